@@ -1,0 +1,52 @@
+"""The one tree of errors a user can meet.  A leaf: every folder may import it, it imports nothing.
+
+A message says what is wrong, where, what was expected, and what to do.  ``exit_code`` is what the
+command line returns when the error ends a run.
+"""
+
+from __future__ import annotations
+
+
+class DeepInferError(Exception):
+    """Base of all errors meant for a user.  Exit code 1: the engine failed."""
+
+    exit_code = 1
+
+
+class EngineError(DeepInferError):
+    """The engine cannot go on."""
+
+
+class ConfigError(DeepInferError):
+    """A setting, argument or size that cannot be honoured."""
+
+    exit_code = 2
+
+
+class CheckpointError(ConfigError):
+    """A model folder that is missing, incomplete or not what its config says."""
+
+
+class InputError(DeepInferError):
+    """The input file cannot be read at all, or has too many bad rows."""
+
+    exit_code = 4
+
+
+class LockedError(DeepInferError):
+    """Another run holds this output."""
+
+    exit_code = 5
+
+
+class RowError(DeepInferError):
+    """One row is unusable.  It becomes an error row and never ends the run.
+
+    ``kind`` is a short stable word for the error file and the report, such as ``invalid_json``.
+    """
+
+    exit_code = 3
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind

@@ -1,0 +1,1 @@
+"""Token ids in, token ids out: requests, scheduler, caches, workers.  Knows no text and no files."""

@@ -1,0 +1,1 @@
+"""The DeepSeek-V4.1 text model: configuration, layers, forward pass over packed caches."""

@@ -1,0 +1,1 @@
+"""Operations on tensors: reference, Triton, dispatch.  Knows nothing of requests, text or files."""
