@@ -1,20 +1,30 @@
 """``ModelConfig``: sizes, schedules and constants of a model, as its config.json states them.
 
 Names are those of the official ``text_config``.  Everything that differs between layers is derived
-here, once, from the configuration; no layer number is written anywhere else.
+from the configuration (see ``schedule``); no layer number is written anywhere else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
-Expert = Literal["fp4", "fp8"]
+from deepinfer.errors import CheckpointError, ConfigError
+
+from .config_checks import check_config
+from .config_json import read_json_object, typed_fields
+from .engram_buckets import bucket_primes
+from .schedule import LayerPlan, plan_draft_stages, plan_layers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Immutable and validated.  See ``from_dict`` (checkpoint module) for how files map to it."""
+    """Immutable and validated.  Raises: ConfigError when the values contradict each other."""
 
     vocab_size: int
     hidden_size: int
@@ -78,3 +88,102 @@ class ModelConfig:
     dspark_markov_rank: int = 256
     dspark_n_routed_experts: int = 128
     dspark_num_experts_per_tok: int = 3
+
+    def __post_init__(self) -> None:
+        check_config(self)
+
+    @classmethod
+    def from_dict(
+        cls,
+        raw: Mapping[str, Any],
+        *,
+        where: str = "config.json",
+        tensor_names: Collection[str] = (),
+    ) -> ModelConfig:
+        """The config that ``raw`` states: the nested HF form or the flat official inference form.
+
+        ``where`` names the source in errors.  ``tensor_names`` are those of the checkpoint; they
+        give the number of draft stages when the config does not (older inference files).
+        Raises: CheckpointError naming field, value and expectation.
+        """
+        try:
+            values = typed_fields(raw, {field.name: str(field.type) for field in fields(cls)})
+            if "num_nextn_predict_layers" not in values:
+                stages = {name.split(".")[1] for name in tensor_names if name.startswith("mtp.")}
+                values["num_nextn_predict_layers"] = len(stages)
+            return cls(**values)
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: {error}") from None
+
+    @classmethod
+    def from_file(cls, folder: Path | str, *, tensor_names: Collection[str] = ()) -> ModelConfig:
+        """The config of a checkpoint folder (or of a path to the JSON file itself)."""
+        path = Path(folder)
+        path = path / "config.json" if path.is_dir() else path
+        return cls.from_dict(read_json_object(path), where=str(path), tensor_names=tensor_names)
+
+    @classmethod
+    def flash(cls) -> ModelConfig:
+        """DeepSeek-V4.1-Flash as released; for planning, benchmarks and tests at full size."""
+        text = (files("deepinfer.engine.model") / "flash.json").read_text(encoding="utf-8")
+        return cls.from_dict(json.loads(text), where="flash.json")
+
+    @cached_property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """What each backbone layer is, in order."""
+        return plan_layers(self)
+
+    @cached_property
+    def draft_stages(self) -> tuple[LayerPlan, ...]:
+        """What each DSpark stage is; ``layer_id`` goes on after the backbone."""
+        return plan_draft_stages(self)
+
+    @property
+    def split_layer(self) -> int:
+        """First decoder layer: the last producer of global KV.  Prompts need the layers from here
+        on only for their trailing window."""
+        return self.kv_source_layer_ids[-1]
+
+    @property
+    def num_encoder_layers(self) -> int:
+        return self.split_layer
+
+    @property
+    def num_decoder_layers(self) -> int:
+        return self.num_hidden_layers - self.split_layer
+
+    @cached_property
+    def engram_primes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Bucket counts ``[engram layer][n-gram order - 2][head]``, all different primes."""
+        return bucket_primes(
+            num_layers=len(self.engram_layer_ids),
+            num_orders=self.engram_max_ngram_size - 1,
+            num_heads=self.engram_n_heads,
+            vocab_size=self.engram_vocab_size,
+        )
+
+    @property
+    def engram_columns(self) -> int:
+        """Table rows gathered per token and Engram layer."""
+        return (self.engram_max_ngram_size - 1) * self.engram_n_heads
+
+    @property
+    def main_entry_bytes(self) -> int:
+        """One compressed KV entry: E2M1 values and one E4M3 scale per 16."""
+        return self.head_dim // 2 + self.head_dim // 16
+
+    @property
+    def index_entry_bytes(self) -> int:
+        """One index key: E2M1 values and one E8M0 scale per 32."""
+        return self.index_head_dim // 2 + self.index_head_dim // 32
+
+    @property
+    def window_slot_bytes(self) -> int:
+        """One window ring slot: E4M3 values and one E8M0 scale per 32."""
+        return self.head_dim + self.head_dim // 32
+
+    @property
+    def global_kv_bytes_per_token(self) -> float:
+        """Bytes of global KV per token over all producers (a half when a ratio is 2)."""
+        entry = self.main_entry_bytes + self.index_entry_bytes
+        return sum(entry / self.compress_ratios[layer] for layer in self.kv_source_layer_ids)
