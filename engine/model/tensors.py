@@ -199,21 +199,20 @@ def check_tensors(
     ``where`` gives the file of a tensor, or the place to look for one that is missing.
     Raises: CheckpointError on a missing, unexpected, mis-typed or mis-shaped tensor.
     """
-    missing = [
-        name for name, spec in expected.items() if name not in found and not spec.is_optional
-    ]
+    missing = [n for n, spec in expected.items() if n not in found and not spec.is_optional]
+    extra = [n for n in found if n not in expected and not n.startswith(VISION_PREFIXES)]
     if missing:
-        name, spec = missing[0], expected[missing[0]]
+        name = missing[0]
+        near = difflib.get_close_matches(name, extra[:1000], n=1)
+        hint = f"; is {near[0]!r} meant to be it?" if near else ""
         raise CheckpointError(
             f"{where(name)}: tensor {name!r} is missing{_others(missing)}; config.json requires it "
-            f"as {_layout(spec)}"
+            f"as {_layout(expected[name])}{hint}"
         )
-    extra = [n for n in found if n not in expected and not n.startswith(VISION_PREFIXES)]
     if extra:
-        near = difflib.get_close_matches(extra[0], [n for n in expected if n not in found], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; config.json has no place for it"
         raise CheckpointError(
-            f"{where(extra[0])}: unexpected tensor {extra[0]!r}{_others(extra)}{hint}"
+            f"{where(extra[0])}: unexpected tensor {extra[0]!r}{_others(extra)}; config.json has "
+            f"no place for it"
         )
     for name, spec in expected.items():
         tensor = found.get(name)
