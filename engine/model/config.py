@@ -17,7 +17,7 @@ from typing import Any
 from deepinfer.errors import CheckpointError, ConfigError
 
 from .config_checks import check_config
-from .config_json import read_json_object, typed_fields
+from .config_json import official_json, read_json_object, typed_fields
 from .engram_buckets import bucket_primes
 from .schedule import LayerPlan, plan_draft_stages, plan_layers
 
@@ -127,6 +127,10 @@ class ModelConfig:
         """DeepSeek-V4.1-Flash as released; for planning, benchmarks and tests at full size."""
         text = (files("deepinfer.engine.model") / "flash.json").read_text(encoding="utf-8")
         return cls.from_dict(json.loads(text), where="flash.json")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The nested official form; ``from_dict`` gives this config back."""
+        return official_json({field.name: getattr(self, field.name) for field in fields(self)})
 
     @cached_property
     def layers(self) -> tuple[LayerPlan, ...]:

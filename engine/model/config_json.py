@@ -65,6 +65,15 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "rope_type": ("yarn",),
 }
 
+ROOT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
+QUANTIZATION_CONSTANTS = (
+    *("quant_method", "activation_scheme", "weight_block_size", "scale_fmt", "expert_dtype"),
+)
+TEXT_CONSTANTS = (
+    *("num_key_value_heads", "hidden_act", "attention_bias", "tie_word_embeddings"),
+    *("scoring_func", "topk_method"),
+)
+
 # Settings of training, of other software or of the vision tower; text inference never reads them.
 IGNORED = {
     *("attention_dropout", "initializer_range", "use_cache", "transformers_version"),
@@ -117,8 +126,7 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
         settings.setdefault("rope_type", settings.pop("type"))
     settings.update(_section(raw, "quantization_config"))
     # The text part owns the model; from the root only the special token ids matter.
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
-    return {name: raw[name] for name in ids if name in raw} | settings
+    return {name: raw[name] for name in ROOT_IDS if name in raw} | settings
 
 
 def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,3 +165,24 @@ def _typed(name: str, value: Any, annotation: str) -> Any:
             return tuple(_typed(f"{name}[{i}]", item, "int") for i, item in enumerate(value))
     wanted = {"tuple[int, ...]": "a list of whole numbers", "int": "a whole number"}
     raise ConfigError(f"{name}={value!r}: expected {wanted.get(annotation, annotation)}")
+
+
+def official_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested form of a config given by field name: what the official config.json looks like."""
+    text = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    root = {name: text.pop(name) for name in ROOT_IDS}
+    scaling = {key: text.pop(name) for key, name in ROPE_SCALING_NAMES.items()}
+    constants = {name: FIXED[name][0] for name in TEXT_CONSTANTS}
+    return {
+        "architectures": ["DeepseekV41ForCausalLM"],
+        "model_type": "deepseek_v41",
+        "dtype": "bfloat16",
+        **{name: token_id for name, token_id in root.items() if token_id is not None},
+        "quantization_config": {name: FIXED[name][0] for name in QUANTIZATION_CONSTANTS},
+        "text_config": {
+            "model_type": "deepseek_v41_text",
+            **text,
+            "rope_scaling": {"rope_type": "yarn", **scaling},
+            **constants,
+        },
+    }
