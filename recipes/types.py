@@ -1,4 +1,4 @@
-"""The nouns of the recipe: an encoded row, how its answer is read, the parsed answer.  No engine."""
+"""The nouns of the recipe: an encoded row, how its answer is read, the parsed answer."""
 
 from __future__ import annotations
 

@@ -1,0 +1,125 @@
+"""Chat requests through the official recipe: body in, prompt ids, answer format, constraint out.
+
+The wheel renders and encodes in one step, so that user text can never forge a control token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from deepseek_recipe import (
+    ChatCompletionRequest,
+    ConversationRequest,
+    ConversionError,
+    ConversionOptions,
+    DeepseekV41Encoding,
+    ParsingOptions,
+    ThinkingInitialStage,
+)
+
+from deepinfer.errors import RowError
+
+from .types import AnswerFormat, Constraint, ThinkingStage
+
+MODEL_NAME = "DeepSeek-V4.1-Flash"
+
+_OPTIONS = ConversionOptions()
+_STAGES: tuple[tuple[ThinkingInitialStage, ThinkingStage], ...] = (
+    (ThinkingInitialStage.ReasoningStart, "reasoning_start"),
+    (ThinkingInitialStage.ReasoningContinuation, "reasoning_continuation"),
+    (ThinkingInitialStage.ContentContinuation, "content_continuation"),
+)
+T = TypeVar("T")
+
+
+def convert(body: Mapping[str, Any]) -> ConversationRequest:
+    """Check a chat body as the official API does.  Raises: RowError with the API's own message."""
+    try:
+        # Text keeps deep nesting and odd values inside the wheel's own, guarded JSON reader.
+        text = json.dumps({**body, "model": MODEL_NAME}, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowError("invalid_value", f"not a JSON value: {str(error)[:200]}") from error
+    request = guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
+    if any(message.image_sources for message in request.conversation.messages):
+        raise RowError("unsupported", "images are not supported; send text only")
+    return request
+
+
+def encode(encoding: DeepseekV41Encoding, request: ConversationRequest) -> tuple[int, ...]:
+    """Prompt ids of a converted request; ``encoding`` has the model's tokenizer attached."""
+    return tuple(guarded(lambda: encoding.encode(request.conversation)))
+
+
+def answer_format(options: ParsingOptions) -> AnswerFormat:
+    """How the answer to this prompt is read, as plain data."""
+    stage = options.thinking_initial_stage
+    return AnswerFormat(
+        is_chat=True,
+        thinking_stage=next((name for ours, name in _STAGES if ours == stage), None),
+        has_tools=options.parse_tool_calls,
+        starts_in_tool_calls=options.starts_in_tool_calls,
+        is_json=options.parse_json_output,
+    )
+
+
+def parsing_options(form: AnswerFormat) -> ParsingOptions:
+    """The wheel's form of ``form``, for its streamed parser."""
+    return ParsingOptions(
+        parse_tool_calls=form.has_tools,
+        starts_in_tool_calls=form.starts_in_tool_calls,
+        parse_json_output=form.is_json,
+        thinking_initial_stage=next(
+            (s for s, name in _STAGES if name == form.thinking_stage), None
+        ),
+    )
+
+
+def constraint(request: ConversationRequest) -> Constraint | None:
+    """What the request wants its answer to match."""
+    wanted = request.inference_options.output_constraint
+    return None if wanted is None else Constraint(kind=wanted.kind, schema=wanted.schema)
+
+
+@lru_cache(maxsize=256)
+def thinking_sampling(temperature: float, top_p: float) -> tuple[float, float]:
+    """The temperature and top_p that the recipe really uses in thinking mode.
+
+    It fixes the temperature and bounds top_p from below, whatever was asked.
+    """
+    message = {"role": "user", "content": "?"}
+    thinking = {"type": "enabled"}
+    asked = convert({"messages": [message], "thinking": thinking, "top_p": top_p})
+    used = asked.inference_options
+    return tuple(  # type: ignore[return-value]
+        own if abs(own - value) < 1e-6 else round(value, 6)  # the wheel holds 32-bit floats
+        for own, value in ((temperature, used.temperature), (top_p, used.top_p))
+    )
+
+
+def guarded(call: Callable[[], T]) -> T:
+    """Run a call into the wheel; every failure, even a Rust panic, becomes a RowError."""
+    try:
+        return call()
+    except ConversionError as error:
+        raise RowError("invalid_value", _first_line(error)) from error
+    except ValueError as error:
+        raise RowError(_kind_of(str(error)), _first_line(error)) from error
+    except Exception as error:
+        raise RowError("unsupported", _first_line(error)) from error
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RowError("unsupported", f"the recipe gave up on this row: {error}") from error
+
+
+def _kind_of(message: str) -> str:
+    if "missing field" in message:
+        return "missing_field"
+    return "invalid_type" if "invalid type" in message else "invalid_value"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:500]

@@ -1,0 +1,122 @@
+"""``RowEncoder``: a row of a file to prompt ids, sampling overrides and the form of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepseek_recipe import DeepseekV41Encoding
+
+from deepinfer.errors import RowError
+
+from . import chat
+from .rows import ChatPrompt, ParsedRow, TextPrompt, TokenPrompt, parse_row
+from .tokenizer import Tokenizer
+from .types import AnswerFormat, EncodedRow, Thinking
+
+
+class RowEncoder:
+    """Encodes rows for one model.
+
+    ``max_model_len`` bounds prompt plus answer, ``vocab_size`` the ids a row may name.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer.wheel)
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def encode(
+        self,
+        number: int,
+        row: Mapping[str, Any],
+        *,
+        raw: bool = False,
+        thinking: Thinking | None = None,
+    ) -> EncodedRow:
+        """Encode row ``number`` of the input.
+
+        ``raw`` and ``thinking`` hold for rows that do not say otherwise; without ``thinking`` a
+        string prompt does not think and ``messages`` follow the recipe.
+        Raises: RowError, whatever the row holds.
+        """
+        parsed = parse_row(row, number, raw=raw, thinking=thinking)
+        self._check_ids_in(parsed.sampling)
+        match parsed.prompt:
+            case ChatPrompt(body):
+                return self._chat(parsed, body)
+            case TextPrompt(text, parse_special):
+                return self._plain(parsed, self._text_ids(text, parse_special))
+            case TokenPrompt(token_ids):
+                self._check_ids("prompt_token_ids", token_ids)
+                return self._plain(parsed, token_ids)
+
+    def _chat(self, parsed: ParsedRow, body: Mapping[str, Any]) -> EncodedRow:
+        request = chat.convert(body)
+        token_ids = chat.encode(self._encoding, request)
+        self._check_length(token_ids)
+        constraint = chat.constraint(request)
+        notes = _notes(parsed)
+        if constraint is not None and constraint.kind == "tool_call_required":
+            notes["tool_choice"] = (
+                "the prompt opens a tool call; the answer is not forced to be one"
+            )
+        return EncodedRow(
+            row_id=parsed.row_id,
+            kind=parsed.kind,
+            prompt_token_ids=token_ids,
+            answer_format=chat.answer_format(request.parsing_options),
+            sampling=parsed.sampling,
+            constraint=constraint,
+            notes=notes,
+        )
+
+    def _plain(self, parsed: ParsedRow, token_ids: tuple[int, ...]) -> EncodedRow:
+        self._check_length(token_ids)
+        return EncodedRow(
+            row_id=parsed.row_id,
+            kind=parsed.kind,
+            prompt_token_ids=token_ids,
+            answer_format=AnswerFormat(),
+            sampling=parsed.sampling,
+            notes=_notes(parsed),
+        )
+
+    def _text_ids(self, text: str, parse_special: bool) -> tuple[int, ...]:
+        tokenizer = self._tokenizer
+        encode = tokenizer.encode_with_control if parse_special else tokenizer.encode_plain
+        try:
+            token_ids = encode(text)
+        except UnicodeEncodeError as error:
+            raise RowError(
+                "invalid_value", f"prompt: not valid Unicode at character {error.start}"
+            ) from error
+        if token_ids[:1] == [tokenizer.bos_id]:
+            return tuple(token_ids)
+        return (tokenizer.bos_id, *token_ids)
+
+    def _check_ids_in(self, sampling: Mapping[str, Any]) -> None:
+        for name in ("logit_bias", "stop_token_ids"):
+            if name in sampling:
+                self._check_ids(name, sampling[name])
+
+    def _check_ids(self, name: str, token_ids: Any) -> None:
+        wrong = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
+        if wrong is not None:
+            raise RowError(
+                "invalid_value",
+                f"{name}: token id {str(wrong)[:20]} is outside 0 to {self._vocab_size - 1}",
+            )
+
+    def _check_length(self, token_ids: tuple[int, ...]) -> None:
+        if len(token_ids) >= self._max_model_len:
+            raise RowError(
+                "too_long",
+                f"the prompt has {len(token_ids)} tokens; prompt and answer together may have "
+                f"{self._max_model_len}, so shorten it to at most {self._max_model_len - 1}",
+            )
+
+
+def _notes(parsed: ParsedRow) -> dict[str, str]:
+    return {"ignored_fields": ", ".join(parsed.ignored)} if parsed.ignored else {}

@@ -1,0 +1,306 @@
+"""What a row of an input file asks for: which kind it is, its prompt, its own settings.
+
+Pure JSON in, plain data out; ids come later.  Every fault is a RowError with a stable kind:
+``invalid_type missing_field unknown_kind ambiguous_kind unknown_url invalid_value unsupported
+empty_prompt``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.errors import RowError
+
+from .sampling_fields import SAMPLING_FIELDS, sampling_overrides
+from .types import THINKING_CHOICES, RowKind, Thinking
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETION_URL = "/v1/completions"
+
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_ID_FIELDS = frozenset({"id", "custom_id"})
+_CHAT_FIELDS = frozenset(
+    {"tools", "tool_choice", "response_format", "reasoning_effort", "thinking"}
+)
+# Fields of the API that cannot change an offline answer.
+_WITHOUT_EFFECT = frozenset(
+    {"model", "user", "metadata", "store", "stream", "stream_options", "service_tier"}
+)
+# Fields that would change the answer if they were honoured; dropping them would be a lie.
+_UNSUPPORTED = frozenset(
+    {"functions", "function_call", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    | {"structured_outputs", "modalities", "audio", "prediction", "web_search_options"}
+)
+_UNSUPPORTED_IN_COMPLETION = _UNSUPPORTED | {"echo", "suffix"}
+_KNOWN_IN_CHAT = _CHAT_FIELDS | {"prompt", "messages", "raw"}
+_KNOWN_IN_TEXT = frozenset({"prompt", "prompt_token_ids", "raw", "parse_special"}) | {
+    "response_format",
+    "echo",
+    "suffix",
+    "best_of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text after begin-of-text.  ``parse_special`` lets control-token spellings be tokens."""
+
+    text: str
+    parse_special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Ids as given."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The body of a chat request as the recipe takes it, without the model's name."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRow:
+    """A row understood, not yet encoded.  ``ignored`` names fields that have no effect here."""
+
+    row_id: str
+    kind: RowKind
+    prompt: TextPrompt | TokenPrompt | ChatPrompt
+    sampling: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+
+
+def parse_row(
+    row: Mapping[str, Any], number: int, *, raw: bool = False, thinking: Thinking | None = None
+) -> ParsedRow:
+    """Read one row.  ``raw`` and ``thinking`` are the run's defaults for rows that say nothing.
+
+    Raises: RowError.
+    """
+    if not isinstance(row, Mapping):
+        raise RowError("invalid_type", f"expected a JSON object, got {type(row).__name__}")
+    identity = row_id(row, number)
+    if _is_batch_line(row):
+        return _parse_batch_line(row, identity, thinking)
+    field = _prompt_field(row)
+    if field == "messages":
+        return _chat_row(row, identity, "messages", thinking)
+    if field == "prompt_token_ids":
+        return _token_row(row, identity, "prompt_token_ids", row[field])
+    is_raw = _flag(row, "raw", raw)
+    if is_raw:
+        return _text_row(row, identity, "raw")
+    return _chat_row(row, identity, "prompt", thinking)
+
+
+def row_id(row: object, number: int) -> str:
+    """``custom_id`` or ``id`` as text; the row's number when it has neither (or is no object)."""
+    if isinstance(row, Mapping):
+        for field in ("custom_id", "id"):
+            value = row.get(field)
+            if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+                return str(value)
+    return str(number)
+
+
+def _is_batch_line(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("body"), Mapping) or ("url" in row and "custom_id" in row)
+
+
+def _prompt_field(row: Mapping[str, Any]) -> str:
+    present = [field for field in _PROMPT_FIELDS if row.get(field) is not None]
+    if len(present) > 1:
+        raise RowError("ambiguous_kind", f"{' and '.join(present)} in one row; keep one of them")
+    if present:
+        return present[0]
+    nulls = [field for field in _PROMPT_FIELDS if field in row]
+    if nulls:
+        raise RowError("missing_field", f"{nulls[0]} is null")
+    names = ", ".join(repr(str(name)) for name in list(row)[:8]) or "none"
+    raise RowError(
+        "unknown_kind",
+        "expected one of prompt, prompt_token_ids, messages, or a batch line with url and body; "
+        f"the fields are: {names[:200]} (map a column with --map prompt=NAME)",
+    )
+
+
+def _parse_batch_line(
+    row: Mapping[str, Any], identity: str, thinking: Thinking | None
+) -> ParsedRow:
+    present = [field for field in _PROMPT_FIELDS if row.get(field) is not None]
+    if present:
+        raise RowError("ambiguous_kind", f"{present[0]} beside the body of a batch line; keep one")
+    body = row.get("body")
+    if body is None:
+        raise RowError("missing_field", "a batch line needs a body")
+    if not isinstance(body, Mapping):
+        raise RowError("invalid_type", f"body: expected an object, got {type(body).__name__}")
+    if row.get("method") not in (None, "POST"):
+        raise RowError("invalid_value", f"method: expected POST, got {str(row['method'])[:40]!r}")
+    url = row.get("url")
+    if url == CHAT_URL:
+        return _chat_row(body, identity, "batch_chat", thinking)
+    if url == COMPLETION_URL:
+        return _completion_row(body, identity)
+    if url is None:
+        raise RowError("missing_field", f"url is missing; expected {CHAT_URL} or {COMPLETION_URL}")
+    raise RowError(
+        "unknown_url", f"url: expected {CHAT_URL} or {COMPLETION_URL}, got {str(url)[:80]!r}"
+    )
+
+
+def _completion_row(body: Mapping[str, Any], identity: str) -> ParsedRow:
+    _refuse(body, _UNSUPPORTED_IN_COMPLETION)
+    if body.get("best_of") not in (None, 1, body.get("n")):
+        raise RowError("unsupported", "best_of: only n answers are made, none is selected")
+    prompt: Any = body.get("prompt")
+    if _is_list(prompt) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if prompt is None:
+        raise RowError("missing_field", "the body needs a prompt")
+    if isinstance(prompt, str):
+        return _text_row({**body, "prompt": prompt}, identity, "batch_completion")
+    if _is_list(prompt) and not any(isinstance(item, str | list) for item in prompt):
+        return _token_row(body, identity, "batch_completion", prompt)
+    if _is_list(prompt):
+        raise RowError(
+            "unsupported", "prompt: several prompts in one line; write one line for each"
+        )
+    raise RowError("invalid_type", f"prompt: expected a string, got {type(prompt).__name__}")
+
+
+def _text_row(fields: Mapping[str, Any], identity: str, kind: RowKind) -> ParsedRow:
+    text = fields["prompt"]
+    if not isinstance(text, str):
+        raise RowError("invalid_type", f"prompt: expected a string, got {type(text).__name__}")
+    if not text:
+        raise RowError("empty_prompt", "prompt is the empty string")
+    _refuse_format(fields)
+    prompt = TextPrompt(text, _flag(fields, "parse_special", False))
+    return _finish(fields, identity, kind, prompt, _KNOWN_IN_TEXT)
+
+
+def _token_row(fields: Mapping[str, Any], identity: str, kind: RowKind, ids: Any) -> ParsedRow:
+    if not _is_list(ids):
+        raise RowError(
+            "invalid_type", f"prompt_token_ids: expected a list of ids, got {type(ids).__name__}"
+        )
+    if not all(type(token_id) is int for token_id in ids):
+        raise RowError("invalid_type", "prompt_token_ids: expected whole numbers only")
+    if not ids:
+        raise RowError("empty_prompt", "prompt_token_ids is empty")
+    _refuse_format(fields)
+    return _finish(fields, identity, kind, TokenPrompt(tuple(ids)), _KNOWN_IN_TEXT)
+
+
+def _chat_row(
+    fields: Mapping[str, Any], identity: str, kind: RowKind, thinking: Thinking | None
+) -> ParsedRow:
+    if _flag(fields, "raw", False):
+        raise RowError("invalid_value", "raw goes with prompt, not with messages")
+    if kind == "prompt":
+        messages: Any = [{"role": "user", "content": _user_text(fields["prompt"])}]
+        thinking = thinking or "off"
+    else:
+        messages = _messages(fields)
+    body: dict[str, Any] = {"messages": messages}
+    body |= {name: fields[name] for name in _CHAT_FIELDS if fields.get(name) is not None}
+    body |= _thinking_fields(fields, thinking)
+    return _finish(fields, identity, kind, ChatPrompt(body), _KNOWN_IN_CHAT)
+
+
+def _user_text(prompt: object) -> str:
+    if not isinstance(prompt, str):
+        raise RowError("invalid_type", f"prompt: expected a string, got {type(prompt).__name__}")
+    if not prompt:
+        raise RowError("empty_prompt", "prompt is the empty string")
+    return prompt
+
+
+def _messages(fields: Mapping[str, Any]) -> Sequence[Any]:
+    messages: Sequence[Any] | None = fields.get("messages")
+    if messages is None:
+        raise RowError("missing_field", "messages is missing")
+    if not _is_list(messages):
+        raise RowError("invalid_type", f"messages: expected a list, got {type(messages).__name__}")
+    if not messages:
+        raise RowError("empty_prompt", "messages is empty")
+    return messages
+
+
+def _thinking_fields(fields: Mapping[str, Any], default: Thinking | None) -> dict[str, Any]:
+    """The recipe's ``thinking`` and ``reasoning_effort`` for our one word, or for a row's own."""
+    own = fields.get("thinking")
+    if own is None and fields.get("reasoning_effort") is None:
+        return {} if default is None else _spell_out(default)
+    if own is None or isinstance(own, Mapping):
+        return {}
+    if isinstance(own, bool):
+        return _spell_out("default" if own else "off")
+    if own not in THINKING_CHOICES:
+        raise RowError(
+            "invalid_value" if isinstance(own, str) else "invalid_type",
+            f"thinking: expected one of {', '.join(THINKING_CHOICES)}, got {str(own)[:40]!r}",
+        )
+    spelled = _spell_out(own)
+    if fields.get("reasoning_effort") is not None:
+        spelled.pop("reasoning_effort", None)
+    return spelled
+
+
+def _spell_out(thinking: Thinking) -> dict[str, Any]:
+    if thinking == "off":
+        return {"thinking": {"type": "disabled"}}
+    effort = {} if thinking == "default" else {"reasoning_effort": thinking}
+    return {"thinking": {"type": "enabled"}, **effort}
+
+
+def _finish(
+    fields: Mapping[str, Any],
+    identity: str,
+    kind: RowKind,
+    prompt: TextPrompt | TokenPrompt | ChatPrompt,
+    known: frozenset[str],
+) -> ParsedRow:
+    _refuse(fields, _UNSUPPORTED)
+    known = known | SAMPLING_FIELDS | _ID_FIELDS | _WITHOUT_EFFECT | _UNSUPPORTED
+    return ParsedRow(
+        row_id=identity,
+        kind=kind,
+        prompt=prompt,
+        sampling=sampling_overrides(fields),
+        ignored=tuple(str(name) for name in fields if name not in known),
+    )
+
+
+def _refuse(fields: Mapping[str, Any], unsupported: frozenset[str]) -> None:
+    for name in unsupported & fields.keys():
+        if fields[name] not in (None, False, "", [], {}):
+            raise RowError("unsupported", f"{name} is not supported; remove it")
+
+
+def _refuse_format(fields: Mapping[str, Any]) -> None:
+    wanted = fields.get("response_format")
+    if wanted not in (None, "text", {"type": "text"}):
+        raise RowError("unsupported", "response_format needs messages, or a prompt without raw")
+
+
+def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise RowError(
+            "invalid_type", f"{name}: expected true or false, got {type(value).__name__}"
+        )
+    return value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
