@@ -1,10 +1,9 @@
-"""What a caller gets back for one row: samples, usage, the sampling that was really used, or an error."""
+"""What a caller gets for one row: samples, usage, the sampling really used, or an error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from deepinfer.engine.types import FinishReason, RequestTiming, SamplingParams, TokenLogprobs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deepseek_recipe import DeepseekV41Encoding
@@ -42,15 +42,24 @@ class RowEncoder:
         Raises: RowError, whatever the row holds.
         """
         parsed = parse_row(row, number, raw=raw, thinking=thinking)
-        self._check_ids_in(parsed.sampling)
+        self._check_ids_of(parsed.sampling)
         match parsed.prompt:
             case ChatPrompt(body):
                 return self._chat(parsed, body)
             case TextPrompt(text, parse_special):
                 return self._plain(parsed, self._text_ids(text, parse_special))
             case TokenPrompt(token_ids):
-                self._check_ids("prompt_token_ids", token_ids)
+                self.check_token_ids("prompt_token_ids", token_ids)
                 return self._plain(parsed, token_ids)
+
+    def check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        """Raise RowError if an id is not in the model's vocabulary; ``name`` says whose ids."""
+        wrong = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
+        if wrong is not None:
+            raise RowError(
+                "invalid_value",
+                f"{name}: token id {str(wrong)[:20]} is outside 0 to {self._vocab_size - 1}",
+            )
 
     def _chat(self, parsed: ParsedRow, body: Mapping[str, Any]) -> EncodedRow:
         request = chat.convert(body)
@@ -96,18 +105,10 @@ class RowEncoder:
             return tuple(token_ids)
         return (tokenizer.bos_id, *token_ids)
 
-    def _check_ids_in(self, sampling: Mapping[str, Any]) -> None:
+    def _check_ids_of(self, sampling: Mapping[str, Any]) -> None:
         for name in ("logit_bias", "stop_token_ids"):
             if name in sampling:
-                self._check_ids(name, sampling[name])
-
-    def _check_ids(self, name: str, token_ids: Any) -> None:
-        wrong = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
-        if wrong is not None:
-            raise RowError(
-                "invalid_value",
-                f"{name}: token id {str(wrong)[:20]} is outside 0 to {self._vocab_size - 1}",
-            )
+                self.check_token_ids(name, sampling[name])
 
     def _check_length(self, token_ids: tuple[int, ...]) -> None:
         if len(token_ids) >= self._max_model_len:

@@ -1,0 +1,150 @@
+"""``RowStream``: rows in, outputs out, with a bounded number of rows inside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+from deepinfer.engine.types import Completion, Request, SamplingParams
+from deepinfer.errors import EngineError, RowError
+from deepinfer.recipes.encoding import RowEncoder
+from deepinfer.recipes.parsing import AnswerParser
+from deepinfer.recipes.rows import row_id
+from deepinfer.recipes.stopping import StopChecker
+from deepinfer.recipes.tokenizer import Tokenizer
+from deepinfer.recipes.types import Thinking
+
+from .assemble import OutputAssembler, RowInFlight, error_output
+from .effective_sampling import effective_sampling
+from .outputs import RequestOutput
+from .seeds import sample_seed
+
+
+class StepEngine(Protocol):
+    """What is needed of ``LLMEngine``."""
+
+    def add_request(self, request: Request) -> None: ...
+    def step(self) -> list[Completion]: ...
+    def abort(self, request_id: str) -> bool: ...
+
+
+class RowStream:
+    """Feeds one engine.  One ``run`` at a time: it owns every request in the engine."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        max_in_flight: int,
+        seed: int,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._encoder = RowEncoder(tokenizer, max_model_len=max_model_len, vocab_size=vocab_size)
+        self._assembler = OutputAssembler(AnswerParser(tokenizer), tokenizer.eos_id)
+        self._max_model_len = max_model_len
+        self._max_in_flight = max_in_flight
+        self._seed = seed
+        self._num_started = 0
+        self._in_flight: dict[str, tuple[RowInFlight, int]] = {}
+        self._is_running = False
+
+    def run(
+        self,
+        rows: Iterable[tuple[int, Any, SamplingParams]],
+        *,
+        raw: bool = False,
+        thinking: Thinking | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Answer ``(number, row, default sampling)`` triples, in the order in which they finish.
+
+        A row is pulled only while fewer than ``max_in_flight`` samples are in the engine.  Closing
+        the iterator aborts them.  Raises: EngineError if another run is going on.
+        """
+        if self._is_running:
+            raise EngineError(
+                "another stream of this engine is still open; read it to its end or close it first"
+            )
+        self._is_running = True
+        source = iter(rows)
+        try:
+            is_exhausted = False
+            while self._in_flight or not is_exhausted:
+                while not is_exhausted and len(self._in_flight) < self._max_in_flight:
+                    triple = next(source, None)
+                    if triple is None:
+                        is_exhausted = True
+                        break
+                    rejected = self._start(*triple, raw=raw, thinking=thinking)
+                    if rejected is not None:
+                        yield rejected
+                if self._in_flight:
+                    yield from self._finished(self._engine.step())
+        finally:
+            for request_id in self._in_flight:
+                self._engine.abort(request_id)
+            self._in_flight.clear()
+            self._is_running = False
+
+    def _start(
+        self,
+        number: int,
+        row: Any,
+        defaults: SamplingParams,
+        *,
+        raw: bool,
+        thinking: Thinking | None,
+    ) -> RequestOutput | None:
+        """Put a row into the engine, or return its error."""
+        try:
+            encoded = self._encoder.encode(number, row, raw=raw, thinking=thinking)
+            sampling, notes = effective_sampling(
+                encoded, defaults, max_model_len=self._max_model_len
+            )
+            self._encoder.check_token_ids("logit_bias", sampling.logit_bias)
+        except RowError as error:
+            return error_output(number, row_id(row, number), error.kind, str(error))
+        stops, form = sampling.stop, encoded.answer_format
+        in_flight = RowInFlight(
+            number=number,
+            encoded=encoded,
+            sampling=sampling,
+            notes={**encoded.notes, **notes},
+            seeds=tuple(
+                sample_seed(sampling.seed, run_seed=self._seed, row=number, sample=index)
+                for index in range(sampling.n)
+            ),
+            stop_checkers=tuple(
+                StopChecker(self._tokenizer, stops, form) if stops else None
+                for _ in range(sampling.n)
+            ),
+        )
+        self._submit(in_flight)
+        return None
+
+    def _submit(self, row: RowInFlight) -> None:
+        sampling = row.sampling if row.sampling.n == 1 else replace(row.sampling, n=1)
+        self._num_started += 1
+        for index, seed in enumerate(row.seeds):
+            request_id = f"{self._num_started}.{index}"
+            self._in_flight[request_id] = (row, index)
+            self._engine.add_request(
+                Request(
+                    request_id=request_id,
+                    prompt_token_ids=row.encoded.prompt_token_ids,
+                    sampling=sampling,
+                    seed=seed,
+                    stop_checker=row.stop_checkers[index],
+                )
+            )
+
+    def _finished(self, completions: Iterable[Completion]) -> Iterator[RequestOutput]:
+        for completion in completions:
+            row, index = self._in_flight.pop(completion.request_id)
+            row.completions[index] = completion
+            if row.is_finished:
+                yield self._assembler.output(row)
