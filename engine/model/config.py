@@ -17,7 +17,7 @@ from typing import Any
 from deepinfer.errors import CheckpointError, ConfigError
 
 from .config_checks import check_config
-from .config_json import official_json, read_json_object, typed_fields
+from .config_json import official_json, read_json_object, require_fields, typed_fields
 from .engram_buckets import bucket_primes
 from .schedule import LayerPlan, plan_draft_stages, plan_layers
 
@@ -111,6 +111,7 @@ class ModelConfig:
             if "num_nextn_predict_layers" not in values:
                 stages = {name.split(".")[1] for name in tensor_names if name.startswith("mtp.")}
                 values["num_nextn_predict_layers"] = len(stages)
+            require_fields(values, [field.name for field in fields(cls)])
             return cls(**values)
         except ConfigError as error:
             raise CheckpointError(f"{where}: {error}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ FLAT_NAMES = {
     "n_heads": "num_attention_heads",
     "rope_head_dim": "qk_rope_head_dim",
     "norm_eps": "rms_norm_eps",
-    "rope_factor": "rope_factor",
     "beta_fast": "rope_beta_fast",
     "beta_slow": "rope_beta_slow",
     "original_seq_len": "rope_original_max_position",
@@ -65,6 +64,12 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "rope_type": ("yarn",),
 }
 
+# What the flat file leaves out, with the values that its code has built in.
+OPTIONAL = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "norm_topk_prob"),
+    *("n_shared_experts", "num_nextn_predict_layers"),
+}
+
 ROOT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
 QUANTIZATION_CONSTANTS = (
     *("quant_method", "activation_scheme", "weight_block_size", "scale_fmt", "expert_dtype"),
@@ -78,7 +83,7 @@ TEXT_CONSTANTS = (
 IGNORED = {
     *("attention_dropout", "initializer_range", "use_cache", "transformers_version"),
     *("architectures", "dtype", "torch_dtype", "auto_map", "max_batch_size", "scale_dtype"),
-    *("text_config", "vision_config", "quantization_config", "rope_scaling", "rope_parameters"),
+    *("text_config", "vision_config", "quantization_config", "rope_scaling"),
 }
 IGNORED_PREFIXES = ("_", "vision_", "vit_", "image_", "aligner_")
 
@@ -115,6 +120,36 @@ def typed_fields(raw: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, 
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {name}={value!r}: it might change results{hint}")
     return values
+
+
+def require_fields(values: Mapping[str, Any], names: Iterable[str]) -> None:
+    """A file has to state every setting of the parts that its model has: defaults are a guess.
+
+    Raises: ConfigError naming what is missing.
+    """
+    unused = tuple(
+        prefix
+        for prefix, feature in (
+            ("engram_", "engram_layer_ids"),
+            ("dspark_", "num_nextn_predict_layers"),
+        )
+        if not values.get(feature)
+    )
+    missing = [
+        name
+        for name in names
+        if name not in values and name not in OPTIONAL and not name.startswith(unused)
+    ]
+    if missing:
+        raise ConfigError(f"missing settings: {', '.join(map(_spelling, missing))}")
+
+
+def _spelling(name: str) -> str:
+    """A field as the files write it, in both forms where they differ."""
+    nested = {field: f"rope_scaling.{key}" for key, field in ROPE_SCALING_NAMES.items()}
+    flat = {field: key for key, field in FLAT_NAMES.items()}
+    other = f" (flat form: {flat[name]})" if name in flat else ""
+    return nested.get(name, name) + other
 
 
 def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
