@@ -1,0 +1,479 @@
+"""The loader: what was written comes back bit for bit, and every fault is one CheckpointError."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepinfer.engine.checkpoint_writer import write_checkpoint, write_safetensors
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.random_weights import random_tensors
+from deepinfer.engine.safetensors_file import open_safetensors
+from deepinfer.engine.weights import INDEX_NAME, open_checkpoint
+from deepinfer.errors import CheckpointError
+
+TINY = json.loads((Path(__file__).parent / "data" / "tiny_config.json").read_text())
+CONFIG = ModelConfig.from_dict(TINY)
+TENSORS = random_tensors(CONFIG, seed=3)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    write_checkpoint(folder, CONFIG, TENSORS, max_shard_bytes=500_000)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A private copy of a sharded checkpoint to damage."""
+    return Path(shutil.copytree(written, tmp_path / "model"))
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], bytes]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def write_header(path: Path, header: object, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def edit_index(folder: Path, edit: Callable[[dict[str, str]], object]) -> None:
+    index = json.loads((folder / INDEX_NAME).read_text())
+    edit(index["weight_map"])
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+
+
+# --- what is right ---
+
+
+def test_sharded_checkpoint_comes_back_bit_for_bit(written: Path) -> None:
+    assert len(shards(written)) > 3
+    checkpoint = open_checkpoint(written)
+    loaded = checkpoint.load()
+    assert checkpoint.config == CONFIG
+    assert loaded.keys() == TENSORS.keys()
+    assert all(same_bits(loaded[name], TENSORS[name]) for name in TENSORS)
+    index = json.loads((written / INDEX_NAME).read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in TENSORS.values())
+
+
+def test_single_file_checkpoint_comes_back_and_replaces_a_sharded_one(folder: Path) -> None:
+    write_checkpoint(folder, CONFIG, TENSORS)
+    assert (folder / "model.safetensors").exists() and not (folder / INDEX_NAME).exists()
+    loaded = open_checkpoint(str(folder)).load()
+    assert all(same_bits(loaded[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_writing_twice_gives_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, random_tensors(CONFIG, seed=3), max_shard_bytes=500_000)
+    assert all(
+        (tmp_path / file.name).read_bytes() == file.read_bytes() for file in written.iterdir()
+    )
+
+
+def test_only_wanted_tensors_are_loaded(written: Path) -> None:
+    loaded = open_checkpoint(written).load(lambda name: ".experts.3." in name)
+    assert loaded.keys() == {name for name in TENSORS if ".experts.3." in name}
+
+
+def test_cpu_tensors_are_mapped_not_copied(written: Path) -> None:
+    checkpoint = open_checkpoint(written)
+    pointers = [checkpoint.tensor("embed.weight").data_ptr() for _ in range(2)]
+    assert pointers[0] == pointers[1]
+
+
+def test_writing_into_a_loaded_tensor_leaves_the_file_alone(folder: Path) -> None:
+    before = [path.read_bytes() for path in shards(folder)]
+    open_checkpoint(folder).tensor("embed.weight").zero_()
+    assert [path.read_bytes() for path in shards(folder)] == before
+    assert same_bits(open_checkpoint(folder).tensor("embed.weight"), TENSORS["embed.weight"])
+
+
+def test_misaligned_tensors_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    values = torch.arange(6, dtype=torch.float32)
+    header = {
+        "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "b": {"dtype": "F32", "shape": [2, 3], "data_offsets": [3, 27]},
+        "empty": {"dtype": "BF16", "shape": [0, 4], "data_offsets": [27, 27]},
+    }
+    write_header(path, header, b"abc" + values.numpy().tobytes())
+    file = open_safetensors(path)
+    assert torch.equal(file.tensor("b"), values.view(2, 3))
+    assert file.tensor("empty").shape == (0, 4)
+
+
+def test_vision_tensors_are_accepted_and_the_image_bias_may_be_absent(tmp_path: Path) -> None:
+    tensors = {name: t for name, t in TENSORS.items() if not name.endswith("bias_vl")}
+    write_checkpoint(tmp_path, CONFIG, tensors | {"vision.patch.weight": torch.zeros(3)})
+    loaded = open_checkpoint(tmp_path).load()
+    assert loaded.keys() - tensors.keys() == {"vision.patch.weight"}
+
+
+def test_draft_stages_are_inferred_from_the_tensors(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["text_config"]["num_nextn_predict_layers"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    assert open_checkpoint(folder).config == CONFIG
+
+
+# --- wrong tensors ---
+
+ONE_PER_KIND = [
+    "embed.weight",  # BF16 table
+    "layers.0.attn_norm.weight",  # BF16 vector
+    "layers.1.attn.wq_b.weight",  # FP8
+    "layers.1.attn.wq_b.scale",  # E8M0
+    "layers.2.ffn.experts.5.w2.weight",  # packed FP4
+    "layers.2.ffn.experts.5.w2.scale",
+    "layers.3.hc_ffn_fn",  # F32
+    "layers.2.engram.embed.scale",
+    "layers.3.attn.compressor.wkv.weight",
+    "layers.4.attn.indexer.weights_proj.weight",
+    "mtp.1.markov_head.head.weight",
+]
+DTYPES = ["BF16", "F32", "F8_E4M3", "F8_E8M0", "I8", "F16"]
+
+
+def shard_of(folder: Path, name: str) -> Path:
+    return next(path for path in shards(folder) if name in read_header(path)[0])
+
+
+@pytest.mark.parametrize("name", ONE_PER_KIND)
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    tensors = {other: tensor for other, tensor in TENSORS.items() if other != name}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*'{name}' is missing; .*\["):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ONE_PER_KIND)
+def test_a_wrong_shape_is_named_with_file_and_expectation(folder: Path, name: str) -> None:
+    path = shard_of(folder, name)
+    header, data = read_header(path)
+    right = header[name]["shape"]
+    header[name]["shape"] = [1, *right]
+    write_header(path, header, data)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert str(path) in message and repr(name) in message
+    assert str([1, *right]) in message and f"expected {str(TENSORS[name].dtype)[6:]}" in message
+
+
+@pytest.mark.parametrize("name", ONE_PER_KIND)
+def test_a_wrong_dtype_is_named_with_file_and_expectation(folder: Path, name: str) -> None:
+    path = shard_of(folder, name)
+    header, data = read_header(path)
+    same_size = {"BF16": "F16", "F32": "I32", "F8_E4M3": "I8", "F8_E8M0": "U8", "I8": "F8_E4M3"}
+    header[name]["dtype"] = same_size[header[name]["dtype"]]
+    write_header(path, header, data)
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    message = str(caught.value)
+    assert str(path) in message and repr(name) in message
+    assert f"expected {str(TENSORS[name].dtype)[6:]}" in message
+
+
+def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    tensors = TENSORS | {"layers.0.attn.wq_c.weight": torch.zeros(2)}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: unexpected .*wq_c.weight'"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_misnamed_tensor_is_reported_with_its_likely_name(tmp_path: Path) -> None:
+    tensors = dict(TENSORS)
+    tensors["model.norm.weight"] = tensors.pop("norm.weight")
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with pytest.raises(CheckpointError, match=r"'norm\.weight'.*'model\.norm\.weight'"):
+        open_checkpoint(tmp_path)
+
+
+def test_the_writer_refuses_what_the_loader_would(tmp_path: Path) -> None:
+    wrong = TENSORS | {"norm.weight": TENSORS["norm.weight"].float()}
+    with pytest.raises(CheckpointError, match=r"norm\.weight.*float32.*expected bfloat16"):
+        write_checkpoint(tmp_path, CONFIG, wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- wrong files and indices ---
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    path = shards(folder)[2]
+    path.unlink()
+    with pytest.raises(CheckpointError, match=rf"{path} does not exist, but .*index\.json lists"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda m: m.update({"norm.weight": "../../etc/x.safetensors"}), "name of a"),
+        (lambda m: m.update({"norm.weight": 3}), "weight_map.*=3; expected"),
+        (lambda m: m.update({"norm.weight": "nul\0.safetensors"}), "does not exist"),
+        (lambda m: m.clear(), "weight_map is missing or empty"),
+        (lambda m: m.pop("norm.weight"), "'norm.weight' of .* is not listed"),
+        (lambda m: m.update({"ghost": "model-00001-of-00006.safetensors"}), "'ghost' is not in"),
+    ],
+    ids=["outside", "number", "nul", "empty", "unlisted", "ghost"],
+)
+def test_a_bad_index_is_refused(
+    folder: Path, edit: Callable[[dict[str, str]], object], message: str
+) -> None:
+    edit_index(folder, edit)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
+    last = shards(folder)[-1]
+    header, _ = read_header(last)
+    tensors = {name: TENSORS[name] for name in header if name != "__metadata__"}
+    write_safetensors(last, tensors | {"embed.weight": TENSORS["embed.weight"]})
+    with pytest.raises(CheckpointError, match=r"'embed\.weight' of .*exists twice"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_without_parts_says_what_belongs_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="is a file"):
+        open_checkpoint(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_checkpoint(tmp_path / "nowhere" / "deep")
+
+
+def test_a_shard_that_is_a_folder_is_refused(folder: Path) -> None:
+    path = shards(folder)[0]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint(folder)
+
+
+# --- damaged safetensors files ---
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("small") / "x.safetensors"
+    tensors = {
+        "a": torch.arange(4.0),
+        "b": torch.ones(2, 3, dtype=torch.bfloat16),
+        "c": torch.ones(2, 2).to(torch.float8_e4m3fn),
+        "d": torch.full((3,), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+    }
+    write_safetensors(path, tensors)
+    return path.read_bytes()
+
+
+def test_truncation_at_every_byte_is_refused(small_file: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    for length in range(len(small_file)):
+        path.write_bytes(small_file[:length])
+        with pytest.raises(CheckpointError, match=r"x\.safetensors"):
+            open_safetensors(path)
+    path.write_bytes(small_file + b"\0")
+    with pytest.raises(CheckpointError, match="1 bytes after the last tensor"):
+        open_safetensors(path)
+
+
+def use_or_refuse(path: Path) -> None:
+    """A damaged file either gives CheckpointError or tensors that lie inside the file."""
+    try:
+        file = open_safetensors(path)
+    except CheckpointError as error:
+        assert path.name in str(error)
+        return
+    for name, entry in file.entries.items():
+        assert entry.begin + entry.num_bytes <= path.stat().st_size
+        assert file.tensor(name).nbytes == entry.num_bytes
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4)
+)
+def test_flipped_bytes_never_escape(
+    small_file: bytes, tmp_path: Path, flips: list[tuple[int, int]]
+) -> None:
+    data = bytearray(small_file)
+    for position, mask in flips:
+        data[position % len(data)] ^= mask
+    path = tmp_path / "flipped.safetensors"
+    path.write_bytes(data)
+    use_or_refuse(path)
+
+
+SIZES = st.integers(-2, 40) | st.integers() | st.floats() | st.none() | st.booleans()
+ENTRIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from([*DTYPES, "F4", "", None, 3, ["BF16"]]),
+        "shape": st.lists(SIZES, max_size=3) | SIZES | st.just([2**40, 2**40, 2**40]),
+        "data_offsets": st.lists(SIZES, max_size=3) | SIZES,
+    },
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    header=st.dictionaries(st.text(max_size=3), ENTRIES | SIZES | st.text(max_size=2), max_size=3)
+    | st.lists(SIZES, max_size=2)
+    | SIZES,
+    data=st.binary(max_size=24),
+)
+@example(header={"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, data=b"ab")
+def test_any_header_is_used_or_refused(tmp_path: Path, header: object, data: bytes) -> None:
+    path = tmp_path / "made.safetensors"
+    write_header(path, header, data)
+    use_or_refuse(path)
+
+
+def entry(begin: int, end: int) -> dict[str, object]:
+    return {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"a": entry(0, 6), "b": entry(4, 8)}, "'b' overlaps"),
+        ({"a": entry(0, 3), "b": entry(5, 8)}, "'b' follows a hole"),
+        ({"a": entry(0, 3), "b": entry(3, 9)}, "truncated: tensor 'b' ends at byte"),
+        ({"a": entry(0, 8) | {"shape": [9]}}, "needs 9 bytes, data_offsets hold 8"),
+        ({"a": entry(0, 8) | {"data_offsets": [8, 0]}}, "data_offsets"),
+        ({"a": entry(0, 8) | {"dtype": "F4"}}, "dtype 'F4'; expected one of"),
+        ([], "expected a JSON object"),
+    ],
+    ids=["overlap", "hole", "past the end", "size", "backwards", "dtype", "list"],
+)
+def test_header_faults_are_told_apart(tmp_path: Path, header: object, message: str) -> None:
+    write_header(tmp_path / "x.safetensors", header, b"12345678")
+    with pytest.raises(CheckpointError, match=message):
+        open_safetensors(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b'{"a":1,"a":2}', b"[" * 50_000, b'{"a":' + b"9" * 5000 + b"}", b"\xff\xfe", b"{"],
+    ids=["duplicate", "deep", "huge number", "encoding", "open"],
+)
+def test_header_text_faults_are_checkpoint_errors(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CheckpointError, match="corrupt header"):
+        open_safetensors(path)
+
+
+def test_a_huge_announced_header_is_not_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    with pytest.raises(CheckpointError, match=f"announce a header of {2**63}"):
+        open_safetensors(path)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(which=st.integers(0, 5), position=st.integers(0, 30_000), mask=st.integers(1, 255))
+def test_a_flipped_header_byte_of_a_checkpoint_never_escapes(
+    written: Path, tmp_path: Path, which: int, position: int, mask: int
+) -> None:
+    folder = tmp_path / "linked"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in written.iterdir():
+        (folder / path.name).symlink_to(path)
+    path = shards(folder)[which]
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    data[position % (8 + length)] ^= mask
+    path.unlink()
+    path.write_bytes(data)
+    try:
+        loaded = open_checkpoint(folder).load()
+    except CheckpointError:
+        return
+    # Only the metadata or the padding can change without notice.
+    assert all(same_bits(loaded[name], TENSORS[name]) for name in TENSORS)
+
+
+# --- the local Hugging Face cache ---
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub" / "models--some-org--A.Model"
+
+
+def test_a_hub_id_is_found_through_its_main_ref(hub: Path, written: Path) -> None:
+    (hub / "refs").mkdir(parents=True)
+    (hub / "refs" / "main").write_text("abc123\n")
+    (hub / "snapshots" / "old").mkdir(parents=True)
+    shutil.copytree(written, hub / "snapshots" / "abc123")
+    assert open_checkpoint("some-org/A.Model").folder == hub / "snapshots" / "abc123"
+
+
+def test_a_single_snapshot_without_a_ref_is_enough(hub: Path, written: Path) -> None:
+    shutil.copytree(written, hub / "snapshots" / "rev")
+    assert open_checkpoint("some-org/A.Model").config == CONFIG
+    (hub / "snapshots" / "other").mkdir()
+    with pytest.raises(CheckpointError, match="found 2 snapshots"):
+        open_checkpoint("some-org/A.Model")
+
+
+def test_an_absent_hub_id_gives_the_download_command(hub: Path) -> None:
+    with pytest.raises(CheckpointError, match="hf download some-org/A.Model"):
+        open_checkpoint("some-org/A.Model")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({}, str(Path.home() / ".cache/huggingface/hub")),
+    ],
+)
+def test_cache_folder_follows_the_hugging_face_variables(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CheckpointError, match=f"looked in {expected}/models--x--y"):
+        open_checkpoint("x/y")
