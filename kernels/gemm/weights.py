@@ -1,0 +1,69 @@
+"""A linear weight as it lies on disk, and its dense copy for plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.quant import dequantize_weight
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """[..., N, K] in one of the released forms.
+
+    values [..., N, K] e4m3fn with scales [..., N/32, K/32] e8m0fnu; or values [..., N, K/2] int8
+    (E2M1 pairs) with scales [..., N, K/32] e8m0fnu; or values [..., N, K] bf16|f32 and no scales.
+    """
+
+    values: Tensor
+    scales: Tensor | None = None
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """[..., N, K] as plain numbers, bf16 or f32; made once, on first use."""
+        if self.scales is None:
+            return self.values
+        return dequantize_weight(self.values, self.scales)
+
+    @cached_property
+    def dense_f32(self) -> Tensor:
+        """[..., N, K] f32; made once, on first use."""
+        return self.dense.float()
+
+    def __getitem__(self, expert: int) -> Weight:
+        """One [N, K] weight of a stack; its dense copy is kept too."""
+        return self._members[expert]
+
+    @cached_property
+    def _members(self) -> list[Weight]:
+        scales = [None] * len(self.values) if self.scales is None else list(self.scales)
+        return [Weight(v, s) for v, s in zip(self.values, scales, strict=True)]
+
+    @staticmethod
+    def concat(weights: Sequence[Weight]) -> Weight:
+        """One weight that has the rows of all, for linears that share their input."""
+        scales = [weight.scales for weight in weights if weight.scales is not None]
+        return Weight(
+            torch.cat([weight.values for weight in weights]), cat_bytes(scales) if scales else None
+        )
+
+    @staticmethod
+    def stack(weights: Sequence[Weight]) -> Weight:
+        """[E, N, K]: the weights of E experts."""
+        scales = [weight.scales for weight in weights if weight.scales is not None]
+        return Weight(
+            torch.stack([weight.values for weight in weights]),
+            torch.stack([s.view(torch.uint8) for s in scales]).view(torch.float8_e8m0fnu)
+            if scales
+            else None,
+        )
+
+
+def cat_bytes(tensors: Sequence[Tensor]) -> Tensor:
+    """``torch.cat`` along the rows for dtypes that it does not know."""
+    return torch.cat([t.view(torch.uint8) for t in tensors]).view(tensors[0].dtype)

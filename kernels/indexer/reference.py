@@ -1,0 +1,68 @@
+"""The indexer in plain torch: the specification.
+
+R requests, Q queries of each, H index heads, D index width, N entries of the longest request.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) -> Tensor:
+    """``sum_h w_h * relu(q_h . k)`` of every query and entry of the same request.
+
+    Shapes: queries [R, Q, H, D] f32 (rounded to FP4), head_weights [R, Q, H] bf16, keys [R, N, D]
+    f32 (unpacked FP4); returns [R, Q, N] bf16.
+    Numerics: every step is rounded to bf16, as in the released code; the sum is made in fp32.  The
+    products are short numbers whose fp32 sums are exact, so no order matters.  Batch-invariant: yes.
+    """
+    requests, count, heads, width = queries.shape
+    dots = torch.bmm(queries.view(requests, count * heads, width), keys.transpose(1, 2))
+    scores = dots.view(requests, count, heads, -1).to(torch.bfloat16).relu_()
+    return (scores * head_weights[..., None]).float().sum(2).to(torch.bfloat16)
+
+
+def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
+    """The ``k`` best visible entries of each query, ascending; the lower entry wins a tie.
+
+    Shapes: scores [..., N] float, num_visible [...] i64: entries from there on do not exist, and
+    entries scored -inf are never taken; returns [..., k] i64, filled up with -1.
+    """
+    entries = torch.arange(scores.shape[-1], device=scores.device)
+    hidden = (entries >= num_visible[..., None]) | torch.isneginf(scores)
+    keys = (_order_preserving(scores).masked_fill(hidden, -(1 << 31)) << 32) - entries
+    best = torch.topk(keys, min(k, len(entries)), dim=-1, sorted=False).indices
+    past_end = len(entries)
+    chosen = torch.where(hidden.gather(-1, best), past_end, best).sort(dim=-1).values
+    chosen = torch.where(chosen == past_end, -1, chosen)
+    return functional.pad(chosen, (0, k - chosen.shape[-1]), value=-1)
+
+
+def candidate_blocks_reference(
+    scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
+) -> Tensor:
+    """The blocks of entries that later indexers search.
+
+    A block scores as its best visible member; the one with the newest entry is always kept.
+    Shapes: scores [..., N] float, num_visible [...] i64; returns kept [..., ceil(N / block_size)]
+    bool.  The lower block wins a tie.
+    """
+    entries = torch.arange(scores.shape[-1], device=scores.device)
+    visible = scores.float().masked_fill(entries >= num_visible[..., None], -torch.inf)
+    padding = -len(entries) % block_size
+    padded = functional.pad(visible, (0, padding), value=-torch.inf)
+    best = padded.unflatten(-1, (-1, block_size)).amax(-1)
+    blocks = torch.arange(best.shape[-1], device=scores.device)
+    newest = (num_visible - 1).div(block_size, rounding_mode="floor")
+    best = best.masked_fill(blocks == newest[..., None], torch.inf)
+    chosen = select_topk_reference(best, torch.full_like(num_visible, len(blocks)), num_blocks)
+    kept = torch.zeros(*best.shape[:-1], len(blocks) + 1, dtype=torch.bool, device=scores.device)
+    return kept.scatter(-1, torch.where(chosen < 0, len(blocks), chosen), True)[..., :-1]
+
+
+def _order_preserving(x: Tensor) -> Tensor:
+    """i64 whose order is that of the fp32 values (-0 and +0 are equal)."""
+    bits = (x.float() + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

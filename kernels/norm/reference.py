@@ -1,0 +1,18 @@
+"""RMS norm in plain torch: the specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each row of ``x`` to unit root mean square, then by ``weight``.
+
+    Shapes: x [..., D] bf16, weight [D] bf16|fp32; returns [..., D] bf16.
+    Numerics: fp32 inside, one rounding at the end.  Batch-invariant: yes.
+    Source: Zhang and Sennrich 2019, equation 4.
+    """
+    x = x.float()
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (weight * (x * scale)).to(torch.bfloat16)

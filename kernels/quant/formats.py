@@ -1,0 +1,121 @@
+"""The three quantisers of the model, each as (values, scales) and as a rounded copy of its input.
+
+E4M3 holds magnitudes up to 448 with 3 mantissa bits, E2M1 holds {0, .5, 1, 1.5, 2, 3, 4, 6}.  An
+E8M0 scale is a power of two, stored as its biased exponent.  ``fake_quantize_*`` returns what a
+reader of the packed form sees; a trainer can wrap it straight-through.
+All of it is batch-invariant: every block is rounded by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FP8_BLOCK = 32
+FP4_BLOCK = 32
+FP4_E4M3_BLOCK = 16
+
+_FP8_MAX = 448.0
+_FP4_MAX = 6.0
+_FP8_MIN_AMAX = 1e-4
+_FP4_MIN_AMAX = 6.0 * 2.0**-126
+_FP4_E4M3_MIN_AMAX = 6.0 * 2.0**-9
+
+
+def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations and window KV: E4M3 with one E8M0 scale per 32 values.
+
+    Shapes: x [..., K] float; returns values [..., K] e4m3fn and exponents [..., K/32] u8.
+    Numerics: the scale is the next power of two at or above amax / 448, amax at least 1e-4.
+    Source: the released inference code (act_quant).
+    """
+    values, exponents = _scaled_fp8(x)
+    return values.to(torch.float8_e4m3fn).flatten(-2), exponents.to(torch.uint8)
+
+
+def fake_quantize_fp8(x: Tensor) -> Tensor:
+    """``x`` rounded as by ``quantize_fp8``; [..., K] in the dtype of ``x`` (exact in bf16)."""
+    values, exponents = _scaled_fp8(x)
+    rounded = values.to(torch.float8_e4m3fn).float() * power_of_two(exponents)[..., None]
+    return rounded.flatten(-2).to(x.dtype)
+
+
+def quantize_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Index queries and keys: E2M1 with one E8M0 scale per 32 values.
+
+    Shapes: x [..., K] float; returns codes [..., K] u8 (sign in bit 3) and exponents [..., K/32] u8.
+    """
+    values, exponents = _scaled_fp4(x)
+    return _e2m1_codes(values).flatten(-2), exponents.to(torch.uint8)
+
+
+def fake_quantize_fp4(x: Tensor) -> Tensor:
+    """``x`` rounded as by ``quantize_fp4``; [..., K] in the dtype of ``x`` (exact in bf16)."""
+    values, exponents = _scaled_fp4(x)
+    return (values * power_of_two(exponents)[..., None]).flatten(-2).to(x.dtype)
+
+
+def quantize_fp4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compressed main KV: E2M1 with one E4M3 scale per 16 values and no second-level scale.
+
+    Shapes: x [..., K] float; returns codes [..., K] u8 and scales [..., K/16] e4m3fn.
+    """
+    values, scales = _scaled_fp4_e4m3(x)
+    return _e2m1_codes(values).flatten(-2), scales
+
+
+def fake_quantize_fp4_e4m3(x: Tensor) -> Tensor:
+    """``x`` rounded as by ``quantize_fp4_e4m3``; [..., K] in the dtype of ``x`` (exact in bf16)."""
+    values, scales = _scaled_fp4_e4m3(x)
+    return (values * scales.float()[..., None]).flatten(-2).to(x.dtype)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """``2 ** (exponents - 127)`` in fp32 for biased exponents 1 to 254 (integers)."""
+    return (exponents.to(torch.int32) << 23).view(torch.float32)
+
+
+def _scaled_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x / scale, clamped, [..., K/32, 32] fp32; biased exponents [..., K/32] i32."""
+    blocks = x.float().unflatten(-1, (-1, FP8_BLOCK))
+    amax = blocks.abs().amax(-1).clamp(min=_FP8_MIN_AMAX)
+    exponents = _exponent_above(amax * (1.0 / _FP8_MAX))
+    scaled = blocks * power_of_two(254 - exponents)[..., None]
+    return scaled.clamp(-_FP8_MAX, _FP8_MAX), exponents
+
+
+def _scaled_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = x.float().unflatten(-1, (-1, FP4_BLOCK))
+    amax = blocks.abs().amax(-1).clamp(min=_FP4_MIN_AMAX)
+    exponents = _exponent_above(amax * (1.0 / _FP4_MAX))
+    return _round_e2m1(blocks * power_of_two(254 - exponents)[..., None]), exponents
+
+
+def _scaled_fp4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = x.float().unflatten(-1, (-1, FP4_E4M3_BLOCK))
+    amax = blocks.abs().amax(-1).clamp(min=_FP4_E4M3_MIN_AMAX)
+    scales = (amax / _FP4_MAX).clamp(max=_FP8_MAX).to(torch.float8_e4m3fn)
+    return _round_e2m1(blocks / scales.float()[..., None]), scales
+
+
+def _exponent_above(x: Tensor) -> Tensor:
+    """Biased exponent of the smallest power of two at or above a positive normal fp32."""
+    return (x.view(torch.int32) + 0x7FFFFF) >> 23
+
+
+def _round_e2m1(x: Tensor) -> Tensor:
+    """Nearest E2M1 value, ties to the even code; magnitudes above 6 become 6."""
+    clamped = x.clamp(-_FP4_MAX, _FP4_MAX)
+    magnitude = clamped.abs()
+    step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0))
+    return torch.round(clamped / step) * step
+
+
+def _e2m1_codes(values: Tensor) -> Tensor:
+    """Codes 0..7 of E2M1 magnitudes, sign in bit 3, [...] u8."""
+    magnitude = values.abs()
+    small = magnitude * 2.0
+    code = torch.where(
+        magnitude < 2.0, small, torch.where(magnitude < 4.0, magnitude + 2.0, magnitude * 0.5 + 4.0)
+    )
+    return code.to(torch.uint8) | (torch.signbit(values).to(torch.uint8) << 3)

@@ -1,0 +1,9 @@
+"""Rotary position embedding: frequencies (plain and YaRN), tables for positions, rotation."""
+
+from __future__ import annotations
+
+from .reference import apply_rope_reference as apply_rope
+from .tables import rope_frequencies as rope_frequencies
+from .tables import rope_table as rope_table
+
+__all__ = ["apply_rope", "rope_frequencies", "rope_table"]

@@ -1,0 +1,48 @@
+"""Rotary frequencies and the cosines and sines of given positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def rope_frequencies(
+    dim: int,
+    theta: float,
+    *,
+    yarn_factor: float = 1.0,
+    original_max_position: int = 0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> Tensor:
+    """Angle per position of each pair of dimensions, [dim/2] f32.
+
+    ``yarn_factor`` above 1 stretches slow pairs by that factor and leaves fast ones, with a linear
+    ramp between the pairs that turn ``beta_fast`` and ``beta_slow`` times in the original context.
+    Source: Su et al. 2021; Peng et al. 2023 (YaRN), section 3.2, without its attention scaling.
+    """
+    frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if yarn_factor == 1.0:
+        return frequencies
+
+    def pair_turning(rotations: float) -> float:
+        turns = original_max_position / (rotations * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_turning(beta_fast)), 0)
+    high = min(math.ceil(pair_turning(beta_slow)), dim - 1)
+    span = max(high - low, 0.001)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    return frequencies / yarn_factor * ramp + frequencies * (1 - ramp)
+
+
+def rope_table(frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each [T, dim/2] f32, for positions [T] i64.
+
+    Numerics: angles in fp32 as the released code has them; their cosine in fp64, because the fp32
+    one of a CPU may depend on the place of an element in its tensor.  Batch-invariant: yes.
+    """
+    angles = (positions.float()[:, None] * frequencies).double()
+    return angles.cos().float(), angles.sin().float()
