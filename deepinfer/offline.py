@@ -7,20 +7,37 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import EngineStats, SamplingParams
-from deepinfer.recipes.types import Thinking
+from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
+from .errors import ConfigError, EngineError
+from .loading import LoadedModel, load_model
+from .machine import check_parallel_sizes, resolve_device
 from .outputs import RequestOutput
+from .prompts import Prompt, prompt_rows, sampling_for_each
+from .row_stream import RowStream
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+# Rows ahead of the running ones keep the scheduler's choice of prompts wide and the device busy.
+ROWS_AHEAD = 2
 
 
 class OfflineEngine:
     """A loaded model on the accelerators of this machine.
 
     ``model_path`` is a checkpoint folder or a Hub id that is already in the local Hugging Face
-    cache; ``None`` is the small model inside the package.  Sizes that this machine cannot honour
-    raise ConfigError with the reason.  Use it as a context manager, or call ``close``.
+    cache; ``None`` is the small model inside the package.
+
+    Parallel sizes that this machine cannot honour raise ConfigError with the reason.
+    ``enable_flash_mla`` picks the fused attention kernels where the device has them; on a CPU both
+    settings run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
+    stages, ``num_speculative_tokens`` at a time (default: the model's block); a model without such
+    stages answers without drafts, and ``notes`` says so.  ``batch_invariant=None`` follows the
+    variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
+    Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.
+
+    Use it as a context manager, or call ``close``.
     """
 
     def __init__(
@@ -32,16 +49,54 @@ class OfflineEngine:
         expert_parallel_size: int = 1,
         enable_flash_mla: bool = True,
         enable_speculative_dspark: bool = True,
+        num_speculative_tokens: int | None = None,
         seed: int = 0,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
-        enable_prefix_caching: bool = True,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        cache_memory_gib: float | None = None,
+        enable_prefix_caching: bool | None = None,
         batch_invariant: bool | None = None,
-        exact: bool = False,
+        exact: bool | None = None,
         device: str = "auto",
     ) -> None:
-        raise NotImplementedError
+        check_parallel_sizes(
+            {
+                "tensor_parallel_size": tensor_parallel_size,
+                "pipeline_parallel_size": pipeline_parallel_size,
+                "expert_parallel_size": expert_parallel_size,
+            }
+        )
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
+        settings = {
+            "num_speculative_tokens": num_speculative_tokens if enable_speculative_dspark else 0,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
+            "block_size": block_size,
+            "num_blocks": num_blocks,
+            "cache_memory_gib": cache_memory_gib,
+            "enable_prefix_caching": enable_prefix_caching,
+            "batch_invariant": batch_invariant,
+            "exact": exact,
+        }
+        loaded = load_model(
+            model_path,
+            {name: value for name, value in settings.items() if value is not None},
+            device=resolve_device(device),
+        )
+        rows = RowStream(
+            loaded.engine,
+            loaded.tokenizer,
+            max_model_len=loaded.engine.max_model_len,
+            vocab_size=loaded.config.vocab_size,
+            max_in_flight=ROWS_AHEAD * loaded.engine.config.max_num_seqs,
+            seed=seed,
+        )
+        self._session: tuple[LoadedModel, RowStream] | None = (loaded, rows)
 
     def generate(
         self,
@@ -54,9 +109,17 @@ class OfflineEngine:
         """Answer all prompts and return their outputs in the order of ``prompts``.
 
         A prompt is a string (one user turn; plain text with ``raw``), a list of token ids, or a
-        row as in a file.  ``sampling_params`` is one for all, or one per prompt.
+        row as in a file.  ``sampling_params`` is one for all, or one per prompt.  ``thinking`` is
+        off, low, default or max; without it string prompts do not think and ``messages`` follow
+        the recipe.  A bad row gives an output with ``error`` set.
+        Raises: ConfigError for arguments of a wrong form, EngineError after ``close``.
         """
-        raise NotImplementedError
+        rows = prompt_rows(prompts)
+        params = sampling_for_each(sampling_params, len(rows))
+        _check_thinking(thinking)
+        numbered = zip(range(len(rows)), rows, params, strict=True)
+        outputs = self._rows.run(numbered, raw=raw, thinking=thinking)
+        return sorted(outputs, key=lambda output: output.row)
 
     def stream(
         self,
@@ -71,16 +134,62 @@ class OfflineEngine:
         Rows are pulled only as there is room for them.  A bad row yields an output with
         ``error_kind`` set and never raises.  Closing the iterator aborts what is running.
         """
-        raise NotImplementedError
+        _check_thinking(thinking)
+        defaults = sampling_params or SamplingParams()
+        return self._rows.run(
+            ((number, row, defaults) for number, row in rows), raw=raw, thinking=thinking
+        )
 
     @property
+    def model_config(self) -> ModelConfig:
+        """Sizes and schedules of the loaded model."""
+        return self._model.config
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the checkpoint lies."""
+        return self._model.folder
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The settings in use."""
+        return self._model.engine.config
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens that prompt and answer may have together."""
+        return self._model.engine.max_model_len
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Settings that could not be followed, and why."""
+        return self._model.notes
+
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
-        raise NotImplementedError
+        return self._model.engine.stats()
 
     def close(self) -> None:
-        """Free the model and its caches.  May be called twice."""
-        raise NotImplementedError
+        """Abort what runs and free the model and its caches.  May be called twice."""
+        if self._session is None:
+            return
+        loaded, rows = self._session
+        self._session = None
+        rows.close()
+        loaded.engine.close()
+
+    @property
+    def _model(self) -> LoadedModel:
+        return self._open()[0]
+
+    @property
+    def _rows(self) -> RowStream:
+        return self._open()[1]
+
+    def _open(self) -> tuple[LoadedModel, RowStream]:
+        if self._session is None:
+            raise EngineError("this OfflineEngine is closed; make a new one")
+        return self._session
 
     def __enter__(self) -> Self:
         return self
@@ -92,3 +201,9 @@ class OfflineEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_thinking(thinking: Thinking | None) -> None:
+    if thinking is not None and thinking not in THINKING_CHOICES:
+        choices = ", ".join(THINKING_CHOICES)
+        raise ConfigError(f"thinking={thinking!r}: expected one of {choices}")

@@ -52,6 +52,7 @@ class RowStream:
         self._num_started = 0
         self._in_flight: dict[str, tuple[RowInFlight, int]] = {}
         self._is_running = False
+        self._is_closed = False
 
     def run(
         self,
@@ -74,6 +75,8 @@ class RowStream:
         try:
             is_exhausted = False
             while self._in_flight or not is_exhausted:
+                if self._is_closed:
+                    raise EngineError("the engine was closed while this stream was open")
                 while not is_exhausted and len(self._in_flight) < self._max_in_flight:
                     triple = next(source, None)
                     if triple is None:
@@ -85,10 +88,18 @@ class RowStream:
                 if self._in_flight:
                     yield from self._finished(self._engine.step())
         finally:
-            for request_id in self._in_flight:
-                self._engine.abort(request_id)
-            self._in_flight.clear()
+            self._abort_all()
             self._is_running = False
+
+    def close(self) -> None:
+        """Abort what runs; an open run raises EngineError when it is read on."""
+        self._is_closed = True
+        self._abort_all()
+
+    def _abort_all(self) -> None:
+        for request_id in self._in_flight:
+            self._engine.abort(request_id)
+        self._in_flight.clear()
 
     def _start(
         self,

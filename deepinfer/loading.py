@@ -1,0 +1,85 @@
+"""From a model's folder to a running engine; what can be checked is checked before weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.weights import open_checkpoint
+from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer.recipes.embedded import embedded_model_path
+from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to answer.  ``notes`` says where a setting could not be followed."""
+
+    folder: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    engine: LLMEngine
+    notes: Mapping[str, str]
+
+
+def load_model(
+    model_path: str | Path | None, settings: Mapping[str, Any], *, device: str
+) -> LoadedModel:
+    """Open, check and load a checkpoint; ``None`` is the embedded model.
+
+    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
+    Raises: CheckpointError about the folder, ConfigError about a setting.
+    """
+    checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
+    model_config = checkpoint.config
+    tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
+    if tokenizer.size > model_config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.folder}: tokenizer.json has ids up to {tokenizer.size - 1}, the model "
+            f"knows {model_config.vocab_size} (vocab_size); the two do not belong together"
+        )
+    engine_config, notes = resolve_engine_config(settings, model_config, device)
+    model = Model.from_tensors(
+        model_config,
+        checkpoint.load(device=device),
+        token_map=token_compression(tokenizer),
+        device=device,
+    )
+    engine = LLMEngine(model, engine_config)
+    return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes)
+
+
+def resolve_engine_config(
+    settings: Mapping[str, Any], model: ModelConfig, device: str
+) -> tuple[EngineConfig, dict[str, str]]:
+    """``settings`` completed for ``model``, and notes on what could not be followed."""
+    notes: dict[str, str] = {}
+    resolved = dict(settings)
+    context = model.max_position_embeddings
+    if resolved.get("max_model_len", 0) > context:
+        raise ConfigError(
+            f"max_model_len={resolved['max_model_len']}: the model's context is {context}"
+        )
+    block = model.dspark_block_size if model.num_nextn_predict_layers else 0
+    wanted = resolved.setdefault("num_speculative_tokens", model.dspark_block_size)
+    if wanted > model.dspark_block_size:
+        raise ConfigError(
+            f"num_speculative_tokens={wanted}: the model drafts at most {model.dspark_block_size}"
+        )
+    if wanted and not block:
+        notes["speculation"] = "off: the checkpoint has no DSpark stages"
+        resolved["num_speculative_tokens"] = 0
+    if "max_num_batched_tokens" not in resolved:
+        defaults = EngineConfig()
+        num_seqs = resolved.get("max_num_seqs", defaults.max_num_seqs)
+        needed = num_seqs * (1 + resolved["num_speculative_tokens"])
+        resolved["max_num_batched_tokens"] = max(defaults.max_num_batched_tokens, needed)
+    config = EngineConfig(**resolved, device=device)
+    return config if "batch_invariant" in resolved else config.with_environment(), notes
