@@ -1,0 +1,55 @@
+"""The Engram's token compression: ids whose texts differ only in case, accents or spacing become one.
+
+The engine takes the result as an array; only here is the text behind an id known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Regex, normalizers
+
+from deepinfer.errors import CheckpointError
+
+_REPLACEMENT = "\ufffd"
+_LONE_SPACE = "\ue000"  # keeps a token that is one space from being stripped to nothing
+
+
+def token_compression(tokenizer_file: Path | str) -> NDArray[np.int32]:
+    """[vocabulary] i32: the compressed id of every token id, numbered by first appearance.
+
+    Raises: CheckpointError when the tokenizer cannot be read.
+    """
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{tokenizer_file}: cannot read the tokenizer: {error}") from error
+    normalizer = _normalizer()
+    numbers: dict[str, int] = {}
+    keys = (_key(tokenizer, normalizer, i) for i in range(tokenizer.get_vocab_size()))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
+
+
+def _key(tokenizer: tokenizers.Tokenizer, normalizer: normalizers.Normalizer, token: int) -> str:
+    text: str = tokenizer.decode([token], skip_special_tokens=False)
+    if _REPLACEMENT in text:
+        return str(tokenizer.id_to_token(token))
+    return normalizer.normalize_str(text) or text
+
+
+def _normalizer() -> normalizers.Normalizer:
+    return normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.NFD(),
+            normalizers.StripAccents(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
+            normalizers.Replace(Regex(r"^ $"), _LONE_SPACE),
+            normalizers.Strip(),
+            normalizers.Replace(_LONE_SPACE, " "),
+        ]
+    )

@@ -1,0 +1,85 @@
+"""A small text grammar: ``[a|b|c]`` picks one, ``{slot}`` fills in, ``a?`` inside brackets is optional.
+
+Everything the corpus builder writes goes through ``Writer``; with the same seed it writes the same text.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Node = str | tuple["Sequence_", ...]
+Sequence_ = tuple[Node, ...]
+
+_VOWEL_SOUND = re.compile(r"\b([Aa]) (?=[aeiouAEIOU](?!ne\b|ni|se))")
+_SENTENCE_START = re.compile(
+    r'(^|[.!?] |[.]" |\n|^"|\n"|[.!?]"? "|(?:said|asked|shouted|branch|roof|rock), ")([a-z])'
+)
+_LONE_I = re.compile(r"\bi\b")
+
+
+@lru_cache(maxsize=None)
+def _parse(pattern: str) -> Sequence_:
+    """Nested choices of a pattern as tuples, parsed once."""
+    position = 0
+
+    def sequence(stop: str) -> Sequence_:
+        nonlocal position
+        nodes: list[Node] = []
+        text = ""
+        while position < len(pattern) and pattern[position] not in stop:
+            if pattern[position] == "[":
+                position += 1
+                choices = [sequence("|]")]
+                while pattern[position] == "|":
+                    position += 1
+                    choices.append(sequence("|]"))
+                position += 1
+                nodes += [text, tuple(choices)] if text else [tuple(choices)]
+                text = ""
+            else:
+                text += pattern[position]
+                position += 1
+        return (*nodes, text) if text else tuple(nodes)
+
+    parsed = sequence("")
+    if position != len(pattern):
+        raise ValueError(f"unbalanced brackets in pattern: {pattern!r}")
+    return parsed
+
+
+class Writer:
+    """Expands patterns with one random stream."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.random = random.Random(seed)
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[int(self.random.random() * len(options))]
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def write(self, pattern: str, slots: Mapping[str, object] | None = None) -> str:
+        """One expansion; ``a``/``an`` agree and sentences start with a capital."""
+        text = self._expand(_parse(pattern))
+        if slots:
+            text = text.format_map(slots)
+        return tidy(text)
+
+    def _expand(self, nodes: Sequence_) -> str:
+        return "".join(
+            node if isinstance(node, str) else self._expand(self.pick(node)) for node in nodes
+        )
+
+
+def tidy(text: str) -> str:
+    """Articles, capitals and single spaces."""
+    text = _VOWEL_SOUND.sub(r"\1n ", text)
+    text = _LONE_I.sub("I", text)
+    text = _SENTENCE_START.sub(lambda match: match[1] + match[2].upper(), text)
+    return re.sub(r" {2,}", " ", text).strip()

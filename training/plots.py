@@ -1,0 +1,328 @@
+"""Plots and sentences of the stories, as patterns of ``grammar.Writer``.
+
+Slots: N hero, kind, they/them/their, F friend with friend (animal), fthey/fthem/ftheir, thing, thing2,
+thing3, place, inplace, other, inother, adj, adj2, trait, food, elder, number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Patterns: what a reader asks for, a title, one sentence of summary, and the beats in order."""
+
+    request: str
+    title: str
+    summary: str
+    beats: tuple[str, ...]
+
+
+OPENINGS = (
+    "[once upon a time|long ago|once|a long time ago|there once was a time when], "
+    "a {trait} {kind} named {N} lived {inplace}.",
+    "{N} was a {trait} [little|young|] {kind} who lived {inplace}.",
+    "{inplace} lived a {trait} {kind}[. {their} name was {N}.| called {N}.| whose name was {N}.]",
+    "[one|on a] [sunny|bright|cold|windy|foggy|warm|quiet] [morning|day|afternoon], a {kind} named {N} "
+    "[went for a walk|sat down to think|was playing|woke up early] {inplace}.",
+    "there was once a {kind} named {N}. {N} was very {trait}[, and everyone {inplace} knew it|].",
+    "[everyone|all the neighbors] {inplace} knew {N}, the {trait} {kind}.",
+    "in a [small|cozy|little|crooked|tiny] house {inplace}, there lived a {trait} {kind} named {N}.",
+    "it was [the first day of spring|a rainy autumn day|the middle of winter|a hot summer day]. "
+    "{N}, a {trait} {kind}, was {inplace}.",
+)
+
+SCENES = (
+    "[on the way|along the path], {they} [saw|passed|noticed] [a {adj2} {thing3} lying in the grass|a row "
+    "of ducks crossing the road|two old men playing cards|a rainbow over the hills]. [{they} smiled and "
+    "walked on.|it made {them} feel a little better.|but there was no time to stop.]",
+    "[soon|after a while|then] it began to [rain|snow|get dark]. {N} [hid under a big tree|ran to a small "
+    "hut|pulled {their} coat tight] and [waited|counted to one hundred|sang a song] until it [was over|"
+    "was quiet again].",
+    "{they} grew hungry, so {they} sat down and ate some {food}. [it tasted wonderful.|it was the best {food} "
+    "{they} had ever had.|{they} saved a little for later.]",
+    "that night, {N} could not sleep. {they} [looked at the stars|listened to the wind|thought about the "
+    "day] and [wondered what to do|made a plan|hoped for a better day]. [in the morning {they} felt "
+    "strong again.|at last {they} closed {their} eyes.|when the sun came up, {they} was ready.]",
+    "{their} {elder} had always said, \"[be patient, and things will get better|kind words open doors|"
+    "a small step is still a step|never be afraid to ask for help|look twice before you leap].\" {N} "
+    "thought about these words.",
+    "[a crow|an old turtle|a squirrel|a small bird] called down from [a branch|the roof|a rock], "
+    "\"[where are you going, {N}|what are you looking for|why are you in such a hurry]?\" \"[i will "
+    "tell you later|it is a long story|come along and see]!\" said {N}.",
+    "{N} counted {their} steps to stay calm. [one, two, three, four, five.|ten, twenty, thirty.] [it "
+    "helped.|soon {they} was not so nervous.]",
+)  # fmt: skip
+
+ENDINGS = (
+    "[from that day on|after that day], {N} and {F} [were best friends|met every day|were never apart].",
+    "[that evening|that night], {N} [went to bed with a smile|slept well|told {their} {elder} all about it].",
+    "[it had been a good day.|what a day it had been!|it was the best day of the year.]",
+    "and they all [lived happily|laughed|danced until the moon came up].",
+    "{N} [never forgot that day|remembered it for a long, long time|still tells this story today].",
+    "everyone {inplace} [cheered|clapped] for {N}.",
+    "then they [went home together|shared some {food}|sat by the fire and told stories].",
+    "the end.",
+)
+
+MORALS = (
+    "{N} had learned that [sharing makes everyone happy|it is good to ask for help|small friends can be "
+    "a big help|being honest is always best|it is important to keep trying].",
+    '"[now i know it|i see it now]," said {N}. "[a friend is worth more than gold|even a {kind} can be '
+    'brave|patience is stronger than anger|kindness always comes back|practice makes things easier]."',
+    "and so {N} learned to [be patient|tell the truth|listen to others|be brave|share with others].",
+)
+
+PLOTS = (
+    Plot(
+        request="a {kind} who [lost|loses] a {thing}",
+        title="[The Lost {thing}|{N} and the Lost {thing}|Where Is the {thing}?]",
+        summary="{N} the {kind} loses a {thing} and finds it with the help of {F} the {friend}.",
+        beats=(
+            "{they} had a {adj} {thing} that {they} loved more than anything. [it was a gift from {their} "
+            "{elder}.|{they} took it everywhere.|{they} had found it {inother}.]",
+            "[one day|but one morning|then, one evening], the {thing} was gone! {N} looked [under the bed|"
+            "behind the door|in every corner], [on the shelf|in the {thing2}|under the table], and [even in "
+            "the kitchen|outside|all over the garden]. [it was nowhere.|it was not there.|there was no "
+            "{thing} anywhere.] {N} [began to cry|was very sad|felt a lump in {their} throat].",
+            '[just then|after some time|before long], a {friend} named {F} came by. "[why are you so sad|'
+            'what is wrong|what happened], {N}?" asked {F}. "[i have lost|i cannot find] my {thing}," said '
+            "{N}. \"[don't worry|do not be sad]! [i will help you look.|let us look together.|two can search "
+            'better than one.]"',
+            "[together they|the two of them] [went|walked|hurried] to the {other}. [they looked high and low.|"
+            "they asked everyone they met.|they followed a trail of small footprints.] [at last|suddenly|"
+            'finally], {F} [cried|called|shouted], "[look|there|come here]! [is this your {thing}|i see '
+            'something {adj}]!"',
+            "[it was|yes, it was] the {adj} {thing}! [it had rolled|the wind had carried it|a bird had dropped "
+            'it] {inother}. "[thank you, {F}|oh, thank you|you are a true friend]!" said {N}[, and gave '
+            "{fthem} a big hug|, jumping with joy|].",
+        ),
+    ),
+    Plot(
+        request="a {kind} who helps a {friend}",
+        title="[{N} Helps a Friend|The {kind} and the {friend}|A Kind Deed]",
+        summary="{N} helps {F}, a {friend} in trouble, and gets a {thing} as thanks.",
+        beats=(
+            "{they} liked to [walk|play|pick flowers|look for stones] {inplace}.",
+            '[one day|that day|one afternoon], {N} heard a small voice. "[help|please help me|oh no]!" it '
+            "said. {N} looked around and saw a {friend}. [its foot was stuck under a stone|it had fallen into "
+            'a hole|it was caught in an old net|it was tangled in a thorn bush]. "[what is your name|who are '
+            'you]?" asked {N}. "[i am|my name is] {F}," said the {friend}. "[i have been here all day|i '
+            'cannot get out|it hurts]!"',
+            "{N} [thought hard|did not wait|took a deep breath]. {they} [pulled with all {their} strength|used a "
+            "long stick|found a rope|worked slowly and carefully]. [at first nothing happened|it was not "
+            "easy|it took a long time], but {N} did not [give up|stop]. [pop|at last|then, all at once]! {F} "
+            "was free.",
+            '"[how can i thank you|you saved me|you are so kind]!" said {F}. "[here, take this|i want to '
+            'give you something|please take this] {adj} {thing}." [{N} did not want anything, but {F} '
+            "smiled and would not take it back.|{N} had never seen such a {adj} {thing}.|{N} held it up to the "
+            "light and laughed.]",
+        ),
+    ),
+    Plot(
+        request="a {kind} who is afraid of [the dark|storms|deep water|high places]",
+        title="[{N} Is Not Afraid|The Brave {kind}|How {N} Became Brave]",
+        summary="{N} the {kind} is afraid, but becomes brave to save {F} the {friend}.",
+        beats=(
+            "{they} was afraid of many things. {they} was afraid of [loud noises|big dogs|deep water|the "
+            "night], and most of all {they} was afraid of the {other}.",
+            '"[come and play with us {inother}|let us go to the {other}]," said the others. But {N} always '
+            'shook {their} head. "[no, thank you|maybe tomorrow|i would rather stay here]," {they} said[, and '
+            "looked at the ground| quietly|].",
+            "[one night|one evening|then one day], {F} the {friend} did not come home. [a storm was coming.|it "
+            'was getting dark.|everyone was worried.] "{F} is {inother}," said {their} {elder}. "[who will '
+            "go|who can find {fthem}]?\" {N}'s heart beat fast. [{they} took a {adj} {thing} and stood up.|"
+            '{they} picked up a {thing} to feel safer.] "[i will go|i will do it]," {they} said.',
+            "step by step, {N} [went|walked|crept] to the {other}. [the wind howled.|every shadow looked like "
+            'a monster.|{their} knees were shaking.] But {they} kept going. "{F}! {F}!" {they} called. [a '
+            'weak voice answered.|"here i am!" said a small voice.] {F} was [sitting behind a rock|under a '
+            "fallen tree|up in a tree], [cold and tired|too scared to move].",
+            '{N} took {F} [by the hand|on {their} back|close to {their} side] and led {fthem} home. "[you are '
+            'the bravest {kind} i know|you were so brave]," said {F}. {N} smiled. "[i was afraid all the time|'
+            'i was very scared]," {they} said. "[but i wanted to help you|but you needed me]."',
+        ),
+    ),
+    Plot(
+        request="[a {kind} and a {friend} who share a {thing}|sharing a {thing}|two friends and a {thing}]",
+        title="[One {thing} for Two|{N}, {F} and the {thing}|Learning to Share]",
+        summary="{N} and {F} argue about a {thing} and learn to share it.",
+        beats=(
+            "{their} best friend was a {friend} named {F}.",
+            '[one day|one morning|that day], they found a {adj} {thing} {inother}. "[it is mine|i saw it first|'
+            'the {thing} is mine]!" said {N}. "[no, it is mine|no, i found it|but i touched it first]!" said '
+            "{F}. [they pulled and pulled.|they shouted at each other.|they turned their backs.] [the {thing} "
+            "almost broke.|neither of them would let go.]",
+            "[an old owl|a wise old turtle|{N}'s {elder}] [heard the noise|saw them] and asked, \"[what is all "
+            'this shouting|why are you fighting]?" They [explained|told the whole story]. "[hmm|well|i see]," '
+            'came the answer. "[a {thing} is no fun alone. why not take turns?|what is better, a {thing} or a '
+            'friend?|one of you can have it today and the other tomorrow.]"',
+            '{N} looked at {F}. "[i am sorry|that is a good idea]," {they} said. "[you can have it first|let '
+            'us share it]." "[i am sorry too|thank you]," said {F}. [so they took turns.|so they played with '
+            "it together.|and they put it where both could use it.] [it was much more fun.|they both were "
+            "happy.|the quarrel was soon forgotten.]",
+        ),
+    ),
+    Plot(
+        request="a {kind} who makes a [gift|present] [for a friend|for {their} {elder}]",
+        title="[A Gift for {F}|The Best Present|The {adj} {thing}]",
+        summary="{N} makes a {thing} as a present for {F}, and {F} loves it.",
+        beats=(
+            "[tomorrow was {F}'s birthday.|the birthday of {F} the {friend} was coming.] {N} wanted to give {fthem} "
+            "something special, but {they} had no money.",
+            '"[i will make a present myself|i can make something]," {they} said. {they} took some [wood|paper|'
+            "wool|clay] and a {thing2} and began to make a {thing}. [the first one broke.|the first one was "
+            "too small.|the first one looked funny.] [the second one was not right either.|the second one "
+            'fell on the floor.] "[i must try again|i will not give up]," said {N}.',
+            "{they} worked [all day|until it was dark|the whole afternoon]. {they} [painted it|cleaned it|tied "
+            "a ribbon around it] and [smiled|was pleased]. [it was not perfect, but it was made with love.|now "
+            "it looked bright and lovely.|it was the finest {thing} {inplace}.]",
+            "[the next day|at the party|in the morning], {F} opened the [box|paper|present]. [{fthey} was very "
+            'quiet for a moment.|{ftheir} eyes grew big.] "[did you make this|is this for me]?" {fthey} asked. "it '
+            'is the best {thing} i have ever [had|seen]!" {N} [blushed|beamed|was so happy].',
+        ),
+    ),
+    Plot(
+        request="a {kind} who gets lost {inother}",
+        title="[Lost {inother}|{N} Finds the Way|The Long Way Home]",
+        summary="{N} gets lost {inother}, and {F} the {friend} shows the way home.",
+        beats=(
+            '{they} loved to explore new places. ["don\'t go too far," said {their} {elder}.|{their} {elder} '
+            "always told {them} to stay close.]",
+            "[but one day|one morning|that day], {N} followed a [butterfly|strange sound|small stream|trail of "
+            "{adj} stones] all the way to the {other}. [when {they} looked up|when {they} turned around], "
+            'nothing looked [familiar|the same]. "[where am i|which way is home]?" {they} said. {they} tried '
+            "[one path|the left path], then another, but [always came back to the same place|every tree "
+            "looked alike|it only got darker].",
+            '[then|after a while|at last] {they} met a {friend}. "[good evening|hello|hello there]," said the '
+            '{friend}. "i am {F}. [are you lost|you look worried]." "[yes, i am|i am lost]," said {N}. "[i live '
+            '{inplace}|my home is {inplace}]." "[i know that place|that is not far]," said {F}. "[follow '
+            'me|walk behind me and do not be afraid]."',
+            "{F} [led the way|walked in front], past [an old well|a big rock|a field of flowers] and over [a small "
+            "bridge|a low wall|the hill]. [soon|before long] {N} saw [the lights of home|a light in the window|"
+            '{their} own house]. {their} {elder} [ran out|was waiting at the door] and hugged {them}. "[i was '
+            'so worried|there you are]!"',
+            '{N} gave {F} some {food} to say thank you. "[next time i will stay close|i will take a map next '
+            'time]," {they} promised.',
+        ),
+    ),
+    Plot(
+        request="a {kind} who plants a seed",
+        title="[The Little Seed|{N} Plants a Seed|Wait and See]",
+        summary="{N} plants a seed, waits patiently, and it grows into something wonderful.",
+        beats=(
+            "[one spring day|one day], {they} found a [tiny|small] seed [in {their} pocket|on the road|inside "
+            "a {thing}].",
+            "{N} dug a hole, put the seed in, and covered it with soil. {they} gave it water. [then {they} sat "
+            'down and waited.|"now grow!" {they} said.] [the next day nothing had happened.|for {number} days '
+            'there was nothing to see.] "[maybe it is asleep|it will never grow]," said {F} the {friend}. But '
+            "{N} [watered it every morning|sang to it|did not give up].",
+            "[one morning|after the rain|at last], there was a small green [leaf|shoot]! It grew [a little every "
+            "day|taller and taller]. [it grew as high as the roof.|soon it was taller than {N}.] then it had a "
+            "[bud|flower], and [the flower was as bright as a star|it turned into a big {adj} fruit|bees came "
+            "from all around].",
+            '{F} came to look. "[i was wrong|it is wonderful]," {fthey} said. "[how did you do it|what is the '
+            'secret]?" "[you only need water, sun and time|you have to be patient]," said {N}. [they gave '
+            "seeds to all their friends.|in autumn they kept the new seeds in a {thing2}.]",
+        ),
+    ),
+    Plot(
+        request="[a race between|a contest between] a {kind} and a {friend}",
+        title="[The Great Race|The Race|{N} Against {F}]",
+        summary="{N} and {F} have a race, and the friendly one wins in the end.",
+        beats=(
+            "[every year there was a big race {inplace}.|one day the neighbors held a race.] The prize was a "
+            "{adj} {thing}.",
+            '"[i will win|nobody can beat me]," said {F} the {friend}. "[i am the fastest of all|i never lose]." '
+            "{N} said nothing. {they} [practiced every day|just smiled|tied {their} shoes].",
+            "[ready, steady, go!|the bell rang, and off they went!] {F} ran ahead [like the wind|very fast]. {N} "
+            "was [far behind|last]. [but halfway|near the bridge|in the middle of the race], {F} [stopped to "
+            "rest|stopped to eat some {food}|tripped over a root and fell].",
+            '{N} [could have run past|saw it]. [but {they} stopped.|{they} stopped at once.] "[are you hurt|can '
+            'i help you|come on]?" {they} asked. {they} helped {F} up, and they ran on [side by side|together]. '
+            '[at the finish|at the end], {F} slowed down and said, "[you go first|you should win]." [so {N} '
+            "won the {thing}.|{N} won by one step.] [everybody clapped, and {F} clapped the loudest.|they "
+            "shared the prize.]",
+        ),
+    ),
+    Plot(
+        request="a {kind} who finds a magic {thing}",
+        title="[The Magic {thing}|{N} and the Magic {thing}|Three Wishes]",
+        summary="{N} finds a magic {thing}, makes wishes, and learns what really matters.",
+        beats=(
+            "[one day|one night], {they} found a {adj} {thing} {inother}. [when {they} touched it|when {they} "
+            'rubbed it], it began to [glow|hum|speak]. "[i am a magic {thing}|you have found me]," it said. '
+            '"you have three wishes."',
+            '{N} thought about it. "[i wish for|i would like] a mountain of {food}!" {they} said. [poof|whoosh]! '
+            'there was {food} everywhere. [it was too much to eat.|{they} ate until {their} belly hurt.] "[now '
+            'i wish for|next, i want] a {adj2} {thing2}!" And there it was. [but it was lonely to play with it '
+            "alone.|but soon it was boring.]",
+            "{N} had one wish left. {they} [sat and thought for a long time|asked {their} {elder} for advice]. "
+            '[{F} the {friend} walked by and looked sad.|then {they} heard {F} the {friend} crying.] "[what is '
+            'wrong|why are you crying]?" "[i have no home|i have no friends|my house was washed away]," said '
+            "{F}.",
+            '"[then i wish for a house for {F}|i wish that {F} may be happy]," said {N}. The {thing} [glowed '
+            "once more|shone brightly] and [went dark|was just a {thing} again]. [but now {N} had a real friend.|"
+            '{F} laughed with joy.] "[that was the best wish of all|that was worth more than anything]," {they} '
+            "said.",
+        ),
+    ),
+    Plot(
+        request="a {kind} who [cannot sleep|goes on a trip|visits the {other}]",
+        title="[A Day {inother}|{N} Goes on a Trip|The Visit]",
+        summary="{N} spends a day {inother} with {their} {elder} and brings home a {thing}.",
+        beats=(
+            "[today|one day] {they} went on a trip with {their} {elder}. [they packed {food} and a {thing2}.|{N} "
+            "put a {thing2} and some {food} into a bag.]",
+            "[they took the bus|they walked for an hour|they rode on a wagon] to the {other}. {N} had never seen "
+            "[anything so big|such a beautiful place]. [there were birds everywhere.|the air smelled of "
+            'flowers.|a friendly {friend} was sitting in the sun.] "[look at that|can we go closer]!" said {N}. '
+            '"[of course|yes, but be careful]," said {their} {elder}.',
+            "at noon they ate their {food}. Then they [played hide and seek|looked for stones|drew pictures]. {N} "
+            'found a {adj} {thing} [in the sand|between two rocks|under a leaf]. "[may i keep it|is this '
+            'mine now]?" {they} asked. "[yes, you may|ask the {friend} first]," said {their} {elder} with a '
+            "smile.",
+            "[when the sun went down|in the evening], they went home. {N} was [tired but happy|very sleepy]. {they} "
+            "put the {thing} [next to {their} bed|on the window sill] and [dreamed of the {other}|fell asleep "
+            "at once].",
+        ),
+    ),
+    Plot(
+        request="a {kind} who tells a lie about a {thing}",
+        title="[The Broken {thing}|{N} Tells the Truth|An Honest {kind}]",
+        summary="{N} breaks a {thing}, is afraid to say so, and then tells the truth.",
+        beats=(
+            "[one day|on a quiet afternoon], {they} was playing in the house. crash! {their} {elder}'s {adj} "
+            "{thing} fell down and broke.",
+            "{N} was [frightened|afraid]. {they} hid the pieces [under the rug|behind the {thing2}|in a box]. When "
+            '{their} {elder} came in and asked, "[where is my {thing}|have you seen my {thing}]?" {N} said, "[the '
+            "{friend} took it|i don't know].\" [but {their} face turned red.|but {their} voice was very small.]",
+            'all [evening|day] {N} felt [bad|heavy inside]. {they} could not [eat {their} {food}|play|sleep]. "[it '
+            'is not right to lie|what should i do]," {they} thought. [at last {they} made up {their} mind.|then '
+            "{they} knew what to do.]",
+            '{N} went to {their} {elder} and said, "[i broke your {thing}. i am sorry.|it was me. i am so '
+            'sorry.]" {their} {elder} [was quiet for a moment|looked at {them} kindly]. "[thank you for telling '
+            'me the truth|i am glad you told me]," came the answer. "[a {thing} can be mended|we can fix it '
+            'together]." [so they took some glue and fixed it.|together they put the pieces back.]',
+        ),
+    ),
+    Plot(
+        request="a {kind} and a {friend} who [become friends|meet for the first time]",
+        title="[A New Friend|{N} Meets {F}|The New Neighbor]",
+        summary="{N} is lonely until {F} the {friend} moves in, and they become friends.",
+        beats=(
+            "{N} had many [toys|books|games], but no one to play with. [every day {they} looked out of the "
+            "window.|some days were very long.]",
+            "[one day|one morning], a {friend} moved into the house next door. [it carried a {adj} {thing} under "
+            "its arm.|there were boxes everywhere, and a {adj} {thing}.] {N} wanted to say hello, but {they} was "
+            "[too shy|afraid to be laughed at]. {they} [hid behind a tree|watched through the fence].",
+            "then [the wind blew a hat over the fence|a ball flew over the wall|the {friend} dropped the {thing}]. "
+            '{N} picked it up. "[is this yours|here you are]," {they} said. "[thank you|yes, thank you so much]! i '
+            'am {F}. [do you want to play|would you like some {food}]?" "[yes, please|i would love to]," said '
+            "{N}.",
+            "they [played all afternoon|built a tower|told each other stories] and [laughed a lot|forgot the "
+            'time]. [{F} was good at climbing, and {N} was good at riddles.|{F} taught {N} a new song.] "[can we '
+            'meet again tomorrow|will you come back tomorrow]?" asked {F}. "[every day|of course]," said {N}.',
+        ),
+    ),
+)
