@@ -2,55 +2,155 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
 
+import torch
+
+from deepinfer.errors import EngineError
+
+from .block_manager import BlockManager
+from .capacity import plan_cache
+from .complete import complete_decode, complete_prefill
 from .config import EngineConfig
+from .counters import Counters
+from .decode import DecodeWorker
+from .intake import make_state
+from .kv_transfer import LocalTransfer
+from .prefill import PrefillWorker
+from .request_state import RequestState
+from .runner import Cache, Runner
+from .sampler import Sampler
+from .schedule import Batch, PrefillBatch
+from .scheduler import Scheduler
+from .slot_table import SlotTable
+from .snapshots import SnapshotStore
+from .state_slots import StateSlots
 from .types import Completion, EngineStats, Request
 
 
 class LLMEngine:
     """The engine of one device.
 
-    ``model`` is ``engine.model.model.Model`` (anything with its ``forward``); ``cache`` is made from
-    the model's sizes unless one is given.
+    ``model`` is ``engine.model.model.Model`` (anything with its ``forward``); ``cache`` is made
+    from the model's sizes unless one is given, then ``config.num_blocks`` says how large it is.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
         while engine.has_unfinished():
             for completion in engine.step(): ...
+
+    Raises: ConfigError if the sizes do not fit the model or the memory.
     """
 
-    config: EngineConfig
-    max_model_len: int
+    def __init__(self, model: Runner, config: EngineConfig, cache: Cache | None = None) -> None:
+        self.config, cache = plan_cache(model, config.with_environment(), cache)
+        self.model_config = model.config
+        assert self.config.num_blocks is not None and self.config.max_model_len is not None
+        num_slots, device = self.config.max_num_seqs, self.config.device
+        capacity = self.config.num_snapshots
+        snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
+        self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
+        self.scheduler = Scheduler(
+            self.config,
+            blocks=self.blocks,
+            slots=StateSlots(num_slots),
+            snapshots=snapshots,
+            transfer=LocalTransfer(),
+            window=model.config.sliding_window,
+        )
+        table = SlotTable(num_slots, self.config.max_model_len, self.config.block_size, device)
+        sampler = Sampler(num_slots, device)
+        prefill = PrefillWorker(model, cache, table, sampler)
+        decode = DecodeWorker(model, cache, table, sampler)
+        self._workers: tuple[PrefillWorker, DecodeWorker] | None = (prefill, decode)
+        self._states: dict[str, RequestState] = {}
+        self._refused: list[RequestState] = []
+        self._num_arrived = 0
+        self._counters = Counters()
 
-    def __init__(self, model: Any, config: EngineConfig, cache: Any = None) -> None:
-        raise NotImplementedError
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        assert self.config.max_model_len is not None
+        return self.config.max_model_len
 
     def add_request(self, request: Request) -> None:
-        """Queue a request.  One that can never run (too long, empty) comes back from ``step`` as an
-        error completion.  Raises: EngineError if the id is in use or the engine is closed."""
-        raise NotImplementedError
+        """Queue a request.  One that can never run (too long, empty, a token id outside the
+        vocabulary) comes back from ``step`` as an error completion.
+        Raises: EngineError if the id is in use or the engine is closed."""
+        self._open_workers()
+        if request.request_id in self._states:
+            raise EngineError(
+                f"request_id {request.request_id!r} is already running: ids must be unique"
+            )
+        state = make_state(request, self._num_arrived, self.config, self.model_config)
+        self._num_arrived += 1
+        self._states[request.request_id] = state
+        if state.finish_reason is None:
+            self.scheduler.add(state)
+        else:
+            self._refused.append(state)
 
+    @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Run one prefill or decode step; return the requests that finished in it."""
-        raise NotImplementedError
+        started = time.monotonic()
+        batch = self.scheduler.schedule()
+        scheduled = time.monotonic()
+        finished = self._run(batch)
+        now = time.monotonic()
+        self._counters.add_step(batch, scheduled - started, now - scheduled)
+        return [self._complete(state, now) for state in finished]
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free what it holds; no completion follows.  False if unknown."""
-        raise NotImplementedError
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return False
+        if state in self._refused:
+            self._refused.remove(state)
+        self.scheduler.finish(state)
+        return True
 
     def has_unfinished(self) -> bool:
         """Whether ``step`` has anything left to do."""
-        raise NotImplementedError
+        return bool(self._states)
 
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
-        raise NotImplementedError
+        return self._counters.stats(
+            num_preemptions=self.scheduler.num_preemptions,
+            num_blocks=self.blocks.num_blocks,
+            peak_blocks=self.blocks.peak_blocks,
+        )
 
     def check_integrity(self) -> None:
         """Raise EngineError if a block or slot leaked or is used twice."""
-        raise NotImplementedError
+        self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """Release the caches.  Idempotent."""
-        raise NotImplementedError
+        """Let go of model, cache and requests.  Idempotent; using it afterwards is an error."""
+        self._workers = None
+        for request_id in list(self._states):
+            self.abort(request_id)
+
+    def _run(self, batch: Batch | None) -> list[RequestState]:
+        """Run a batch and note what it computed; the requests that finished."""
+        prefill, decode = self._open_workers()
+        finished, self._refused = self._refused, []
+        if batch is None:
+            return finished
+        if isinstance(batch, PrefillBatch):
+            return finished + complete_prefill(self.scheduler, batch, prefill.run(batch))
+        return finished + complete_decode(self.scheduler, batch, decode.run(batch))
+
+    def _complete(self, state: RequestState, now_s: float) -> Completion:
+        self.scheduler.finish(state)
+        self._counters.add_finished(state)
+        del self._states[state.request.request_id]
+        return state.completion(now_s)
+
+    def _open_workers(self) -> tuple[PrefillWorker, DecodeWorker]:
+        if self._workers is None:
+            raise EngineError("this engine is closed: make a new one")
+        return self._workers

@@ -1,0 +1,52 @@
+"""How many blocks and how much context an engine gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deepinfer.errors import ConfigError
+
+from .config import EngineConfig
+from .kv_cache import KVCache, block_bytes
+from .runner import Cache, Runner
+
+
+def plan_cache(
+    model: Runner, config: EngineConfig, cache: Cache | None
+) -> tuple[EngineConfig, Cache]:
+    """The configuration with ``num_blocks`` and ``max_model_len`` filled in, and the cache.
+
+    Raises: ConfigError when the memory, the model's context and the wanted context do not agree.
+    """
+    sizes = model.config
+    context = config.max_model_len or sizes.max_position_embeddings
+    if context > sizes.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={context} is more than the model's context of "
+            f"{sizes.max_position_embeddings} tokens"
+        )
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        wanted = config.max_num_seqs * -(-context // config.block_size)
+        per_block = block_bytes(sizes, config.block_size)
+        num_blocks = min(wanted, int(config.cache_memory_gib * 2**30) // per_block)
+    capacity = num_blocks * config.block_size
+    if config.max_model_len is not None and capacity < context:
+        raise ConfigError(
+            f"{num_blocks} blocks of {config.block_size} tokens hold {capacity} tokens, fewer than "
+            f"max_model_len={context}: raise num_blocks or cache_memory_gib, or lower max_model_len"
+        )
+    if capacity < 2:
+        raise ConfigError(
+            f"cache_memory_gib={config.cache_memory_gib} does not hold one block: raise it"
+        )
+    config = replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
+    if cache is None:
+        cache = KVCache.allocate(
+            sizes,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_slots=config.max_num_seqs,
+            device=config.device,
+        )
+    return config, cache

@@ -1,0 +1,49 @@
+"""What the engine has done so far."""
+
+from __future__ import annotations
+
+from .request_state import RequestState
+from .schedule import Batch, PrefillBatch
+from .types import EngineStats
+
+
+class Counters:
+    """Sums over the steps; ``stats`` gives them as the public ``EngineStats``."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_prefill_tokens = 0
+        self.num_decode_tokens = 0
+        self.num_cached_tokens = 0
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.schedule_s = 0.0
+
+    def add_step(self, batch: Batch | None, schedule_s: float, run_s: float) -> None:
+        self.schedule_s += schedule_s
+        if batch is None:
+            return
+        self.num_steps += 1
+        if isinstance(batch, PrefillBatch):
+            self.num_prefill_tokens += sum(c.end - c.start for c in batch.chunks)
+            self.prefill_s += run_s
+        else:
+            self.decode_s += run_s
+
+    def add_finished(self, state: RequestState) -> None:
+        self.num_decode_tokens += max(state.num_output_tokens - 1, 0)
+        self.num_cached_tokens += state.num_cached_tokens
+
+    def stats(self, *, num_preemptions: int, num_blocks: int, peak_blocks: int) -> EngineStats:
+        return EngineStats(
+            num_steps=self.num_steps,
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_decode_tokens=self.num_decode_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=num_preemptions,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            schedule_s=self.schedule_s,
+            num_blocks=num_blocks,
+            peak_blocks=peak_blocks,
+        )

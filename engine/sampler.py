@@ -1,0 +1,73 @@
+"""Sampling parameters by slot, and from logits to tokens and log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.sampling import sample, token_logprobs
+
+from .request_state import RequestState
+from .types import TokenLogprobs
+
+
+class Sampler:
+    """Holds each slot's parameters as tensors, so that a step indexes instead of building them."""
+
+    def __init__(self, num_slots: int, device: str) -> None:
+        self.device = device
+        self._floats = torch.zeros((3, num_slots), dtype=torch.float32, device=device)
+        self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def assign(self, state: RequestState) -> None:
+        """Take over the parameters of a request that has just got its slot."""
+        sampling, slot = state.request.sampling, state.slot
+        values = (sampling.temperature, sampling.top_p, sampling.min_p)
+        self._floats[:, slot] = torch.tensor(values, device=self.device)
+        self._top_k[slot] = sampling.top_k
+        seed = state.request.seed & (2**64 - 1)
+        self._seeds[slot] = seed - 2**64 if seed >= 2**63 else seed
+
+    def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """One token id per row, -1 for a row without usable logits.
+
+        Shapes: logits [N, V] f32, slots [N] i64 (whose parameters and seed), positions [N] i64 (of
+        the tokens drawn); returns [N] i64.
+        """
+        temperature, top_p, min_p = self._floats[:, slots]
+        top_k, seeds = self._top_k[slots], self._seeds[slots]
+        return sample(logits, temperature, top_p, top_k, min_p, seeds, positions)
+
+
+def apply_rules(
+    logits: Tensor,
+    states: Sequence[RequestState],
+    row_counts: Sequence[int],
+    drafts: Sequence[Sequence[int]] = (),
+) -> Tensor:
+    """Logits with every request's rules applied to its ``row_counts`` consecutive rows.
+
+    The input is returned when there are no rules, and never written to.
+    """
+    if all(state.rules is None for state in states):
+        return logits
+    pieces = list(torch.split(logits, list(row_counts)))
+    for i, state in enumerate(states):
+        if state.rules is not None:
+            pieces[i] = state.rules.adjust(pieces[i], drafts[i] if drafts else ())
+    return torch.cat(pieces)
+
+
+def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """``TokenLogprobs`` for each row of raw logits [N, V] and its chosen token [N]."""
+    chosen, top_ids, top_values = token_logprobs(logits, token_ids, num_top)
+    rows = zip(
+        token_ids.tolist(), chosen.tolist(), top_ids.tolist(), top_values.tolist(), strict=True
+    )
+    return [
+        TokenLogprobs(token_id=t, logprob=c, top=tuple(zip(ids, values, strict=True)))
+        for t, c, ids, values in rows
+    ]

@@ -1,0 +1,41 @@
+"""What the scheduler tells the workers to run: one prefill step or one decode step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .request_state import RequestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillChunk:
+    """Tokens ``start`` to ``end`` of one request.  The first one takes over the slot and
+    puts back the rings ``restore`` if there are any; ``is_saved`` asks for the rings as they are at
+    ``end``; the last one yields a token."""
+
+    state: RequestState
+    start: int
+    end: int
+    is_first: bool = False
+    restore: object = None
+    is_saved: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == len(self.state.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBatch:
+    chunks: list[PrefillChunk]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBatch:
+    """``num_drafts[i]`` is the most drafts that may be verified for ``states[i]``."""
+
+    states: list[RequestState]
+    num_drafts: list[int]
+
+
+Batch = PrefillBatch | DecodeBatch

@@ -1,0 +1,275 @@
+"""Which requests run next, and with which blocks.  Policy only: no tensors, no model.
+
+Life of a request: waiting, prefilling (in chunks), transferring, decoding, finished.  Prefill goes
+first whenever a request can start, so that decoding batches are full.  It cannot deadlock: a prompt
+gets all its blocks before it starts; a decoding request that finds no block takes those of the
+request that came last; and one request alone always fits (the engine bounds ``max_model_len``).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from .block_manager import BlockManager, block_digests
+from .config import EngineConfig
+from .kv_transfer import KVTransfer
+from .prefix_hit import NO_HIT, PrefixHit, replayed_hit, restored_hit, snapshot_boundaries
+from .request_state import Phase, RequestState
+from .schedule import Batch, DecodeBatch, PrefillBatch, PrefillChunk
+from .snapshots import SnapshotStore
+from .state_slots import StateSlots
+
+
+class Scheduler:
+    """``schedule`` gives the next batch; the engine runs it and reports back what was computed."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        blocks: BlockManager,
+        slots: StateSlots,
+        snapshots: SnapshotStore,
+        transfer: KVTransfer,
+        window: int,
+    ) -> None:
+        self.config = config
+        self.window = window
+        self.blocks = blocks
+        self.slots = slots
+        self.snapshots = snapshots
+        self.transfer = transfer
+        self.num_preemptions = 0
+        self._arrived: deque[RequestState] = deque()
+        self._next: deque[RequestState] = deque()
+        self.prefilling: list[RequestState] = []
+        self.transferring: list[RequestState] = []
+        self.decoding: list[RequestState] = []
+
+    def add(self, state: RequestState) -> None:
+        self._arrived.append(state)
+
+    @property
+    def holding(self) -> list[RequestState]:
+        """Requests that hold a slot and blocks."""
+        return [*self.prefilling, *self.transferring, *self.decoding]
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None when nothing can run before a transfer arrives."""
+        if self.transferring:
+            self._receive()
+        chunks = self._schedule_prefill()
+        if chunks:
+            return PrefillBatch(chunks=chunks)
+        if self.decoding:
+            return self._schedule_decode()
+        return None
+
+    def prefilled(self, chunk: PrefillChunk, snapshot: object = None) -> None:
+        """Note that a chunk was computed: its blocks can be shared, its rings are saved."""
+        state = chunk.state
+        state.num_computed_tokens = chunk.end
+        self._publish(state)
+        if chunk.is_saved:
+            self.snapshots.put(state.digests[chunk.end // self.config.block_size - 1], snapshot)
+        if chunk.is_last:
+            self._move(state, Phase.TRANSFERRING)
+
+    def decoded(self, state: RequestState, num_tokens: int) -> None:
+        """Note that ``num_tokens`` more positions of a decoding request are computed for good."""
+        before = state.num_computed_tokens
+        state.num_computed_tokens = before + num_tokens
+        block_size = self.config.block_size
+        if before // block_size != state.num_computed_tokens // block_size:
+            self._publish(state)
+
+    def finish(self, state: RequestState) -> None:
+        """Take a request out, wherever it is, and free what it holds."""
+        if state.phase is Phase.WAITING:
+            for queue in (self._arrived, self._next):
+                if state in queue:
+                    queue.remove(state)
+        self._free(state)
+        self._move(state, Phase.FINISHED)
+
+    def check_integrity(self) -> None:
+        """Raise EngineError if a block or slot is lost, shared by accident or held twice."""
+        holding = self.holding
+        self.blocks.check_integrity(state.blocks for state in holding)
+        self.slots.check_integrity(state.slot for state in holding)
+
+    # Prefill ---------------------------------------------------------------------------------
+
+    def _schedule_prefill(self) -> list[PrefillChunk]:
+        budget = self.config.max_num_batched_tokens
+        chunks: list[PrefillChunk] = []
+        for state in self.prefilling:
+            if budget == 0:
+                return chunks
+            chunks.append(self._chunk(state, budget))
+            budget -= chunks[-1].end - chunks[-1].start
+        while budget and self.slots.num_free and (waiting := self._peek_waiting()):
+            hit = self._admit(waiting)
+            if hit is None:
+                break
+            self._next.popleft()
+            chunks.append(self._chunk(waiting, budget, hit))
+            budget -= chunks[-1].end - chunks[-1].start
+        return chunks
+
+    def _peek_waiting(self) -> RequestState | None:
+        """The next request to start.  Arrivals are taken in groups, the longest of a group first:
+        long prompts do not end up alone at the end, and no short one waits forever."""
+        if not self._next and self._arrived:
+            size = min(len(self._arrived), 2 * self.config.max_num_seqs)
+            group = [self._arrived.popleft() for _ in range(size)]
+            self._next.extend(sorted(group, key=lambda s: -len(s.token_ids)))
+        return self._next[0] if self._next else None
+
+    def _admit(self, state: RequestState) -> PrefixHit | None:
+        """Give a request its slot and the blocks of all its tokens; None if they are not free."""
+        block_size = self.config.block_size
+        hit, matched = self._find_hit(state)
+        shared = matched[: hit.num_tokens // block_size]
+        self.blocks.hold(shared)
+        needed = -(-len(state.token_ids) // block_size) - len(shared)
+        # Every decoding request may want a block soon: starting one now would only be undone.
+        if needed + len(self.decoding) > self.blocks.num_free and self.holding:
+            self.blocks.release(shared)
+            return None
+        state.blocks = shared + self.blocks.allocate(needed)
+        state.slot = self.slots.allocate()
+        state.num_published_blocks = len(shared)
+        state.num_computed_tokens = hit.start
+        state.write_start = hit.num_tokens
+        state.encoder_start = 0 if self.config.restores_snapshots else hit.start
+        if state.num_preemptions == 0:
+            state.num_cached_tokens = hit.num_tokens
+        self._move(state, Phase.PREFILLING)
+        return hit
+
+    def _find_hit(self, state: RequestState) -> tuple[PrefixHit, list[int]]:
+        """The part of the prompt to take from the cache, and the blocks that match.
+
+        With saved rings, a hit ends where the decoder layers start (their rings are not part of
+        it) unless they ran on every token from the beginning.
+        """
+        block_size = self.config.block_size
+        state.boundaries = ()
+        if not self.config.enable_prefix_caching:
+            return NO_HIT, []
+        state.digests = block_digests(state.token_ids, block_size, state.digests)
+        matched = self.blocks.match(state.digests)
+        num_matched = len(matched) * block_size
+        num_tokens = len(state.token_ids)
+        if not self.config.restores_snapshots:
+            args = (num_matched, num_tokens, state.decoder_start, self.window, block_size)
+            return replayed_hit(*args), matched
+        limit = num_tokens - 1 if self.config.exact else state.decoder_start
+        hit = restored_hit(state.digests, num_matched, limit, block_size, self.snapshots)
+        if self.snapshots.capacity:
+            boundaries = snapshot_boundaries(num_matched, limit, block_size)
+            state.boundaries = tuple(b for b in boundaries if b > hit.num_tokens)
+        return hit, matched
+
+    def _chunk(
+        self, state: RequestState, budget: int, hit: PrefixHit | None = None
+    ) -> PrefillChunk:
+        start = state.num_computed_tokens
+        end = min(len(state.token_ids), start + budget)
+        end = min([end, *(b for b in state.boundaries if b > start)])
+        return PrefillChunk(
+            state=state,
+            start=start,
+            end=end,
+            is_first=hit is not None,
+            restore=None if hit is None else hit.snapshot,
+            is_saved=end in state.boundaries,
+        )
+
+    def _publish(self, state: RequestState) -> None:
+        """Offer the blocks that have become full for prefix hits."""
+        if not self.config.enable_prefix_caching:
+            return
+        count = state.num_computed_tokens // self.config.block_size
+        if count > len(state.digests):
+            state.digests = block_digests(state.token_ids, self.config.block_size, state.digests)
+        for i in range(state.num_published_blocks, count):
+            self.blocks.publish(state.blocks[i], state.digests[i])
+        state.num_published_blocks = max(state.num_published_blocks, count)
+
+    # Decode ----------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        for state in self.transfer.arrived(self.transferring):
+            self._move(state, Phase.DECODING)
+
+    def _schedule_decode(self) -> DecodeBatch:
+        most = self.config.num_speculative_tokens
+        states: list[RequestState] = []
+        num_drafts: list[int] = []
+        block_size = self.config.block_size
+        # Oldest first: when blocks run out, those who came last give theirs.
+        for state in list(self.decoding):
+            if state.phase is not Phase.DECODING:
+                continue
+            remaining = state.max_output_tokens - state.num_output_tokens
+            drafts = min(most, remaining - 1)
+            if state.num_computed_tokens + 1 + drafts > len(state.blocks) * block_size:
+                drafts = self._make_room(state, drafts)
+                if drafts < 0:
+                    continue
+            states.append(state)
+            num_drafts.append(drafts)
+        return DecodeBatch(states=states, num_drafts=num_drafts)
+
+    def _make_room(self, state: RequestState, drafts: int) -> int:
+        """Blocks for one token and up to ``drafts`` more; how many drafts fit, -1 if preempted."""
+        block_size = self.config.block_size
+        start = state.num_computed_tokens
+        while True:
+            needed = -(-(start + 1 + drafts) // block_size) - len(state.blocks)
+            if needed <= self.blocks.num_free:
+                state.blocks += self.blocks.allocate(max(needed, 0))
+                return drafts
+            fitting = (len(state.blocks) + self.blocks.num_free) * block_size - start - 1
+            if fitting >= 0:
+                drafts = fitting
+                continue
+            victim = max(self.holding, key=lambda s: s.arrival)
+            self._preempt(victim)
+            if victim is state:
+                return -1
+
+    def _preempt(self, state: RequestState) -> None:
+        """Give up a request's state; it will be recomputed, its tokens and replay start kept."""
+        self._free(state)
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self._move(state, Phase.WAITING)
+        self._next.appendleft(state)
+
+    # Common ----------------------------------------------------------------------------------
+
+    def _free(self, state: RequestState) -> None:
+        if state.slot < 0:
+            return
+        self.blocks.release(state.blocks)
+        self.slots.release(state.slot)
+        state.blocks = []
+        state.slot = -1
+        state.num_computed_tokens = 0
+        state.num_published_blocks = 0
+
+    def _move(self, state: RequestState, phase: Phase) -> None:
+        queues = {
+            Phase.PREFILLING: self.prefilling,
+            Phase.TRANSFERRING: self.transferring,
+            Phase.DECODING: self.decoding,
+        }
+        if state.phase in queues:
+            queues[state.phase].remove(state)
+        state.phase = phase
+        if phase in queues:
+            insort(queues[phase], state, key=lambda s: s.arrival)

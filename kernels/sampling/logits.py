@@ -1,0 +1,49 @@
+"""Penalties, applied to logits before sampling; log-probabilities, read from them after."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def apply_penalties(
+    logits: Tensor,
+    output_counts: Tensor,
+    prompt_mask: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+) -> Tensor:
+    """Logits after repetition (prompt and output), then frequency and presence (output) penalty.
+
+    Shapes: logits [N, V] f32, output_counts [N, V] i32, prompt_mask [N, V] bool;
+    presence, frequency, repetition [N] f32; returns [N, V] f32, the input is unchanged.
+    Source: Keskar et al. 2019 (repetition: positive logits are divided, negative ones multiplied);
+    OpenAI API reference (frequency times the count, presence once).
+    """
+    is_output = output_counts > 0
+    factor = torch.where(is_output | prompt_mask, repetition[:, None], 1.0)
+    scaled = torch.where(logits > 0, logits / factor, logits * factor)
+    return scaled - frequency[:, None] * output_counts - presence[:, None] * is_output
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-softmax at the chosen tokens and at the ``num_top`` most likely ones.
+
+    Shapes: logits [N, V] f32, token_ids [N] i64; returns chosen [N] f32, top ids [N, num_top] i64,
+    top values [N, num_top] f32, by falling probability, lower id first among equals.
+    Batch-invariant: yes.
+    """
+    logprobs = torch.log_softmax(logits.float(), -1)
+    chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
+    num_top = min(num_top, logits.shape[1])
+    top_ids = torch.empty((len(logits), num_top), dtype=torch.int64, device=logits.device)
+    if num_top:
+        thresholds = torch.topk(logprobs, num_top, dim=-1).values[:, -1]
+        for row, threshold in enumerate(thresholds):
+            candidates = (logprobs[row] >= threshold).nonzero()[:, 0]
+            order = torch.argsort(logprobs[row, candidates], descending=True, stable=True)
+            top_ids[row] = candidates[order[:num_top]]
+    return chosen, top_ids, logprobs.gather(1, top_ids)
