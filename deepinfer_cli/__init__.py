@@ -1,0 +1,1 @@
+"""The command line: verbs, settings, readers, writers, journal, progress and reports."""

@@ -1,0 +1,72 @@
+"""``deepinfer config``: the settings in force, and a file of all of them to begin with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepinfer.errors import ConfigError
+
+from .settings import FIELDS, Resolved, Settings, plain
+from .values import Kind
+
+_HEAD = """\
+# Settings of deepinfer.  Copy this to deepinfer.yaml, or name it with --config.
+# Each key is also a flag (--top-p) and an environment variable (DEEPINFER_TOP_P).
+# A flag beats the environment, the environment beats this file.
+"""
+
+
+def show(resolved: Resolved, *, origin: bool, as_json: bool) -> None:
+    """Print every setting on stdout, as YAML or JSON, with where its value came from."""
+    if as_json:
+        rows = resolved.report()
+        shown: Any = rows if origin else {name: entry["value"] for name, entry in rows.items()}
+        print(json.dumps(shown, indent=1, ensure_ascii=False))
+        return
+    for name in FIELDS:
+        line = f"{name}: {_yaml(getattr(resolved.settings, name))}"
+        print(f"{line:<44} # {resolved.origins[name]}" if origin else line)
+
+
+def example() -> str:
+    """The text of deepinfer.yaml.example: every key, its default, what it takes and does."""
+    settings = Settings()
+    parts = [_HEAD]
+    group = None
+    for name, definition in FIELDS.items():
+        if definition.metadata["group"] != group:
+            group = definition.metadata["group"]
+            parts.append(f"\n# {group}\n")
+        kind: Kind = definition.metadata["kind"]
+        parts.append(f"\n# {definition.metadata['help']}\n# Takes {kind.expects}.\n")
+        parts.append(f"{name}: {_yaml(getattr(settings, name))}\n")
+    return "".join(parts)
+
+
+def init(path: Path, *, force: bool) -> None:
+    """Write the example to ``path``; ``-`` is stdout.  Raises: ConfigError if it exists."""
+    if str(path) == "-":
+        sys.stdout.write(example())
+        return
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(example())
+    except FileExistsError:
+        raise ConfigError(f"{path} already exists; --force replaces it") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {(error.strerror or str(error)).lower()}"
+        ) from error
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _yaml(value: object) -> str:
+    if value is None:
+        return "none"
+    text: str = yaml.safe_dump(plain(value), default_flow_style=True, width=10_000)
+    return text.removesuffix("\n...\n").strip()

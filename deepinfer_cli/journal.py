@@ -1,0 +1,183 @@
+"""The durable log of finished rows.
+
+One line for each finished row, in the order of finishing: checksum, row index, digest of the input
+row, facts for the report, and the row of the result or error file, separated by tabs.  JSON holds
+no raw newline, so after a damaged line the next one is good again.  Beside it lies an index of
+fixed-size entries by row, on disk and not in memory; it is rebuilt from the log and never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import DeepInferError
+
+_ENTRY = struct.Struct("<QI4x8s")  # offset of the log line plus one, its length, digest
+_ENTRIES_READ = 4_096
+_SYNC_SECONDS = 1.0
+_SYNC_RECORDS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished row.  ``payload`` is a line of the result file, or of the error file."""
+
+    index: int
+    digest: bytes
+    is_error: bool
+    facts: Mapping[str, Any]
+    payload: bytes
+
+
+def digest(raw: bytes) -> bytes:
+    """8 bytes that tell whether an input row is still the same."""
+    return hashlib.blake2b(raw, digest_size=8).digest()
+
+
+class JournalError(DeepInferError):
+    """A record that was written does not come back as it was."""
+
+
+class Journal:
+    """The log in ``folder``.  A new one, or the one that an earlier run left there."""
+
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._log = os.open(folder / "journal", flags, 0o644)
+        self._index = os.open(folder / "index", flags | os.O_TRUNC, 0o644)
+        self._end = os.fstat(self._log).st_size
+        self._unsynced = 0
+        self._synced_at = time.monotonic()
+
+    def recover(self) -> Iterator[Record]:
+        """Every good record of the log, oldest first, which also fills the index.
+
+        A line cut off by a crash is removed; a damaged one is skipped, so that its row is answered
+        again.  Of several records of a row the last one counts.
+        """
+        offset = 0
+        with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
+            log.seek(0)
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break
+                record = _parse(line)
+                if record is not None:
+                    self._enter(record, offset, len(line))
+                    yield record
+                offset += len(line)
+        os.ftruncate(self._log, offset)
+        self._end = offset
+
+    def append(self, record: Record) -> None:
+        """Make ``record`` survive this process at once, and the machine within seconds."""
+        line = _format(record)
+        written = 0
+        while written < len(line):
+            written += os.pwrite(self._log, line[written:], self._end + written)
+        self._enter(record, self._end, len(line))
+        self._end += len(line)
+        self._unsynced += 1
+        due = time.monotonic() - self._synced_at >= _SYNC_SECONDS
+        if due or self._unsynced >= _SYNC_RECORDS:
+            self.sync()
+
+    def sync(self) -> None:
+        os.fsync(self._log)
+        self._unsynced = 0
+        self._synced_at = time.monotonic()
+
+    def finished(self, index: int) -> bytes | None:
+        """The digest of the input row that was finished as row ``index``, None if none was."""
+        entry = os.pread(self._index, _ENTRY.size, index * _ENTRY.size)
+        if len(entry) < _ENTRY.size:
+            return None
+        offset, _, row_digest = _ENTRY.unpack(entry)
+        return row_digest if offset else None
+
+    def record(self, index: int) -> Record | None:
+        """The last record of row ``index``; None if it is not finished.  Raises: JournalError."""
+        return self._record(os.pread(self._index, _ENTRY.size, index * _ENTRY.size))
+
+    def in_input_order(self, num_rows: int) -> Iterator[Record]:
+        """The finished rows before ``num_rows``, by row, in bounded memory.
+
+        Raises: JournalError.
+        """
+        for start in range(0, num_rows, _ENTRIES_READ):
+            count = min(_ENTRIES_READ, num_rows - start)
+            block = os.pread(self._index, count * _ENTRY.size, start * _ENTRY.size)
+            for at in range(0, len(block), _ENTRY.size):
+                record = self._record(block[at : at + _ENTRY.size])
+                if record is not None:
+                    yield record
+
+    def in_completion_order(self, num_rows: int) -> Iterator[Record]:
+        """The same records, in the order in which they were finished."""
+        offset = 0
+        with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
+            log.seek(0)
+            for line in log:
+                record = _parse(line)
+                if record is not None and record.index < num_rows:
+                    entry = os.pread(self._index, _ENTRY.size, record.index * _ENTRY.size)
+                    if _ENTRY.unpack(entry)[0] == offset + 1:
+                        yield record
+                offset += len(line)
+
+    def close(self) -> None:
+        for descriptor in (self._log, self._index):
+            os.close(descriptor)
+
+    def _enter(self, record: Record, offset: int, length: int) -> None:
+        entry = _ENTRY.pack(offset + 1, length, record.digest)
+        os.pwrite(self._index, entry, record.index * _ENTRY.size)
+
+    def _record(self, entry: bytes) -> Record | None:
+        if len(entry) < _ENTRY.size:
+            return None
+        offset, length, _ = _ENTRY.unpack(entry)
+        if offset == 0:
+            return None
+        record = _parse(os.pread(self._log, length, offset - 1))
+        if record is None:
+            raise JournalError(
+                f"the record at byte {offset - 1:,} of the journal is damaged; "
+                "run the same command again to answer that row once more"
+            )
+        return record
+
+
+def _format(record: Record) -> bytes:
+    facts = json.dumps(record.facts, separators=(",", ":")).encode("ascii")
+    kind = b"error" if record.is_error else b"result"
+    body = b"\t".join(
+        (b"%d" % record.index, record.digest.hex().encode(), kind, facts, record.payload)
+    )
+    return b"%08x\t%s\n" % (zlib.crc32(body), body)
+
+
+def _parse(line: bytes) -> Record | None:
+    body = line[9:-1]
+    try:
+        if int(line[:8], 16) != zlib.crc32(body) or not line.endswith(b"\n"):
+            return None
+        index, row_digest, kind, facts, payload = body.split(b"\t", 4)
+        return Record(
+            int(index),
+            bytes.fromhex(row_digest.decode()),
+            kind == b"error",
+            json.loads(facts),
+            payload,
+        )
+    except ValueError:
+        return None

@@ -1,0 +1,109 @@
+"""Rows of text files: JSONL, split at newlines only, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from deepinfer.errors import InputError, RowError
+
+from .rows import InputRow, encode_json, make_row
+
+_BOM = b"\xef\xbb\xbf"
+_KEPT_BYTES = 4_096
+# Columns that are text even where they look like a number or a list.
+_TEXT_COLUMNS = {"prompt", "id", "custom_id"}
+
+
+def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
+    """One row for each line that is not blank.  A longer line than the limit is skipped in
+    bounded memory and becomes an error row that keeps its beginning."""
+    index = line = 0
+    while raw := stream.readline(max_row_bytes + 2):
+        line += 1
+        too_long = len(raw) > max_row_bytes and not raw.endswith(b"\n")
+        size = len(raw)
+        while too_long and not raw.endswith(b"\n"):
+            tail = stream.readline(1 << 20)
+            if not tail:
+                break
+            size += len(tail)
+            raw = raw[:_KEPT_BYTES] + tail[-1:]
+        if line == 1 and raw.startswith(_BOM):
+            raw = raw[len(_BOM) :]
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if not raw.strip():
+            continue
+        if too_long:
+            message = (
+                f"the line has {size:,} bytes, the limit is {max_row_bytes:,} (--max-row-bytes)"
+            )
+            yield InputRow(index, line, raw, None, RowError("line_too_long", message))
+        else:
+            yield make_row(index, line, raw)
+        index += 1
+
+
+def read_csv(stream: BinaryIO, max_row_bytes: int, name: str) -> Iterator[InputRow]:
+    """One row for each record under a header line.  Empty cells are absent fields; cells of
+    columns other than prompt and ids that hold JSON (numbers, lists, true) are that value."""
+    csv.field_size_limit(max_row_bytes)
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, strict=True)
+    header: list[str] = []
+    index = 0
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InputError(
+                f"{name}: line {reader.line_num} is not CSV: {error}; quote cells that hold quotes"
+            ) from error
+        if not header:
+            header = _check_header(cells, name)
+        elif cells:
+            yield _csv_row(index, reader.line_num, header, cells)
+            index += 1
+
+
+def _check_header(cells: list[str], name: str) -> list[str]:
+    if len(set(cells)) != len(cells):
+        twice = next(cell for cell in cells if cells.count(cell) > 1)
+        raise InputError(f"{name}: the header names column {twice!r} twice; rename one")
+    return cells
+
+
+def _csv_row(index: int, line: int, header: list[str], cells: list[str]) -> InputRow:
+    if len(cells) != len(header):
+        raw = ",".join(cells).encode("utf-8", "surrogateescape")
+        message = f"the record has {len(cells)} cells, the header has {len(header)}"
+        return InputRow(index, line, raw, None, RowError("wrong_cell_count", message))
+    record = dict(zip(header, cells, strict=True))
+    try:
+        "".join(cells).encode("utf-8")
+    except UnicodeEncodeError:
+        raw = ",".join(cells).encode("utf-8", "surrogateescape")
+        return InputRow(index, line, raw, None, RowError("invalid_utf8", "a cell is not UTF-8"))
+    fields = {key: cell for key, cell in record.items() if cell != ""}
+    return InputRow(index, line, encode_json(record), fields)
+
+
+def parse_cells(row: InputRow) -> InputRow:
+    """Read the JSON in a CSV row's cells (after columns were mapped to fields)."""
+    if row.fields is None:
+        return row
+    fields = {n: v if n in _TEXT_COLUMNS else _json_cell(v) for n, v in row.fields.items()}
+    return InputRow(row.index, row.line, row.raw, fields)
+
+
+def _json_cell(cell: Any) -> Any:
+    try:
+        value = json.loads(cell)
+    except (ValueError, TypeError, RecursionError):
+        return cell
+    return cell if isinstance(value, str) else value

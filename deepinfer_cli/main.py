@@ -1,0 +1,193 @@
+"""The ``deepinfer`` program: its verbs, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deepinfer import __version__
+from deepinfer.errors import DeepInferError
+
+from .flags import with_settings
+from .helptext import Command, Group
+from .run import Engine, MakeEngine, RunRequest, run
+from .settings import Settings, resolve
+
+_CLOSED_PIPE = 141
+_USAGE = 2
+# The base of all usage errors; typer exports only its children.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="Settings; else ./deepinfer.yaml.")
+]
+
+
+def load_engine(settings: Settings) -> Engine:
+    """The real engine.  Imported here: help and checks must not wait for torch."""
+    from deepinfer import OfflineEngine
+
+    return OfflineEngine(
+        settings.model,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        pipeline_parallel_size=settings.pipeline_parallel_size,
+        expert_parallel_size=settings.expert_parallel_size,
+        enable_speculative_dspark=settings.enable_speculative_dspark,
+        seed=settings.seed,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        batch_invariant=settings.batch_invariant,
+        exact=settings.exact,
+        device=settings.device,
+    )
+
+
+def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
+    """The application; tests give it another engine."""
+    app = typer.Typer(
+        cls=Group, help=_HELP, no_args_is_help=True, rich_markup_mode=None,
+        context_settings=_CONTEXT,
+    )  # fmt: skip
+    config = typer.Typer(
+        cls=Group, help="Shows the settings in force, or writes a file of all of them."
+    )
+    app.add_typer(config, name="config", no_args_is_help=True)
+
+    @app.callback(invoke_without_command=True)
+    def deepinfer(
+        version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    ) -> None:
+        if version:
+            print(f"deepinfer {__version__}")
+            raise typer.Exit
+
+    def run_verb(
+        source: Annotated[
+            str,
+            typer.Argument(metavar="INPUT", help="JSONL (also .gz, .zst), CSV, Parquet, a saved "
+                           "dataset's folder, or - for stdin.", show_default=False),
+        ],
+        output: Annotated[
+            str | None,
+            typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                         help="A .jsonl or .parquet file, or - for stdout. Without it: "
+                         "prompts.jsonl gives prompts.out.jsonl beside it, - gives stdout."),
+        ] = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace existing output.")] = False,
+        config: Config = None,
+        json: Json = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+        *,
+        flags: dict[str, object],
+    ) -> None:  # fmt: skip
+        request = RunRequest(source=source, output=output, force=force, json=json, quiet=quiet)
+        raise typer.Exit(run(request, resolve(flags, config=config), make_engine))
+
+    run_verb.__doc__ = _RUN_HELP
+    app.command("run", cls=Command, no_args_is_help=True)(with_settings(run_verb))
+    _add_config_verbs(config)
+    return app
+
+
+def _add_config_verbs(config: typer.Typer) -> None:
+    @config.command("show", cls=Command)
+    def show_verb(
+        origin: Annotated[bool, typer.Option("--origin", help="Say where each is from.")] = False,
+        config: Config = None,
+        json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
+    ) -> None:
+        """Print every setting as a run would use it."""
+        from .config import show
+
+        show(resolve({}, config=config), origin=origin, as_json=json)
+
+    @config.command("init", cls=Command)
+    def init_verb(
+        path: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("deepinfer.yaml"),
+        force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    ) -> None:
+        """Write a settings file with every key, its default and what it does."""
+        from .config import init
+
+        init(path, force=force)
+
+
+def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_engine) -> int:
+    """Run the program and return its exit code; ``deepinfer`` exits with it."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = make_app(make_engine)(given, prog_name="deepinfer", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except _UsageError as error:
+        return _fail(_usage_message(error), _USAGE)
+    except DeepInferError as error:
+        if "--debug" in given:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("stopped by Ctrl-C", 130)
+    except BrokenPipeError:
+        # Nobody reads any more.  Python would complain again while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _CLOSED_PIPE
+    except OSError as error:
+        if "--debug" in given:
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{(error.strerror or str(error)).lower()}{where}{_AGAIN}", 1)
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return _fail(f"{reason}{_AGAIN}; --debug shows where", 1)
+
+
+_AGAIN = "; finished rows are kept, run the same command again to continue"
+
+
+def _usage_message(error: Any) -> str:
+    message = " ".join(str(error.format_message()).split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "deepinfer"
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+
+
+def _fail(message: str, exit_code: int) -> int:
+    if sys.stderr is not None:
+        print(f"deepinfer: {message}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+_HELP = """\
+Answers prompt files with DeepSeek-V4.1-Flash on this machine.
+
+Examples:
+  deepinfer run prompts.jsonl
+  deepinfer run prompts.parquet -o answers.parquet --model /models/v4.1
+  deepinfer config init
+  deepinfer run --help
+"""
+
+_RUN_HELP = """\
+Answers every row of INPUT: result rows, error rows and a report.
+
+Examples:
+  deepinfer run prompts.jsonl -o answers.jsonl --max-tokens 256
+  deepinfer run qa.csv --map prompt=question --carry answer -o out.parquet
+  cat prompts.jsonl | deepinfer run - --temperature 0 | jq .content
+
+The results go to FILE, rows that failed to FILE.errors.jsonl, the report to
+FILE.report.json. A run that was stopped goes on when the same command is
+given again. Exit codes: 0 all rows answered, 1 failure, 2 usage, 3 some rows
+failed, 4 unusable input, 5 output in use, 75/130/143 stopped early.
+"""

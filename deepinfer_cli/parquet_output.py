@@ -1,0 +1,99 @@
+"""Result rows as Parquet, with one schema for every run, fixed before the first row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_GROUP_ROWS = 4_096
+_GROUP_BYTES = 32 * 2**20
+
+
+def _struct(**fields: Any) -> Any:
+    return pa.struct(list(fields.items()))
+
+
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
+_ALTERNATIVE = _struct(token_id=_INT, logprob=_FLOAT)
+_ANSWER: dict[str, Any] = {
+    "content": _TEXT,
+    "reasoning": _TEXT,
+    "tool_calls": pa.list_(
+        _struct(id=_TEXT, type=_TEXT, function=_struct(name=_TEXT, arguments=_TEXT))
+    ),
+    "finish_reason": _TEXT,
+    "stop_reason": _TEXT,
+    "warnings": pa.list_(_TEXT),
+    "logprobs": pa.list_(
+        _struct(token_id=_INT, logprob=_FLOAT, top_logprobs=pa.list_(_ALTERNATIVE))
+    ),
+    "token_ids": pa.list_(_INT),
+    "seed": pa.uint64(),
+    "timing": _struct(queued_s=_FLOAT, ttft_s=_FLOAT, total_s=_FLOAT),
+}
+_USAGE = _struct(
+    prompt_tokens=_INT, completion_tokens=_INT, reasoning_tokens=_INT, cached_tokens=_INT
+)
+# What has a shape of its own in each row stands as JSON text: sampling, notes, input.
+SCHEMA = pa.schema(
+    {
+        "id": _TEXT,
+        **_ANSWER,
+        "samples": pa.list_(_struct(**_ANSWER)),
+        "prompt_token_ids": pa.list_(_INT),
+        "usage": _USAGE,
+        "sampling": _TEXT,
+        "notes": _TEXT,
+        "input": _TEXT,
+    }
+)
+
+
+class ParquetFile:
+    """Takes result rows as JSON lines and writes them in groups of bounded size."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._size = 0
+
+    def write(self, payload: bytes) -> None:
+        self._rows.append(_table_row(json.loads(payload)))
+        self._size += len(payload)
+        if len(self._rows) >= _GROUP_ROWS or self._size >= _GROUP_BYTES:
+            self._write_group()
+
+    def close(self) -> None:
+        if self._rows:
+            self._write_group()
+        self._writer.close()
+
+    def _write_group(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
+        self._rows.clear()
+        self._size = 0
+
+
+def _table_row(row: dict[str, Any]) -> dict[str, Any]:
+    for answer in (row, *row.get("samples", ())):
+        if answer.get("stop_reason") is not None:
+            answer["stop_reason"] = str(answer["stop_reason"])
+    for name in ("sampling", "notes", "input"):
+        if name in row:
+            row[name] = json.dumps(row[name], ensure_ascii=False)
+    return {name: _encodable(value) for name, value in row.items()}
+
+
+def _encodable(value: Any) -> Any:
+    """Text without lone surrogates, which UTF-8 cannot hold."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return (
+            [_encodable(item) for item in value] if value and isinstance(value[0], str) else value
+        )
+    return value

@@ -1,0 +1,165 @@
+"""The folder ``<output>.partial`` of an unfinished run: who works there, with which settings."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deepinfer.errors import ConfigError, LockedError
+
+_SCHEMA = "deepinfer.partial/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPaths:
+    """Where a run writes.  ``results`` appears when everything is finished."""
+
+    results: Path
+
+    @property
+    def errors(self) -> Path:
+        return self.results.with_name(self.results.name + ".errors.jsonl")
+
+    @property
+    def report(self) -> Path:
+        return self.results.with_name(self.results.name + ".report.json")
+
+    @property
+    def partial(self) -> Path:
+        return self.results.with_name(self.results.name + ".partial")
+
+
+class PartialFolder:
+    """The locked working folder of one output.  A context manager; leaving it gives the lock back.
+
+    The lock ends with the process that holds it, however that ends, so a dead holder's work is
+    simply taken over.
+    """
+
+    def __init__(self, paths: OutputPaths) -> None:
+        self.paths = paths
+        self.path = paths.partial
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        self._lock = self._acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._lock)
+
+    def begin(self, answers: Mapping[str, Any], *, force: bool) -> bool:
+        """Say which settings the work here belongs to; True if there is earlier work to go on with.
+
+        Work of the same settings is continued, also with ``force``: its answers would be the same.
+        Raises: ConfigError if the results exist or the work was begun with other settings, unless
+        ``force`` replaces the former and discards the latter.
+        """
+        manifest = self.path / "run.json"
+        earlier = self._read(manifest)
+        changed = {} if earlier is None else _differences(earlier["settings"], answers)
+        if changed and not force:
+            shown = "; ".join(f"{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items())
+            raise ConfigError(
+                f"{self.path} holds a run begun with other settings ({shown}); "
+                "give the first settings to continue it, or --force to start over"
+            )
+        if earlier is not None and not changed:
+            return True
+        if self.paths.results.exists() and not force:
+            if not any(path.name != "lock" for path in self.path.iterdir()):
+                shutil.rmtree(self.path)
+            raise ConfigError(
+                f"{self.paths.results} already exists; give another output (-o), "
+                "or --force to replace it"
+            )
+        for stale in self.path.iterdir():
+            if stale.name != "lock":
+                stale.unlink()
+        text = json.dumps({"schema": _SCHEMA, "settings": dict(answers)}, indent=1) + "\n"
+        temporary = self.path / "run.json.new"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(manifest)
+        return False
+
+    def remove(self) -> None:
+        """The run is finished: nothing here is needed any more."""
+        shutil.rmtree(self.path)
+
+    @staticmethod
+    def _read(manifest: Path) -> dict[str, Any] | None:
+        try:
+            found = json.loads(manifest.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            found = {}
+        if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
+            raise ConfigError(
+                f"{manifest} was not written by this version of deepinfer; "
+                f"move {manifest.parent} away to start over"
+            )
+        return found
+
+    def _acquire(self) -> int:
+        while True:
+            try:
+                self.path.mkdir(exist_ok=True)
+                lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError as error:
+                if self.path.parent.is_dir():
+                    continue  # another run has just finished and removed the folder
+                raise ConfigError(
+                    f"cannot write {self.paths.results}: there is no folder {self.path.parent}"
+                ) from error
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write in {self.path}: {(error.strerror or str(error)).lower()}; "
+                    "give another output (-o)"
+                ) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(lock, 1_000, 0).decode("utf-8", "replace").strip()
+                os.close(lock)
+                raise LockedError(
+                    f"another run is writing {self.paths.results} ({holder or 'just started'}); "
+                    "wait for it, stop it, or give another output (-o)"
+                ) from None
+            if self._is_current(lock):
+                started = time.strftime("%Y-%m-%d %H:%M:%S")
+                os.ftruncate(lock, 0)
+                me = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
+                os.pwrite(lock, me.encode(), 0)
+                return lock
+            os.close(lock)
+
+    def _is_current(self, lock: int) -> bool:
+        """False if the folder was removed between opening its lock file and locking it."""
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
+        except FileNotFoundError:
+            return False
+
+
+def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*earlier, *(name for name in now if name not in earlier)]
+    return {
+        name: (earlier.get(name), now.get(name))
+        for name in names
+        if earlier.get(name) != now.get(name)
+    }

@@ -1,0 +1,151 @@
+"""reader -> engine -> journal, with a bounded number of rows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from deepinfer.errors import EngineError, InputError, RowError
+from deepinfer.outputs import RequestOutput
+
+from .journal import Journal, Record, digest
+from .results import result_facts, result_row
+from .rows import InputRow, encode_json, error_row
+from .settings import Settings
+from .stopping import StopSwitch
+from .summary import Summary
+
+Rows = Iterator[tuple[int, Mapping[str, Any]]]
+Answer = Callable[[Rows], Iterator[RequestOutput]]
+
+
+class Pipeline:
+    """One pass over the input.  Every row it reads ends as one record of the journal.
+
+    num_rows: how many rows were read.  num_resumed: how many of them were finished before.
+    reached_end: every wanted row was read.  total: all finished rows; session: those of this run.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[InputRow],
+        journal: Journal,
+        total: Summary,
+        settings: Settings,
+        stop: StopSwitch,
+        on_record: Callable[[Record], None],
+    ) -> None:
+        self.num_rows = 0
+        self.num_resumed = 0
+        self.reached_end = False
+        self.total = total
+        self.session = Summary()
+        self._rows = rows
+        self._journal = journal
+        self._settings = settings
+        self._stop = stop
+        self._on_record = on_record
+        self._running: dict[int, InputRow] = {}
+        self._failure: Exception | None = None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def run(self, answer: Answer) -> None:
+        """Read, answer and record rows until the input ends or the switch says stop.
+
+        ``answer`` is only called if a row needs the engine.
+        Raises: InputError when the input is damaged (after what was running is finished) or has
+        too many bad rows; EngineError when the engine loses a row.
+        """
+        waiting = self._unfinished()
+        first = next(waiting, None)
+        if first is not None:
+            for output in answer(chain([first], waiting)):
+                self._finish(output)
+        self._journal.sync()
+        if self._failure is not None:
+            raise self._failure
+        if self._running:
+            rows = ", ".join(str(row.line) for row in list(self._running.values())[:5])
+            raise EngineError(
+                f"the engine gave no answer for {len(self._running)} rows (lines {rows}); "
+                "run the same command again to answer them"
+            )
+        self._check_errors()
+
+    def _unfinished(self) -> Rows:
+        """The rows that the engine has to answer; bad ones are recorded on the way.
+
+        A failure waits until the running rows are finished: it must not take them down.
+        """
+        limit = self._settings.limit
+        try:
+            while not self._stop.is_set:
+                row = next(self._rows, None) if limit is None or self.num_rows < limit else None
+                if row is None:
+                    self.reached_end = True
+                    return
+                self.num_rows += 1
+                if self._journal.finished(row.index) == digest(row.raw):
+                    self.num_resumed += 1
+                elif row.error is not None:
+                    self._record_error(row, row.error)
+                else:
+                    assert row.fields is not None
+                    self._running[row.index] = row
+                    yield row.index, self._with_id(row)
+                self._check_errors()
+        except (InputError, OSError) as error:
+            self._failure = error
+
+    @staticmethod
+    def _with_id(row: InputRow) -> Mapping[str, Any]:
+        """A row without an id is known by its line number."""
+        assert row.fields is not None
+        if row.fields.get("custom_id") is None and row.fields.get("id") is None:
+            return {**row.fields, "id": row.row_id}
+        return row.fields
+
+    def _finish(self, output: RequestOutput) -> None:
+        row = self._running.pop(output.row, None)
+        if row is None:
+            raise EngineError(f"the engine answered row {output.row} twice or unasked")
+        if output.error_kind is not None:
+            self._record_error(row, RowError(output.error_kind, output.error or "no reason given"))
+            return
+        settings = self._settings
+        result = result_row(
+            output,
+            row,
+            carry=settings.carry,
+            keep_token_ids=settings.keep_token_ids,
+            timing=settings.timing,
+        )
+        self._record(row, False, result_facts(output), encode_json(result))
+
+    def _record_error(self, row: InputRow, error: RowError) -> None:
+        self._record(row, True, {"error": error.kind}, error_row(row, error))
+
+    def _record(self, row: InputRow, is_error: bool, facts: dict[str, Any], payload: bytes) -> None:
+        record = Record(row.index, digest(row.raw), is_error, facts, payload)
+        self._journal.append(record)
+        self.total.add(record)
+        self.session.add(record)
+        self._on_record(record)
+
+    def _check_errors(self) -> None:
+        """A share only counts once a hundred rows were read, so that it means something."""
+        limit = self._settings.max_errors
+        errors = self.total.num_errors
+        if limit is None or errors <= (limit if isinstance(limit, int) else limit * self.num_rows):
+            return
+        if isinstance(limit, float) and self.num_rows < 100:
+            return
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.total.errors.most_common(3))
+        shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:.1%}"
+        raise InputError(
+            f"{errors:,} of {self.num_rows:,} rows failed ({kinds}), more than --max-errors={shown}"
+        )

@@ -1,0 +1,143 @@
+"""Opens an input and says what it is: JSONL (also gz, zst, stdin), CSV, Parquet, a dataset folder.
+
+Formats are told by content where they can be.  The rows come as an iterator in bounded memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from deepinfer.errors import InputError
+
+from .compressed import open_plain, read_errors
+from .lines import parse_cells, read_csv, read_jsonl
+from .rows import InputRow, map_fields
+
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """An opened input.
+
+    rows: raises InputError where the input turns out to be damaged; the rows before are good.
+    share_read: the part of the input that has been read (0 to 1), None where nobody knows.
+    num_rows: where the file says it.
+    """
+
+    name: str
+    format: str
+    rows: Iterator[InputRow]
+    share_read: Callable[[], float | None]
+    num_rows: int | None = None
+
+
+def open_reader(
+    source: str, *, mapping: Mapping[str, str] | None = None, max_row_bytes: int = 64 * 2**20
+) -> Reader:
+    """Open ``source``, a path or ``-`` for stdin.  Raises: InputError."""
+    mapping = mapping or {}
+    if source != "-" and Path(source).is_dir():
+        from .tables import open_dataset
+
+        num_rows, rows = open_dataset(Path(source))
+        return _reader(source, "dataset", rows, mapping, num_rows)
+    stream, size = _open(source)
+    name = "stdin" if source == "-" else source
+    head = _peek(stream, name)
+    if head.startswith(b"PAR1") or source.endswith(".parquet"):
+        if source == "-":
+            raise InputError("Parquet cannot be read from stdin; give the file's path")
+        from .tables import open_parquet
+
+        stream.close()
+        num_rows, rows = open_parquet(Path(source))
+        return _reader(name, "parquet", rows, mapping, num_rows)
+    is_csv = _bare_ending(source) == ".csv"
+    rows = _text_rows(stream, head, name, is_csv, max_row_bytes)
+    reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, None)
+    if size is None:
+        return reader
+    return Reader(
+        name=name, format=reader.format, rows=reader.rows, share_read=_share(stream, size)
+    )
+
+
+def _reader(
+    name: str,
+    format: str,
+    rows: Iterator[InputRow],
+    mapping: Mapping[str, str],
+    num_rows: int | None,
+) -> Reader:
+    def prepared() -> Iterator[InputRow]:
+        for row in rows:
+            row = map_fields(row, mapping)
+            yield parse_cells(row) if format == "csv" else row
+
+    return Reader(
+        name=name, format=format, rows=prepared(), share_read=lambda: None, num_rows=num_rows
+    )
+
+
+def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
+    """The raw bytes, and their number where it is known."""
+    if source == "-":
+        return _stdin(), None
+    try:
+        stream = io.BufferedReader(io.FileIO(source), 1 << 18)
+        size = os.fstat(stream.fileno()).st_size
+        return stream, size if stream.seekable() and size else None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot read {source}: {reason}") from error
+
+
+def _stdin() -> io.BufferedReader[Any]:
+    if sys.stdin is None:
+        raise InputError("stdin is closed; give an input file")
+    stream: Any = sys.stdin.buffer
+    return stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)
+
+
+def _peek(stream: io.BufferedReader[Any], name: str) -> bytes:
+    try:
+        return stream.peek(4)[:4]
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _share(stream: BinaryIO, size: int) -> Callable[[], float | None]:
+    def share_read() -> float | None:
+        return 1.0 if stream.closed else min(1.0, stream.tell() / size)
+
+    return share_read
+
+
+def _bare_ending(source: str) -> str:
+    path = Path(source)
+    return Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+
+
+def _text_rows(
+    stream: io.BufferedReader[Any], head: bytes, name: str, is_csv: bool, max_row_bytes: int
+) -> Iterator[InputRow]:
+    line = 0
+    try:
+        plain = open_plain(stream, head)
+        rows = read_csv(plain, max_row_bytes, name) if is_csv else read_jsonl(plain, max_row_bytes)
+        for row in rows:
+            line = row.line
+            yield row
+    except read_errors() as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"{name}: after line {line:,} the rest cannot be read ({reason}); "
+            "check or copy the file again"
+        ) from error

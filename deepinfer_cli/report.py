@@ -1,0 +1,126 @@
+"""The report of a run: what was answered, how fast, with which settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import deepinfer
+from deepinfer.engine.types import EngineStats
+
+from .settings import Resolved
+from .summary import Summary
+
+SCHEMA = "deepinfer.report/1"
+_PACKAGES = ("torch", "triton", "numpy", "deepseek-recipe", "tokenizers", "pyarrow")
+_DEFINITIONS = {
+    "rows": "input = results + errors; resumed rows were finished by an earlier part of this run",
+    "tokens": "of result rows only; cached_tokens are prompt tokens that were not computed again",
+    "throughput": "result rows and their tokens finished in this part, over answer_s",
+    "lengths": "tokens of each prompt and each answer; percentiles within 6 % above 64",
+    "latency_ms": "from a row's arrival in the engine; of result rows",
+    "acceptance": "drafted tokens that the model would have produced itself",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a run knows about itself when it ends.  ``status``: finished, stopped or failed."""
+
+    status: str
+    exit_code: int
+    message: str | None
+    input_name: str
+    input_format: str
+    output: str
+    num_rows: int
+    num_resumed: int
+    total: Summary
+    session: Summary
+    load_s: float
+    answer_s: float
+    resolved: Resolved
+    stats: EngineStats | None
+
+
+def build_report(facts: Facts) -> dict[str, Any]:
+    """The report in JSON's types."""
+    total = facts.total
+    settings = facts.resolved.settings
+    return {
+        "schema": SCHEMA,
+        "status": facts.status,
+        "exit_code": facts.exit_code,
+        "message": facts.message,
+        "input": {"name": facts.input_name, "format": facts.input_format},
+        "output": facts.output,
+        "model": settings.model or "embedded",
+        "rows": {
+            "input": facts.num_rows,
+            "results": total.results,
+            "errors": total.num_errors,
+            "resumed": facts.num_resumed,
+        },
+        "kinds": dict(sorted(total.kinds.items())),
+        "errors": dict(total.errors.most_common()),
+        "finish_reasons": dict(total.finish_reasons.most_common()),
+        "warnings": dict(total.warnings.most_common()),
+        "notes": dict(total.notes.most_common()),
+        "tokens": {
+            name: total.tokens[name]
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+        },
+        "throughput": _throughput(facts),
+        "lengths": {
+            "prompt": total.prompt_lengths.report(),
+            "answer": total.answer_lengths.report(),
+        },
+        "latency_ms": {
+            "queued": total.queued_ms.report(),
+            "first_token": total.ttft_ms.report(),
+            "finished": total.total_ms.report(),
+        },
+        "speculation": {
+            "drafted_tokens": total.drafts,
+            "accepted_tokens": total.accepted,
+            "acceptance": total.acceptance,
+        },
+        "preemptions": total.preemptions,
+        "engine": None if facts.stats is None else dataclasses.asdict(facts.stats),
+        "seed": settings.seed,
+        "settings": facts.resolved.report(),
+        "versions": _versions(),
+        "definitions": _DEFINITIONS,
+    }
+
+
+def encode_report(report: dict[str, Any]) -> bytes:
+    return json.dumps(report, ensure_ascii=False, allow_nan=False, indent=1).encode(
+        "utf-8", "replace"
+    )
+
+
+def _throughput(facts: Facts) -> dict[str, float]:
+    seconds = max(facts.answer_s, 1e-9)
+    session = facts.session
+    return {
+        "load_s": round(facts.load_s, 3),
+        "answer_s": round(facts.answer_s, 3),
+        "rows_per_s": round(session.results / seconds, 3),
+        "prompt_tokens_per_s": round(session.tokens["prompt_tokens"] / seconds, 3),
+        "completion_tokens_per_s": round(session.tokens["completion_tokens"] / seconds, 3),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"deepinfer": deepinfer.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions | {"platform": platform.platform()}

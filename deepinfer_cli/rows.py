@@ -1,0 +1,155 @@
+"""Input rows: what a line of the input became, before any recipe looks at it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from deepinfer.errors import RowError
+
+_ERROR_ROW_FIELDS = {"line", "id", "error"}
+_SHOWN_CHARACTERS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row.  Either ``fields`` or ``error`` is set.
+
+    index: counts rows from 0; the row number of seeds.  line: counts lines of a text file, or rows
+    of a table, from 1; what a person looks up.  raw: the untouched bytes (a table's row as JSON).
+    """
+
+    index: int
+    line: int
+    raw: bytes
+    fields: Mapping[str, Any] | None
+    error: RowError | None = None
+
+    @property
+    def row_id(self) -> str:
+        """The row's ``custom_id`` or ``id``, else its line number."""
+        fields = self.fields or {}
+        for name in ("custom_id", "id"):
+            if isinstance(fields.get(name), str | int) and not isinstance(fields[name], bool):
+                return str(fields[name])
+        return str(self.line)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strict UTF-8, strict JSON.  Raises: RowError ``invalid_utf8`` or ``invalid_json``."""
+    try:
+        return _DECODER.decode(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise RowError(
+            "invalid_utf8", f"byte {error.start + 1} of the line is not UTF-8; convert the file"
+        ) from None
+    except RecursionError:
+        raise RowError("invalid_json", "the JSON is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        hint = ""
+        if raw.lstrip()[:1] == b"[":
+            hint = "; if the file is one JSON array, make it one object a line: jq -c '.[]'"
+        message = f"not JSON: {error.msg.lower()} at character {error.pos + 1}{hint}"
+        raise RowError("invalid_json", message) from None
+    except ValueError as error:
+        raise RowError("invalid_json", str(error)) from None
+
+
+def make_row(index: int, line: int, raw: bytes) -> InputRow:
+    """The row of one line of JSON.  A row of an error file stands for the row inside it."""
+    try:
+        value = parse_json(raw)
+        if isinstance(value, dict) and value.keys() >= _ERROR_ROW_FIELDS:
+            return _row_of_error_row(index, line, raw, value)
+        return InputRow(index, line, raw, _expect_object(value))
+    except RowError as error:
+        return InputRow(index, line, raw, None, error)
+
+
+def _expect_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        name = {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a value")
+        raise RowError(
+            "invalid_type", f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {name}'
+        )
+    return value
+
+
+def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) -> InputRow:
+    """Feeding an error file back in: take the untouched row out of ``input*``."""
+    if "input_base64" in value:
+        try:
+            inner = base64.b64decode(value["input_base64"], validate=True)
+        except (ValueError, TypeError):
+            raise RowError(
+                "invalid_value", "input_base64 of this error row is not base64"
+            ) from None
+    elif "input_text" in value:
+        inner = str(value["input_text"]).encode("utf-8", "surrogatepass")
+    elif isinstance(value.get("input"), dict):
+        fields = value["input"]
+        inner = encode_json(fields)
+        if "id" not in fields and "custom_id" not in fields:
+            fields = {**fields, "id": value["id"]}
+        return InputRow(index, line, inner, fields)
+    else:
+        return InputRow(index, line, raw, value)
+    row = make_row(index, line, inner)
+    return InputRow(index, line, inner, row.fields, row.error)
+
+
+def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:
+    """Give each field of ``mapping`` the value of its column; the columns' own names go away."""
+    if row.fields is None or not mapping:
+        return row
+    missing = [column for column in mapping.values() if column not in row.fields]
+    if missing:
+        have = ", ".join(list(row.fields)[:10]) or "nothing"
+        error = RowError("missing_field", f"there is no column {missing[0]!r}; the row has {have}")
+        return InputRow(row.index, row.line, row.raw, None, error)
+    taken = set(mapping.values())
+    fields = {name: value for name, value in row.fields.items() if name not in taken}
+    fields |= {name: row.fields[column] for name, column in mapping.items()}
+    return InputRow(row.index, row.line, row.raw, fields)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def encode_json(value: Any) -> bytes:
+    """One line of strict JSON in UTF-8, unescaped but for lone surrogates, which UTF-8 lacks."""
+    text = _ENCODER.encode(value)
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False).encode("ascii")
+
+
+def error_row(row: InputRow, error: RowError) -> bytes:
+    """The line of the error file: where, what, and the untouched input row."""
+    head = encode_json(
+        {"line": row.line, "id": row.row_id, "error": {"kind": error.kind, "message": str(error)}}
+    )
+    return head[:-1] + b", " + _untouched(row) + b"}"
+
+
+def _untouched(row: InputRow) -> bytes:
+    if row.fields is not None or (row.error and row.error.kind == "missing_field"):
+        return b'"input": ' + row.raw.strip()
+    if row.error and row.error.kind == "line_too_long":
+        start = row.raw[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
+        return b'"input_start": ' + encode_json(start)
+    try:
+        return b'"input_text": ' + encode_json(row.raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        return b'"input_base64": "' + base64.b64encode(row.raw) + b'"'

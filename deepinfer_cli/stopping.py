@@ -1,0 +1,53 @@
+"""When and how a run ends early: signals, a time limit, too many errors."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPED_EARLY = 75
+
+
+class StopNow(BaseException):
+    """Leave at once.  What is finished is in the journal already."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class StopSwitch:
+    """Says whether to take new rows.  ``exit_code`` is what the run returns because of it."""
+
+    def __init__(self, time_limit: float | None = None) -> None:
+        self.exit_code: int | None = None
+        self._deadline = None if time_limit is None else time.monotonic() + time_limit
+
+    @property
+    def is_set(self) -> bool:
+        is_late = self._deadline is not None and time.monotonic() >= self._deadline
+        if self.exit_code is None and is_late:
+            self.exit_code = STOPPED_EARLY
+        return self.exit_code is not None
+
+    @contextmanager
+    def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
+        """The first Ctrl-C sets the switch; a second one, SIGTERM or SIGHUP raise StopNow."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGINT and self.exit_code is None:
+                self.exit_code = 128 + number
+                say("Finishing the rows that are running; Ctrl-C again leaves at once.")
+            else:
+                raise StopNow(128 + number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,121 @@
+"""Adds up finished rows: counts, tokens, lengths, errors.  Bounded, however many rows there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from .journal import Record
+
+_EXACT = 64
+_STEPS = 16  # buckets between a power of two and the next
+
+
+class Histogram:
+    """Counts of whole numbers: exact below 64, within about 6 % above."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.total = 0
+        self.num = 0
+        self.low = self.high = 0
+
+    def add(self, value: int) -> None:
+        self.low = min(self.low, value) if self.num else value
+        self.high = max(self.high, value)
+        self.num += 1
+        self.total += value
+        self.counts[_bucket(value)] += 1
+
+    def percentile(self, percent: float) -> int:
+        """The upper edge of the bucket in which that share of the values is reached."""
+        wanted = max(1, self.num * percent / 100)
+        seen = 0
+        for bucket in sorted(self.counts):
+            seen += self.counts[bucket]
+            if seen >= wanted:
+                return min(bucket, self.high)
+        return self.high
+
+    def report(self) -> dict[str, Any]:
+        if not self.num:
+            return {"num": 0}
+        return {
+            "num": self.num,
+            "mean": round(self.total / self.num, 2),
+            "min": self.low,
+            "p50": self.percentile(50),
+            "p90": self.percentile(90),
+            "p99": self.percentile(99),
+            "max": self.high,
+            "buckets": [[edge, self.counts[edge]] for edge in sorted(self.counts)],
+        }
+
+
+def _bucket(value: int) -> int:
+    """The largest value that shares a bucket with ``value``."""
+    if value < _EXACT:
+        return value
+    width = 1 << (value.bit_length() - 1 - _STEPS.bit_length() + 1)
+    return value // width * width + width - 1
+
+
+class Summary:
+    """What many records have in common."""
+
+    def __init__(self) -> None:
+        self.results = 0
+        self.errors: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.finish_reasons: Counter[str] = Counter()
+        self.warnings: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.prompt_lengths = Histogram()
+        self.answer_lengths = Histogram()
+        self.queued_ms = Histogram()
+        self.ttft_ms = Histogram()
+        self.total_ms = Histogram()
+        self.preemptions = 0
+        self.drafts = 0
+        self.accepted = 0
+
+    @property
+    def num_errors(self) -> int:
+        return self.errors.total()
+
+    @property
+    def num_rows(self) -> int:
+        return self.results + self.num_errors
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafted tokens that were accepted; None without drafts."""
+        return self.accepted / self.drafts if self.drafts else None
+
+    def add(self, record: Record) -> None:
+        facts = record.facts
+        if record.is_error:
+            self.errors[facts["error"]] += 1
+            return
+        self.results += 1
+        self.kinds[facts["kind"]] += 1
+        for name, count in facts["tokens"].items():
+            self.tokens[name] += count
+        self.finish_reasons.update(facts["finish"])
+        self.warnings.update(facts["warnings"])
+        self.notes.update(facts["notes"])
+        self.prompt_lengths.add(facts["tokens"]["prompt_tokens"])
+        for length in facts["lengths"]:
+            self.answer_lengths.add(length)
+        self.preemptions += facts["preemptions"]
+        self.drafts += facts["drafts"][0]
+        self.accepted += facts["drafts"][1]
+        for timing in facts.get("timing", ()):
+            self._add_timing(timing)
+
+    def _add_timing(self, timing: Mapping[str, float]) -> None:
+        self.queued_ms.add(round(timing["queued_s"] * 1_000))
+        self.ttft_ms.add(round(timing["ttft_s"] * 1_000))
+        self.total_ms.add(round(timing["total_s"] * 1_000))

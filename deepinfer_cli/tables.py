@@ -1,0 +1,133 @@
+"""Rows of columnar files: Parquet, and the directories that ``datasets`` saves."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import InputError, RowError
+
+from .rows import InputRow, encode_json
+
+_BATCH_ROWS = 256
+
+
+def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
+    """The number of rows, and the rows; a batch at a time, never a whole row group.
+
+    Raises: InputError if the file is not Parquet or is damaged, also later, while reading.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path, memory_map=True)
+        batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+        return file.metadata.num_rows, _rows(batches, str(path))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(str(path), error) from error
+
+
+def open_dataset(folder: Path) -> tuple[int | None, Iterator[InputRow]]:
+    """The rows of a ``Dataset.save_to_disk`` folder.  Raises: InputError."""
+    state = folder / "state.json"
+    if (folder / "dataset_dict.json").is_file():
+        splits = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir()))
+        raise InputError(f"{folder} holds several splits ({splits}); name one: {folder}/SPLIT")
+    if not state.is_file():
+        raise InputError(f"{folder} is a folder, but not a saved dataset (it has no state.json)")
+    try:
+        names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise _damaged(str(state), error) from error
+    return None, _rows(_arrow_batches([folder / name for name in names]), str(folder))
+
+
+def _arrow_batches(paths: list[Path]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for path in paths:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            for batch in stream:
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield batch.slice(start, _BATCH_ROWS)
+
+
+def _rows(batches: Iterator[Any], name: str) -> Iterator[InputRow]:
+    import pyarrow as pa
+
+    index = 0
+    try:
+        for batch in batches:
+            for record in _records(batch):
+                yield _row(index, record)
+                index += 1
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(f"{name}: after row {index:,}", error) from error
+
+
+def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
+    """The batch's rows; a row with a value that Python cannot hold is that row's error only."""
+    try:
+        yield from batch.to_pylist()
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        for position in range(batch.num_rows):
+            try:
+                yield batch.slice(position, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield RowError("invalid_utf8", "a text cell is not UTF-8")
+            except (ValueError, OverflowError) as error:
+                yield RowError("invalid_value", f"a cell cannot be read: {error}")
+
+
+def _row(index: int, record: dict[str, Any] | RowError) -> InputRow:
+    line = index + 1
+    if isinstance(record, RowError):
+        return InputRow(index, line, b"", None, record)
+    values = {name: _json_value(value) for name, value in record.items()}
+    fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
+    for name in ("messages", "tools"):  # often stored as JSON text
+        if isinstance(fields.get(name), str):
+            with contextlib.suppress(ValueError, RecursionError):  # the recipe says what is wrong
+                fields[name] = json.loads(fields[name])
+    return InputRow(index, line, encode_json(values), fields)
+
+
+def _json_value(value: Any) -> Any:
+    """``value`` in JSON's types: what tables know beyond them becomes text, NaN becomes null."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode("ascii")
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | timedelta) or not isinstance(value, str | int | None):
+        return str(value)
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every struct all keys; a null is a key that the row does not have."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _damaged(where: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())[:200]
+    return InputError(f"{where}: cannot be read ({reason}); check or copy the file again")

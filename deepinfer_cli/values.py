@@ -1,0 +1,174 @@
+"""How a setting's value is written by people: ``32k``, ``24GiB``, ``90%``, ``2h``, ``on``.
+
+A ``Kind`` turns what a YAML file, an environment variable or a flag holds into a typed value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TRUE = {"true", "yes", "on", "1"}
+_FALSE = {"false", "no", "off", "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A type of value.  ``parse`` raises ValueError; ``expects`` completes "expected ...".
+
+    ``form`` says how flags look: one value, an on/off switch, or a repeatable option.
+    """
+
+    expects: str
+    parse: Callable[[object], object]
+    form: str = "value"
+    metavar: str = "TEXT"
+
+
+def _scaled(text: str, scales: Mapping[str, int]) -> float:
+    match = re.fullmatch(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)", text.lower())
+    if match is None or match[2] not in scales:
+        raise ValueError(text)
+    return float(match[1]) * scales[match[2]]
+
+
+def parse_count(value: object) -> int:
+    """A whole number; k, M, G, T are decimal, Ki, Mi, Gi, Ti binary: ``32k`` is 32,000."""
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, int):
+        return value
+    text = str(value).strip()
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    number = _scaled(text, _DECIMAL | _BINARY)
+    if not math.isfinite(number) or number != int(number):
+        raise ValueError(value)
+    return int(number)
+
+
+def parse_bytes(value: object) -> int:
+    """A size in bytes: ``24GiB``, ``10 MB``, ``4096``."""
+    if isinstance(value, str):
+        return parse_count(re.sub(r"(?i)b$", "", value.strip()))
+    return parse_count(value)
+
+
+def parse_number(value: object) -> float:
+    """A finite number, or a percentage: ``90%`` is 0.9."""
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if isinstance(value, int | float):
+        number = float(value)
+    else:
+        text = str(value).strip()
+        number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def parse_seconds(value: object) -> float:
+    """A duration in seconds: ``90``, ``90s``, ``1h30m``, ``2d``."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    text = str(value).strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(value)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_error_limit(value: object) -> int | float:
+    """A number of rows (an int) or a share of all rows (``5%`` is the float 0.05)."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        limit: int | float = parse_number(value)
+    else:
+        limit = parse_count(value)
+    if limit < 0:
+        raise ValueError(value)
+    return limit
+
+
+def parse_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(value)
+    return word in _TRUE
+
+
+def parse_text(value: object) -> str:
+    if isinstance(value, bool | dict | list) or value == "":
+        raise ValueError(value)
+    return str(value)
+
+
+def choice(*names: str) -> Kind:
+    """One of ``names``.  YAML 1.1 reads a bare ``off`` as false, so false means ``off``."""
+
+    def parse(value: object) -> str:
+        word = "off" if value is False else str(value)
+        if word not in names:
+            raise ValueError(value)
+        return word
+
+    return Kind(expects="one of " + ", ".join(names), parse=parse, metavar="|".join(names))
+
+
+def many(item: Kind) -> Kind:
+    """Several values: a YAML list, a repeated flag, or one value alone."""
+
+    def parse(value: object) -> tuple[object, ...]:
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(item.parse(entry) for entry in items)
+
+    return Kind(
+        expects=f"{item.expects}, or a list", parse=parse, form="many", metavar=item.metavar
+    )
+
+
+def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
+    """A mapping: a YAML mapping, or ``KEY=VALUE`` given once or more."""
+
+    def parse(value: object) -> dict[object, object]:
+        if isinstance(value, Mapping):
+            return {key.parse(k): item.parse(v) for k, v in value.items()}
+        texts = value if isinstance(value, list | tuple) else str(value).split(",")
+        halves = [str(text).partition("=") for text in texts]
+        if not all(equals for _, equals, _ in halves):
+            raise ValueError(value)
+        return {key.parse(k): item.parse(v) for k, _, v in halves}
+
+    return Kind(expects=expects, parse=parse, form="many", metavar=metavar)
+
+
+def optional(kind: Kind) -> Kind:
+    """``kind`` or nothing: an empty YAML value, or the word ``none``."""
+
+    def parse(value: object) -> object:
+        return None if value is None or value in ("none", "null") else kind.parse(value)
+
+    return Kind(expects=kind.expects, parse=parse, form=kind.form, metavar=kind.metavar)
+
+
+COUNT = Kind(expects="a whole number such as 64, 32k or 1M", parse=parse_count, metavar="N")
+BYTES = Kind(expects="a size such as 64MiB or 24GiB", parse=parse_bytes, metavar="SIZE")
+NUMBER = Kind(expects="a number such as 0.7 or 90%", parse=parse_number, metavar="X")
+SECONDS = Kind(expects="a duration such as 90s, 30m or 2h", parse=parse_seconds, metavar="TIME")
+ERROR_LIMIT = Kind(expects="a number of rows or 5%", parse=parse_error_limit, metavar="N|P%")
+SWITCH = Kind(expects="true or false", parse=parse_switch, form="switch")
+TEXT = Kind(expects="text", parse=parse_text)
