@@ -1,0 +1,193 @@
+"""A model and cache that only remember tokens, so that every mistake of the engine shows.
+
+The fake cache stores token ids where a real one stores states: in blocks (global KV), and in
+rings by slot and position (encoder and decoder windows).  The fake model's next-token logits are a
+hash of what it reads there.  A block shared by accident, a ring not rebuilt, a wrong position or a
+lost token gives other tokens than ``oracle``, which computes the same from the plain list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.types import Completion, Request, SamplingParams
+
+EMPTY = -1
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    vocab_size: int = 50
+    eos_token_id: int = 1
+    sliding_window: int = 4
+    max_position_embeddings: int = 256
+    num_nextn_predict_layers: int = 0
+    dspark_block_size: int = 0
+
+
+class FakeCache:
+    def __init__(
+        self, config: FakeConfig, num_blocks: int, block_size: int, num_slots: int
+    ) -> None:
+        self.block_size = block_size
+        self.blocks = torch.full((num_blocks, block_size), EMPTY)
+        self.ring_size = config.sliding_window + 6
+        self.rings = torch.full((2, num_slots, self.ring_size), EMPTY)
+
+    def snapshot(self, slot: int) -> Tensor:
+        return self.rings[:, slot].clone()
+
+    def restore(self, slot: int, snapshot: Tensor) -> None:
+        self.rings[:, slot] = snapshot
+
+
+def next_logits(
+    config: FakeConfig,
+    history: Sequence[int],
+    encoder_start: int = 0,
+    decoder_start: int = 0,
+    encoder: Sequence[int] | None = None,
+    decoder: Sequence[int] | None = None,
+) -> Tensor:
+    """Logits after ``history``: a hash of all of it and of the two windows at its end."""
+    position = len(history) - 1
+    first = max(position - config.sliding_window + 1, 0)
+    if encoder is None:
+        encoder = history[max(first, encoder_start) :]
+    if decoder is None:
+        decoder = history[max(first, decoder_start) :]
+    key = hash((tuple(history), tuple(encoder), tuple(decoder)))
+    generator = torch.Generator().manual_seed(key & (2**62 - 1))
+    return torch.randn(config.vocab_size, generator=generator) * 3
+
+
+class FakeModel:
+    """Reads tokens back from the cache exactly where a real model would read states."""
+
+    def __init__(self, config: FakeConfig | None = None) -> None:
+        self.config = config or FakeConfig()
+        self.batches: list[ForwardBatch] = []
+
+    def forward(self, batch: ForwardBatch, cache: FakeCache) -> ForwardOutput:
+        self.batches.append(batch)
+        wanted = set(batch.logit_rows.tolist())
+        logits = []
+        row = 0
+        for r, (length, context) in enumerate(
+            zip(batch.query_lens, batch.context_lens, strict=True)
+        ):
+            for position in range(context - length, context):
+                assert int(batch.positions[row]) == position
+                assert int(batch.request_rows[row]) == r
+                self._write(batch, cache, r, position, int(batch.token_ids[row]))
+                if row in wanted:
+                    logits.append(self._read(batch, cache, r, position))
+                row += 1
+        assert row == len(batch.token_ids)
+        empty = torch.empty(0)
+        return ForwardOutput(
+            logits=torch.stack(logits) if logits else torch.empty(0, self.config.vocab_size),
+            main_hidden=empty,
+            main_rows=empty,
+        )
+
+    def _write(
+        self, batch: ForwardBatch, cache: FakeCache, r: int, position: int, token: int
+    ) -> None:
+        slot = int(batch.state_slots[r])
+        cache.rings[0, slot, position % cache.ring_size] = token
+        if position >= int(batch.decoder_start[r]):
+            cache.rings[1, slot, position % cache.ring_size] = token
+        block, offset = divmod(position, cache.block_size)
+        stored = cache.blocks[int(batch.block_table[r, block])]
+        if position >= int(batch.write_start[r]):
+            stored[offset] = token
+        assert int(stored[offset]) == token, "the cache holds another prefix"
+
+    def _read(self, batch: ForwardBatch, cache: FakeCache, r: int, position: int) -> Tensor:
+        history = [
+            int(
+                cache.blocks[int(batch.block_table[r, p // cache.block_size]), p % cache.block_size]
+            )
+            for p in range(position + 1)
+        ]
+        assert position >= int(batch.decoder_start[r])
+        windows = []
+        for ring, start in enumerate((batch.encoder_start[r], batch.decoder_start[r])):
+            first = max(position - self.config.sliding_window + 1, int(start))
+            slots = torch.arange(first, position + 1) % cache.ring_size
+            windows.append(cache.rings[ring, int(batch.state_slots[r])][slots].tolist())
+        return next_logits(self.config, history, encoder=windows[0], decoder=windows[1])
+
+
+def make_engine(model: FakeModel | None = None, **settings: object) -> LLMEngine:
+    """An engine on the fake model; small unless told otherwise."""
+    values: dict[str, object] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "block_size": 4,
+        "num_blocks": 32,
+        "max_model_len": 64,
+    }
+    config = EngineConfig(**(values | settings))  # type: ignore[arg-type]
+    assert config.num_blocks is not None
+    model = model or FakeModel()
+    cache = FakeCache(model.config, config.num_blocks, config.block_size, config.max_num_seqs)
+    return LLMEngine(model, config, cache)  # type: ignore[arg-type]
+
+
+def run(
+    engine: LLMEngine, requests: Sequence[Request], max_steps: int = 5000
+) -> dict[str, Completion]:
+    """All completions by id; integrity is checked after every step."""
+    for request in requests:
+        engine.add_request(request)
+    done: dict[str, Completion] = {}
+    for _ in range(max_steps):
+        if not engine.has_unfinished():
+            break
+        for completion in engine.step():
+            assert completion.request_id not in done
+            done[completion.request_id] = completion
+        engine.check_integrity()
+    assert not engine.has_unfinished(), "the engine does not come to an end"
+    assert not engine.scheduler.holding
+    return done
+
+
+def oracle(
+    config: FakeConfig,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    exact: bool = False,
+    encoder_start: int = 0,
+) -> tuple[int, ...]:
+    """The greedy answer, computed from the list of tokens alone."""
+    tokens = list(prompt)
+    start = 0 if exact else max(0, len(prompt) - config.sliding_window)
+    while len(tokens) < len(prompt) + max_tokens:
+        logits = next_logits(config, tokens, encoder_start, start)
+        tokens.append(int(logits.argmax()))
+        if tokens[-1] == config.eos_token_id:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def request(
+    request_id: str, prompt: Sequence[int], *, seed: int = 0, **sampling: object
+) -> Request:
+    values: dict[str, object] = {"temperature": 0.0, "max_tokens": 8}
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(**(values | sampling)),  # type: ignore[arg-type]
+        seed=seed,
+    )
