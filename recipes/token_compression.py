@@ -1,35 +1,26 @@
-"""The Engram's token compression: ids whose texts differ only in case, accents or spacing become one.
+"""The Engram's token compression: ids whose texts differ only in case, accents or spacing are one.
 
 The engine takes the result as an array; only here is the text behind an id known.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, normalizers
 
-from deepinfer.errors import CheckpointError
+from .tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _LONE_SPACE = "\ue000"  # keeps a token that is one space from being stripped to nothing
 
 
-def token_compression(tokenizer_file: Path | str) -> NDArray[np.int32]:
-    """[vocabulary] i32: the compressed id of every token id, numbered by first appearance.
-
-    Raises: CheckpointError when the tokenizer cannot be read.
-    """
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{tokenizer_file}: cannot read the tokenizer: {error}") from error
-    normalizer = _normalizer()
+def token_compression(tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """[size] i32: the compressed id of every token id, numbered by first appearance."""
+    full, normalizer = tokenizer.full, _normalizer()
     numbers: dict[str, int] = {}
-    keys = (_key(tokenizer, normalizer, i) for i in range(tokenizer.get_vocab_size()))
+    keys = (_key(full, normalizer, i) for i in range(tokenizer.size))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
 
 

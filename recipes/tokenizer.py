@@ -87,6 +87,11 @@ class Tokenizer:
         return deepseek_recipe.Tokenizer.from_str(json.dumps(self._definition))
 
     @cached_property
+    def full(self) -> tokenizers.Tokenizer:
+        """The same tokenizer in the form of the ``tokenizers`` library."""
+        return tokenizers.Tokenizer.from_str(json.dumps(self._definition))
+
+    @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         # Without its added vocabulary a tokenizer cannot produce a control token from text.
         stripped = {
@@ -135,7 +140,7 @@ def _token_bytes_table(definition: dict[str, Any]) -> list[bytes]:
     added = {int(token["id"]): token["content"] for token in definition["added_tokens"]}
     table = [b""] * (max([*vocabulary.values(), *added]) + 1)
     for spelling, token_id in vocabulary.items():
-        if token_id not in added:
+        if byte_of.keys() >= set(spelling):
             table[token_id] = bytes(byte_of[character] for character in spelling)
     for token_id, spelling in added.items():
         table[token_id] = spelling.encode()

@@ -16,7 +16,6 @@ from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
-
 from training.conversations import conversation, long_dialogue, tool_dialogue
 from training.dialogue import Answer, Dialogue, DocumentEncoder, PromptRenderer, answer_text
 from training.grammar import Writer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ _SENTENCE_START = re.compile(
 _LONE_I = re.compile(r"\bi\b")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parse(pattern: str) -> Sequence_:
     """Nested choices of a pattern as tuples, parsed once."""
     position = 0

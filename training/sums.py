@@ -64,7 +64,7 @@ def word_problem(writer: Writer) -> Turn:
 
 
 def comparing(writer: Writer) -> Turn:
-    a, b = writer.random.sample(range(0, 101), 2)
+    a, b = writer.random.sample(range(101), 2)
     if writer.chance(0.5):
         return (
             writer.write(f"[which is bigger, {a} or {b}?|which number is larger: {a} or {b}?]"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parent.parent / "recipes" / "tiny"
 NUM_LAYERS, NUM_ENCODER_LAYERS, NUM_DRAFT_STAGES = 8, 4, 3
@@ -19,7 +20,7 @@ ENGRAM_BUCKETS, ENGRAM_HEADS, ENGRAM_LAYERS = 2048, 2, (1, 3)
 
 def tiny_config(tokenizer_file: Path = FOLDER / "tokenizer.json") -> ModelConfig:
     """Every mechanism of the family at about 9.4 M active parameters and 23 MB."""
-    compression = token_compression(tokenizer_file)
+    compression = token_compression(Tokenizer.from_file(tokenizer_file))
     primes = bucket_primes(
         num_layers=len(ENGRAM_LAYERS),
         num_orders=3,
