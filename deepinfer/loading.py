@@ -81,5 +81,4 @@ def resolve_engine_config(
         num_seqs = resolved.get("max_num_seqs", defaults.max_num_seqs)
         needed = num_seqs * (1 + resolved["num_speculative_tokens"])
         resolved["max_num_batched_tokens"] = max(defaults.max_num_batched_tokens, needed)
-    config = EngineConfig(**resolved, device=device)
-    return config if "batch_invariant" in resolved else config.with_environment(), notes
+    return EngineConfig(**resolved, device=device), notes

@@ -96,11 +96,12 @@ class RowEncoder:
         tokenizer = self._tokenizer
         encode = tokenizer.encode_with_control if parse_special else tokenizer.encode_plain
         try:
-            token_ids = encode(text)
+            text.encode()
         except UnicodeEncodeError as error:
             raise RowError(
                 "invalid_value", f"prompt: not valid Unicode at character {error.start}"
             ) from error
+        token_ids = chat.guarded(lambda: encode(text))
         if token_ids[:1] == [tokenizer.bos_id]:
             return tuple(token_ids)
         return (tokenizer.bos_id, *token_ids)

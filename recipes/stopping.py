@@ -36,6 +36,7 @@ class StopChecker:
         """
         if token_id == self._silent_id:
             self._in_reasoning = False
+            self._tail = ""  # as in the official parser, nothing matches across this token
             return None
         if token_id == self._tool_marker_id and not self._in_reasoning:
             self._in_tool_calls = True
