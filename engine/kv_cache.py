@@ -65,13 +65,11 @@ class KVCache:
         num_slots: int,
         device: torch.device | str = "cpu",
     ) -> KVCache:
-        """Zeroed tensors for ``num_blocks`` blocks of ``block_size`` tokens and ``num_slots`` rings.
+        """Zeroed tensors: ``num_blocks`` blocks of ``block_size`` tokens, ``num_slots`` rings.
 
         Raises: ConfigError if a size is not positive or ``block_size`` splits a compressed group.
         """
-        check_cache_sizes(
-            config, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots
-        )
+        check_cache_sizes(config, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots)
         ratios = {layer: config.compress_ratios[layer] for layer in config.kv_source_layer_ids}
 
         def bytes_of(*shape: int) -> Tensor:
@@ -108,7 +106,7 @@ class KVCache:
         return self.history.shape[0]
 
     def snapshot(self, slot: int) -> RingSnapshot:
-        """A copy of everything that belongs to a slot, for ``restore`` into this or another slot."""
+        """A copy of all that belongs to a slot, for ``restore`` into this or another slot."""
         return RingSnapshot(tuple(ring.clone() for ring in self._rings(slot)))
 
     def restore(self, slot: int, snapshot: RingSnapshot) -> None:

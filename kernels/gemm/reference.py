@@ -83,5 +83,5 @@ def _use_bf16(x: Tensor) -> bool:
 
 @cache
 def _cpu_has_bf16() -> bool:
-    """Whether bf16 dot products are instructions of this CPU; emulated ones are slower than fp32."""
+    """Whether this CPU has bf16 dot products; emulated ones are slower than fp32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

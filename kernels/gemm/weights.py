@@ -44,6 +44,11 @@ class Weight:
         scales = [None] * len(self.values) if self.scales is None else list(self.scales)
         return [Weight(v, s) for v, s in zip(self.values, scales, strict=True)]
 
+    def split_rows(self, parts: int) -> Weight:
+        """[parts, N / parts, K]: consecutive rows as a stack."""
+        scales = None if self.scales is None else self.scales.unflatten(0, (parts, -1))
+        return Weight(self.values.unflatten(0, (parts, -1)), scales)
+
     @staticmethod
     def concat(weights: Sequence[Weight]) -> Weight:
         """One weight that has the rows of all, for linears that share their input."""

@@ -14,7 +14,7 @@ _NORM_EPS = 1e-20
 
 
 class HyperMix(NamedTuple):
-    """Coefficients of one sub-block: pre [T, S], post [T, S], comb [T, S (from), S (to)], all f32."""
+    """Coefficients of one sub-block, f32: pre [T, S], post [T, S], comb [T, S (from), S (to)]."""
 
     pre: Tensor
     post: Tensor

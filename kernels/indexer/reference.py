@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Below the key of -inf, and high enough that no subtraction of an entry number wraps around.
+_LOWEST = 1 - (1 << 31)
+
 
 def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) -> Tensor:
     """``sum_h w_h * relu(q_h . k)`` of every query and entry of the same request.
@@ -16,7 +19,8 @@ def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) 
     Shapes: queries [R, Q, H, D] f32 (rounded to FP4), head_weights [R, Q, H] bf16, keys [R, N, D]
     f32 (unpacked FP4); returns [R, Q, N] bf16.
     Numerics: every step is rounded to bf16, as in the released code; the sum is made in fp32.  The
-    products are short numbers whose fp32 sums are exact, so no order matters.  Batch-invariant: yes.
+    products are short numbers whose fp32 sums are exact, so no order matters.
+    Batch-invariant: yes.
     """
     requests, count, heads, width = queries.shape
     dots = torch.bmm(queries.view(requests, count * heads, width), keys.transpose(1, 2))
@@ -32,7 +36,7 @@ def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor
     """
     entries = torch.arange(scores.shape[-1], device=scores.device)
     hidden = (entries >= num_visible[..., None]) | torch.isneginf(scores)
-    keys = (_order_preserving(scores).masked_fill(hidden, -(1 << 31)) << 32) - entries
+    keys = (_order_preserving(scores).masked_fill(hidden, _LOWEST) << 32) - entries
     best = torch.topk(keys, min(k, len(entries)), dim=-1, sorted=False).indices
     past_end = len(entries)
     chosen = torch.where(hidden.gather(-1, best), past_end, best).sort(dim=-1).values

@@ -43,7 +43,8 @@ def fake_quantize_fp8(x: Tensor) -> Tensor:
 def quantize_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
     """Index queries and keys: E2M1 with one E8M0 scale per 32 values.
 
-    Shapes: x [..., K] float; returns codes [..., K] u8 (sign in bit 3) and exponents [..., K/32] u8.
+    Shapes: x [..., K] float; returns codes [..., K] u8, sign in bit 3, and
+    exponents [..., K/32] u8.
     """
     values, exponents = _scaled_fp4(x)
     return _e2m1_codes(values).flatten(-2), exponents.to(torch.uint8)

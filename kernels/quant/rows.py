@@ -14,8 +14,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .formats import FP4_BLOCK, FP4_E4M3_BLOCK, FP8_BLOCK, power_of_two
-from .formats import quantize_fp4, quantize_fp4_e4m3, quantize_fp8
+from .formats import (
+    FP4_BLOCK,
+    FP4_E4M3_BLOCK,
+    FP8_BLOCK,
+    power_of_two,
+    quantize_fp4,
+    quantize_fp4_e4m3,
+    quantize_fp8,
+)
 
 
 def pack_window_rows(x: Tensor) -> Tensor:

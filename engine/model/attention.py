@@ -1,0 +1,76 @@
+"""Attention of one layer: projections, window and compressed keys, grouped output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from deepinfer.kernels.attention import sparse_attention
+from deepinfer.kernels.gemm import Weight, grouped_linear, linear, quantized_linear
+from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.quant import fake_quantize_fp8, pack_window_rows
+from deepinfer.kernels.rope import apply_rope
+
+from .compressor import Compressor
+from .global_kv import GlobalKV
+from .indexer import Indexer
+from .layer_tensors import LayerTensors
+from .rotary import rope_key
+from .schedule import LayerPlan
+from .tokens import Tokens
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+
+class Attention:
+    """T tokens, H heads, D latent width.  What the layer produces and reads is in ``plan``."""
+
+    def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
+        self.plan = plan
+        self.eps = config.rms_norm_eps
+        self.scale = config.head_dim**-0.5
+        self.widths = [config.q_lora_rank, config.head_dim]
+        self.q_shape = (config.num_attention_heads, config.head_dim)
+        self.wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
+        self.q_norm = tensors["attn.q_norm.weight"]
+        self.kv_norm = tensors["attn.kv_norm.weight"]
+        self.wq_b = tensors.weight("attn.wq_b")
+        self.wo_a = tensors.weight("attn.wo_a").split_rows(config.o_groups)
+        self.wo_b = tensors.weight("attn.wo_b")
+        self.sink = tensors["attn.attn_sink"]
+        self.compressor = Compressor(config, plan, tensors) if plan.is_kv_source else None
+        self.indexer = Indexer(config, plan, tensors) if plan.is_index_source else None
+
+    def __call__(self, x: Tensor, tokens: Tokens, ring: Tensor, kv: GlobalKV | None) -> Tensor:
+        """x [T, d] bf16 (normalised) -> [T, d] bf16; stores the window rows in ``ring``.
+
+        New global KV must have been written (``Compressor.write``).  ``kv`` may be None for a layer
+        without compressed keys.
+        """
+        latent_q, window_kv = quantized_linear(x, self.wq_a_kv).split(self.widths, dim=-1)
+        latent_q = fake_quantize_fp8(rms_norm(latent_q, self.q_norm, self.eps))
+        rope = tokens.rope[rope_key(self.plan)]
+        q = apply_rope(linear(latent_q, self.wq_b).unflatten(-1, self.q_shape), *rope)
+        window_rows = tokens.window.exchange(ring, self._pack(window_kv, rope))
+        main_rows = main_index = None
+        if kv is not None and self.plan.kv_source is not None:
+            assert self.plan.index_source is not None
+            if self.indexer is not None:
+                kv.picks[self.plan.layer_id] = self.indexer.select(x, latent_q, tokens, kv)
+            main_index = kv.picks[self.plan.index_source]
+            main_rows = kv.cache.main[self.plan.kv_source].flatten(0, 1)
+        out = sparse_attention(
+            q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale
+        )
+        out = apply_rope(out, *rope, inverse=True).flatten(1)
+        grouped = grouped_linear(out.unflatten(-1, (len(self.wo_a.values), -1)), self.wo_a)
+        return quantized_linear(grouped.flatten(1), self.wo_b)
+
+    def window_rows(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Only the packed window rows of x [T, d] bf16: [T, D + D/32] u8."""
+        return self._pack(quantized_linear(x, self.wq_a_kv)[:, self.widths[0] :], rope)
+
+    def _pack(self, window_kv: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        return pack_window_rows(apply_rope(rms_norm(window_kv, self.kv_norm, self.eps), *rope))

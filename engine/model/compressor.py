@@ -1,0 +1,69 @@
+"""Producer of global KV: compresses tokens into main entries and index keys and stores them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
+from deepinfer.kernels.compressor import pool_pairs
+from deepinfer.kernels.gemm import Weight, fp32_linear, linear
+from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.quant import pack_index_rows, pack_main_rows
+from deepinfer.kernels.rope import apply_rope
+
+from .global_kv import GlobalKV
+from .layer_tensors import LayerTensors
+from .schedule import LayerPlan
+from .tokens import Tokens
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+
+class Compressor:
+    """The compressor and the key half of the indexer of one "full" layer."""
+
+    def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
+        self.plan = plan
+        self.eps = config.rms_norm_eps
+        weights = [tensors.weight("attn.compressor.wkv")]
+        if plan.ratio > 1:
+            weights.append(tensors.weight("attn.compressor.wgate"))
+        self.wkv_gate = Weight.concat(weights)
+        self.norm = tensors["attn.compressor.norm.weight"]
+        self.wk = tensors.weight("attn.indexer.wk")
+        self.k_norm = tensors["attn.indexer.k_norm.weight"]
+
+    def write(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> None:
+        """Compress x [T, d] bf16 and store the entries that are now complete."""
+        layer = self.plan.layer_id
+        new = kv.new_entries(self.plan.ratio)
+        if self.plan.ratio == 1:
+            pooled = linear(x[new.tokens], self.wkv_gate)
+        else:
+            pooled = self._pool(x, tokens, kv, new.tokens)
+        latent = rms_norm(pooled, self.norm, self.eps)
+        cos, sin = kv.rotary.table(self.plan, new.positions)
+        main = pack_main_rows(apply_rope(latent, cos, sin))
+        key = rms_norm(linear(latent, self.wk), self.k_norm, self.eps)
+        index = pack_index_rows(apply_rope(key, cos, sin))
+        kv.cache.main[layer].view(-1, main.shape[-1])[new.rows] = main
+        kv.cache.index[layer].view(-1, index.shape[-1])[new.rows] = index
+
+    def _pool(self, x: Tensor, tokens: Tokens, kv: GlobalKV, completing: Tensor) -> Tensor:
+        """Latents of the pairs that end at the ``completing`` tokens, [n, D] bf16.
+
+        A pair may begin in an earlier pass: unpooled keys and gates are kept in a ring.
+        """
+        ring = kv.cache.partial[self.plan.layer_id]
+        key_gate = fp32_linear(x, self.wkv_gate).unflatten(-1, (2, -1))
+        slots, positions = tokens.slots[completing], tokens.positions[completing]
+        earlier = ring[slots, (positions - 1) % HISTORY_RING_SIZE]
+        in_pass = (tokens.offsets[completing] > 0)[:, None, None]
+        first = torch.where(in_pass, key_gate[completing - 1], earlier)
+        kept = tokens.newest(HISTORY_RING_SIZE)
+        ring[tokens.slots[kept], tokens.positions[kept] % HISTORY_RING_SIZE] = key_gate[kept]
+        return pool_pairs(first, key_gate[completing])

@@ -1,0 +1,139 @@
+"""Draft stages: guess a block of tokens in one pass, then correct it token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import DraftOutput
+from deepinfer.engine.kv_cache import KVCache, ring_size
+from deepinfer.kernels.dspark import confidence_logits, markov_logits
+from deepinfer.kernels.gemm import Weight, fp32_linear, quantized_linear
+from deepinfer.kernels.hyper_connection import collapse_streams
+from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.numeric import sigmoid
+
+from .block import Block
+from .layer_tensors import LayerTensors
+from .rotary import Rotary, rope_key
+from .streams import initial_streams
+from .tokens import Tokens
+from .window import block_window
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+DraftSampler = Callable[[Tensor, Tensor], Tensor]
+"""Logits [R, V] f32 and positions [R] i64 of the tokens drawn -> token ids [R] i64."""
+
+
+def greedy_sampler(logits: Tensor, positions: Tensor) -> Tensor:
+    """The most likely token; the lowest id wins a tie."""
+    return logits.argmax(-1)
+
+
+class DraftModel:
+    """R requests, B tokens per block, d width, V vocabulary, r Markov rank."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        root: LayerTensors,
+        embed: Tensor,
+        head: Weight,
+        rotary: Rotary,
+    ) -> None:
+        self.config = config
+        self.embed = embed
+        self.head = head
+        self.rotary = rotary
+        stages = [root.under(f"mtp.{stage}.") for stage in range(len(config.draft_stages))]
+        self.blocks = [
+            Block(config, plan, stage)
+            for plan, stage in zip(config.draft_stages, stages, strict=True)
+        ]
+        self.main_proj = stages[0].weight("main_proj")
+        self.main_norm = stages[0]["main_norm.weight"]
+        self.norm = stages[-1]["norm.weight"]
+        self.markov_embed = stages[-1]["markov_head.embed.weight"]
+        self.markov_head = stages[-1].weight("markov_head.head")
+        self.confidence = stages[-1].weight("confidence_head.proj")
+
+    def seed(self, main_hidden: Tensor, positions: Tensor, slots: Tensor, cache: KVCache) -> None:
+        """Store every stage's window rows of verified tokens; see ``Model.seed_draft``."""
+        size = ring_size(self.config)
+        last = positions.new_zeros(cache.num_slots).scatter_reduce(0, slots, positions, "amax")
+        kept = (positions > last[slots] - size).nonzero()[:, 0]
+        positions, slots = positions[kept], slots[kept]
+        projected = quantized_linear(main_hidden[kept], self.main_proj)
+        context = rms_norm(projected, self.main_norm, self.config.rms_norm_eps)
+        index = slots * size + positions % size
+        for stage, block in enumerate(self.blocks):
+            rope = self.rotary.table(block.plan, positions)
+            rows = block.attention.window_rows(context, rope)
+            cache.draft[stage].view(-1, rows.shape[-1])[index] = rows
+
+    def draft(
+        self,
+        anchor_token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        start: Tensor,
+        cache: KVCache,
+        sample: DraftSampler,
+    ) -> DraftOutput:
+        """See ``Model.draft``."""
+        hidden = self._block_hidden(anchor_token_ids, positions, slots, start, cache)
+        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        base = fp32_linear(normed.flatten(0, 1), self.head).unflatten(0, hidden.shape[:2])
+        previous = anchor_token_ids
+        ids, logits, embedded = [], [], []
+        for step in range(self.config.dspark_block_size):
+            embedded.append(self.markov_embed[previous])
+            logits.append(markov_logits(base[:, step], embedded[-1], self.markov_head))
+            previous = sample(logits[-1], positions + 1 + step)
+            ids.append(previous)
+        markov = torch.stack(embedded, dim=1)
+        confidence = confidence_logits(hidden.flatten(0, 1), markov.flatten(0, 1), self.confidence)
+        return DraftOutput(
+            token_ids=torch.stack(ids, dim=1),
+            logits=torch.stack(logits, dim=1),
+            confidence=sigmoid(confidence).unflatten(0, hidden.shape[:2]),
+        )
+
+    def _block_hidden(
+        self, anchors: Tensor, positions: Tensor, slots: Tensor, start: Tensor, cache: KVCache
+    ) -> Tensor:
+        """What the stages make of [anchor, noise, noise, ...], [R, B, d] bf16."""
+        config = self.config
+        size = config.dspark_block_size
+        token_ids = torch.full((len(anchors), size), config.dspark_noise_token_id).to(anchors)
+        token_ids[:, 0] = anchors
+        steps = torch.arange(size, device=anchors.device)
+        block_positions = (positions[:, None] + steps).flatten()
+        tokens = Tokens(
+            positions=block_positions,
+            request_rows=torch.arange(len(anchors), device=anchors.device).repeat_interleave(size),
+            offsets=steps.repeat(len(anchors)),
+            slots=slots.repeat_interleave(size),
+            query_lens=(size,) * len(anchors),
+            rope={
+                rope_key(block.plan): self.rotary.table(block.plan, block_positions)
+                for block in self.blocks[:1]
+            },
+            window=block_window(
+                anchors=positions,
+                start=start,
+                slots=slots,
+                block_size=size,
+                width=config.sliding_window,
+                ring_size=ring_size(config),
+            ),
+        )
+        streams, pre = initial_streams(self.embed[token_ids.flatten()], config.hc_mult)
+        for stage, block in enumerate(self.blocks):
+            streams, pre = block(streams, pre, tokens, cache.draft[stage], None)
+        return collapse_streams(streams, pre).unflatten(0, (len(anchors), size))

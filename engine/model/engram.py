@@ -1,0 +1,82 @@
+"""Engram of one layer: n-grams of compressed token ids read rows of a large table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
+from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
+from deepinfer.kernels.gemm import quantized_linear
+
+from .layer_tensors import LayerTensors
+from .tokens import Tokens
+
+if TYPE_CHECKING:
+    from .config import ModelConfig
+
+_SEED_FACTOR = 10007
+_NO_TOKEN = -1
+
+
+class Engram:
+    """T tokens, S streams, d width, C table columns."""
+
+    def __init__(self, config: ModelConfig, engram_index: int, tensors: LayerTensors) -> None:
+        device = tensors.device
+        primes = torch.tensor(config.engram_primes[engram_index])
+        ends = primes.flatten().cumsum(0)
+        self.primes = primes.to(device)
+        self.offsets = (ends.view_as(primes) - primes).to(device)
+        layer_id = config.engram_layer_ids[engram_index]
+        self.multipliers = torch.from_numpy(hash_multipliers(config, layer_id)).to(device)
+        self.table = tensors["engram.embed.weight"]
+        self.scales = tensors["engram.embed.scale"]
+        self.wkv = tensors.weight("engram.wkv")
+        self.q_weight = tensors["engram.q_weight"]
+        self.k_weight = tensors["engram.k_weight"]
+
+    def rows(self, lookback: Tensor) -> Tensor:
+        """Table rows [T, C] i64 of the n-grams that end at each token; lookback [T, G] i64."""
+        return engram_hash(lookback, self.multipliers, self.primes, self.offsets)
+
+    def __call__(self, streams: Tensor, lookback: Tensor, is_image: Tensor | None) -> Tensor:
+        """streams [T, S, d] bf16 -> same, with the memory added; image tokens stay as they are."""
+        rows = engram_lookup(self.table, self.scales, self.rows(lookback))
+        key_value = quantized_linear(rows, self.wkv)
+        added = engram_gate(streams, key_value, self.q_weight, self.k_weight)
+        return added if is_image is None else torch.where(is_image[..., None], streams, added)
+
+
+def hash_multipliers(
+    config: ModelConfig, layer_id: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """One odd factor per place in an n-gram, [G] i64; products with compressed ids fit in i64."""
+    bound = (2**63 - 1) // config.engram_compressed_vocab_size // 2
+    generator = np.random.default_rng(_SEED_FACTOR * layer_id)
+    return 2 * generator.integers(0, bound, size=config.engram_max_ngram_size, dtype=np.int64) + 1
+
+
+def read_history(
+    history: Tensor, compressed: Tensor, tokens: Tokens, start: Tensor, *, size: int, pad: int
+) -> Tensor:
+    """Compressed ids of each token and the ``size - 1`` before it, [T, size] i64; stores the new.
+
+    Shapes: history [num_slots, HISTORY_RING_SIZE] i64 ring, compressed [T] i64, start [R] i64: no
+    token exists before it.  Image tokens count as absent, and whatever lies behind an absent one
+    is absent too: ``pad``.
+    """
+    if tokens.is_image is not None:
+        compressed = compressed.masked_fill(tokens.is_image[:, 0], _NO_TOKEN)
+    back = torch.arange(size, device=compressed.device)
+    positions = tokens.positions[:, None] - back
+    index = torch.arange(len(compressed), device=compressed.device)[:, None] - back
+    earlier = history[tokens.slots[:, None], positions % HISTORY_RING_SIZE]
+    ids = torch.where(tokens.offsets[:, None] >= back, compressed[index.clamp(min=0)], earlier)
+    absent = (positions < start.clamp(min=0)[tokens.request_rows][:, None]) | (ids == _NO_TOKEN)
+    kept = tokens.newest(HISTORY_RING_SIZE)
+    history[tokens.slots[kept], tokens.positions[kept] % HISTORY_RING_SIZE] = compressed[kept]
+    return ids.masked_fill(absent.cumsum(1) > 0, pad)

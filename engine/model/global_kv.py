@@ -1,0 +1,72 @@
+"""One pass's view of the global KV: which entries it writes, which rows its queries may pick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.kv_cache import KVCache
+
+from .rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewEntries:
+    """Compressed entries that a pass completes: n of them, of one ratio.
+
+    tokens [n] i64 the token (of T) that completes each; rows [n] i64 in the flat pool; positions
+    [n] i64 of the group's first token, which the entry is rotated to.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GlobalKV:
+    """Addresses in the block pools, and what layers of one pass leave for later ones.
+
+    picks       index source layer -> [T, K] i64 rows of the flat main pool, -1 = unused
+    candidates  [T, blocks] bool: entries that later indexers may pick from, None = all
+    """
+
+    batch: ForwardBatch
+    cache: KVCache
+    rotary: Rotary
+    picks: dict[int, Tensor] = field(default_factory=dict)
+    candidates: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def block_table(self) -> Tensor:
+        """[R, B] i64; entries past a request's need are unspecified, so they are made harmless."""
+        return self.batch.block_table.long().clamp(0, self.cache.num_blocks - 1)
+
+    def new_entries(self, ratio: int) -> NewEntries:
+        if ratio not in self._new_entries:
+            self._new_entries[ratio] = self._find_new_entries(ratio)
+        return self._new_entries[ratio]
+
+    @cached_property
+    def _new_entries(self) -> dict[int, NewEntries]:
+        return {}
+
+    def _find_new_entries(self, ratio: int) -> NewEntries:
+        batch = self.batch
+        completes = (batch.positions + 1) % ratio == 0
+        writable = batch.positions >= batch.write_start[batch.request_rows]
+        tokens = (completes & writable).nonzero()[:, 0]
+        entries = batch.positions[tokens].div(ratio, rounding_mode="floor")
+        rows = self.rows_of(entries, batch.request_rows[tokens], ratio)
+        return NewEntries(tokens=tokens, rows=rows, positions=entries * ratio)
+
+    def rows_of(self, entries: Tensor, request_rows: Tensor, ratio: int) -> Tensor:
+        """Rows in the flat pool of entries [n] or [n, K] of requests [n]; -1 stays -1."""
+        per_block = self.cache.block_size // ratio
+        requests = request_rows.view(-1, *(1,) * (entries.dim() - 1))
+        blocks = self.block_table[requests, entries.clamp(min=0) // per_block]
+        return torch.where(entries < 0, -1, blocks * per_block + entries % per_block)

@@ -1,0 +1,35 @@
+"""Access to the tensors of one layer by their official names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.errors import CheckpointError
+from deepinfer.kernels.gemm import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``."""
+
+    tensors: Mapping[str, Tensor]
+    prefix: str
+    device: torch.device
+
+    def __getitem__(self, name: str) -> Tensor:
+        full_name = self.prefix + name
+        if full_name not in self.tensors:
+            raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")
+        return self.tensors[full_name].to(self.device)
+
+    def weight(self, name: str) -> Weight:
+        """The linear weight ``name``, with its scales if it has any."""
+        has_scales = f"{self.prefix}{name}.scale" in self.tensors
+        return Weight(self[f"{name}.weight"], self[f"{name}.scale"] if has_scales else None)
+
+    def under(self, prefix: str) -> LayerTensors:
+        return LayerTensors(self.tensors, self.prefix + prefix, self.device)

@@ -1,0 +1,208 @@
+"""The whole text model: one forward pass over any mix of prompt chunks, decode and verify steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
+from deepinfer.engine.kv_cache import KVCache, ring_size
+from deepinfer.errors import ConfigError
+from deepinfer.kernels.gemm import fp32_linear
+from deepinfer.kernels.hyper_connection import collapse_streams
+from deepinfer.kernels.norm import rms_norm
+
+from .block import Block
+from .config import ModelConfig
+from .dspark import DraftModel, DraftSampler, greedy_sampler
+from .engram import Engram, read_history
+from .global_kv import GlobalKV
+from .layer_tensors import LayerTensors
+from .rotary import Rotary
+from .streams import initial_streams
+from .tokens import Tokens, narrow_batch
+
+
+class Model:
+    """Backbone and, if the checkpoint has them, draft stages.
+
+    T tokens, S streams, d width, V vocabulary.  Every token's results are the same bits in any
+    batch and however a prompt is cut into passes (on a CPU; see ``docs/numerics.md``).
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        *,
+        device: torch.device | str = "cpu",
+        token_map: Tensor | NDArray[np.integer[Any]] | None = None,
+    ) -> None:
+        """``tensors`` by their official names, as stored on disk.
+
+        ``token_map`` [V] int: the compressed id of each token, needed by models with Engram.
+        Raises: ConfigError without a fitting ``token_map``; CheckpointError for a missing tensor.
+        """
+        device = torch.device(device)
+        root = LayerTensors(tensors, "", device)
+        self.config = config
+        self.device = device
+        self.rotary = Rotary(config, device)
+        self.embed = root["embed.weight"]
+        self.norm = root["norm.weight"]
+        self.head = root.weight("head")
+        layers = [root.under(f"layers.{plan.layer_id}.") for plan in config.layers]
+        self.blocks = [Block(config, plan, layers[plan.layer_id]) for plan in config.layers]
+        self.engrams = {
+            layer_id: Engram(config, index, layers[layer_id])
+            for index, layer_id in enumerate(config.engram_layer_ids)
+        }
+        self.token_map = _checked_token_map(config, token_map, device)
+        self.draft_model = (
+            DraftModel(config, root, self.embed, self.head, self.rotary)
+            if config.num_nextn_predict_layers
+            else None
+        )
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        device: torch.device | str = "cpu",
+        *,
+        token_map: Tensor | NDArray[np.integer[Any]] | None = None,
+    ) -> Model:
+        """See the constructor."""
+        return cls(config, tensors, device=device, token_map=token_map)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardOutput:
+        """Run the tokens of a batch, write their cached state, return logits and draft taps.
+
+        Layers before the split layer run on all tokens.  From there on only tokens at or after
+        their request's ``decoder_start`` are computed; the others leave nothing but the split
+        layer's compressed entries.
+        """
+        tokens, kv = self._begin(batch, batch.encoder_start, cache)
+        lookback = self._lookback(batch, tokens, cache)
+        streams, pre = initial_streams(self.embed[batch.token_ids], self.config.hc_mult)
+        main_rows = torch.arange(len(batch.token_ids), device=self.device)
+        taps: dict[int, Tensor] = {}
+        for block in self.blocks:
+            layer_id = block.plan.layer_id
+            if layer_id in self.engrams:
+                streams = self.engrams[layer_id](streams, lookback, tokens.is_image)
+            if layer_id == self.config.split_layer:
+                block.write_global_kv(streams, pre, tokens, kv)
+                batch, kept = narrow_batch(batch, batch.decoder_start)
+                tokens, kv = self._begin(batch, batch.decoder_start, cache)
+                if kept is not None:
+                    main_rows, lookback = main_rows[kept], lookback[kept]
+                    streams, pre = streams[kept], pre[kept]
+                    taps = {tap: hidden[kept] for tap, hidden in taps.items()}
+                if not len(main_rows):
+                    break
+            else:
+                block.write_global_kv(streams, pre, tokens, kv)
+            if block.plan.tap is not None:
+                taps[block.plan.tap] = streams.float().mean(1).to(torch.bfloat16)
+            streams, pre = block(streams, pre, tokens, cache.window[layer_id], kv)
+        return ForwardOutput(
+            logits=self._logits(streams[batch.logit_rows], pre[batch.logit_rows]),
+            main_hidden=self._main_hidden(taps, len(main_rows)),
+            main_rows=main_rows,
+        )
+
+    @torch.inference_mode()
+    def seed_draft(
+        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: KVCache
+    ) -> None:
+        """Let the draft stages see verified tokens.
+
+        Shapes: main_hidden [M, taps * d] bf16 from ``forward``, positions [M] i64, state_slots [M]
+        i64.  Each token must be given once before a draft that starts after it.
+        """
+        self._drafts().seed(main_hidden, positions, state_slots, cache)
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        anchor_token_ids: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        draft_start: Tensor,
+        cache: KVCache,
+        sample: DraftSampler = greedy_sampler,
+    ) -> DraftOutput:
+        """Guess the ``dspark_block_size`` tokens after each anchor.
+
+        Shapes: all [R] i64: ``anchor_token_ids`` the newest token, whose position in ``positions``
+        the backbone has not run yet; ``draft_start`` the first position that was ever seeded.
+        ``sample`` turns logits [R, V] f32 and the positions [R] of the tokens drawn into ids [R].
+        """
+        return self._drafts().draft(
+            anchor_token_ids, positions, state_slots, draft_start, cache, sample
+        )
+
+    def _begin(self, batch: ForwardBatch, start: Tensor, cache: KVCache) -> tuple[Tokens, GlobalKV]:
+        tokens = Tokens.of_batch(
+            batch,
+            start,
+            self.rotary,
+            width=self.config.sliding_window,
+            ring_size=ring_size(self.config),
+            image_token_id=self.config.image_token_id,
+        )
+        return tokens, GlobalKV(batch=batch, cache=cache, rotary=self.rotary)
+
+    def _lookback(self, batch: ForwardBatch, tokens: Tokens, cache: KVCache) -> Tensor:
+        """Compressed ids of each token and its predecessors, [T, n-gram size] i64."""
+        return read_history(
+            cache.history,
+            self.token_map[batch.token_ids],
+            tokens,
+            batch.encoder_start,
+            size=self.config.engram_max_ngram_size,
+            pad=self.config.engram_pad_token_id,
+        )
+
+    def _logits(self, streams: Tensor, pre: Tensor) -> Tensor:
+        hidden = rms_norm(collapse_streams(streams, pre), self.norm, self.config.rms_norm_eps)
+        return fp32_linear(hidden, self.head)
+
+    def _main_hidden(self, taps: Mapping[int, Tensor], num_tokens: int) -> Tensor:
+        count = len(self.config.dspark_target_layer_ids)
+        if len(taps) == count and count:
+            return torch.cat([taps[tap] for tap in range(count)], dim=-1)
+        return self.embed.new_empty(num_tokens, count * self.config.hidden_size)
+
+    def _drafts(self) -> DraftModel:
+        if self.draft_model is None:
+            raise ConfigError(
+                "this checkpoint has no draft stages (num_nextn_predict_layers is 0): "
+                "run it without speculation"
+            )
+        return self.draft_model
+
+
+def _checked_token_map(
+    config: ModelConfig, token_map: Tensor | NDArray[np.integer[Any]] | None, device: torch.device
+) -> Tensor:
+    """[V] i64; the identity for models without Engram, which never look at it."""
+    if not config.engram_layer_ids:
+        return torch.arange(config.vocab_size, device=device)
+    if token_map is None:
+        raise ConfigError("token_map is missing: this model has Engram layers, which hash it")
+    token_map = torch.as_tensor(token_map)
+    if token_map.shape != (config.vocab_size,):
+        raise ConfigError(
+            f"token_map has shape {tuple(token_map.shape)}, expected ({config.vocab_size},): "
+            "one compressed id per token of the vocabulary"
+        )
+    return token_map.to(device=device, dtype=torch.int64)

@@ -1,0 +1,14 @@
+"""Where the residual streams begin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def initial_streams(embedded: Tensor, num_streams: int) -> tuple[Tensor, Tensor]:
+    """Equal streams [T, S, d] of embedded [T, d], and a one-hot ``pre`` [T, S] f32."""
+    streams = embedded[:, None, :].expand(-1, num_streams, -1)
+    pre = torch.zeros(len(embedded), num_streams, device=embedded.device)
+    pre[:, 0] = 1.0
+    return streams, pre

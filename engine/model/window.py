@@ -1,0 +1,106 @@
+"""Which window rows each token attends to, and where its own row goes.
+
+R requests, T tokens, W keys per token, B bytes per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Window:
+    """Reads and writes of one layer's ring, the same for all layers that share a start.
+
+    read_index    [T, W] i64 into the rows that ``exchange`` returns, oldest first, -1 = no such key
+    write_index   [n] i64 into the flat ring
+    write_rows    [n] i64 into the T tokens, or None for all of them in order
+    previous      [R * (W - 1)] i64 into the flat ring: the rows before this pass, or None
+
+    The place of a key in its list follows from its distance to the token alone, so no result
+    depends on how a prompt was cut into passes.
+    """
+
+    read_index: Tensor
+    write_index: Tensor
+    write_rows: Tensor | None = None
+    previous: Tensor | None = None
+
+    def exchange(self, ring: Tensor, rows: Tensor) -> Tensor:
+        """Store this pass's rows and return the rows that ``read_index`` points into.
+
+        Shapes: ring [num_slots, ring_size, B] u8, rows [T, B] u8; returns [N, B] u8.
+        """
+        flat = ring.view(-1, ring.shape[-1])
+        if self.previous is None:
+            flat[self.write_index] = rows
+            return flat
+        source = torch.cat([flat[self.previous], rows])
+        flat[self.write_index] = rows if self.write_rows is None else rows[self.write_rows]
+        return source
+
+
+def causal_window(
+    *,
+    positions: Tensor,
+    request_rows: Tensor,
+    first: Tensor,
+    start: Tensor,
+    slots: Tensor,
+    max_query_len: int,
+    width: int,
+    ring_size: int,
+) -> Window:
+    """The last ``width`` positions up to each token's own, not before its request's ``start``.
+
+    Shapes: positions, request_rows [T]; first [R]: first position of this pass; start, slots [R].
+    A pass that is short enough writes first and reads all from the ring.  In a longer one new rows
+    would overwrite old ones that are still needed, so the old ones are copied out before.
+    """
+    token_slots, token_first = slots[request_rows], first[request_rows]
+    lookback = torch.arange(width - 1, -1, -1, device=positions.device)
+    keys = positions[:, None] - lookback
+    absent = keys < start.clamp(min=0)[request_rows][:, None]
+    ring_base = token_slots * ring_size
+    if max_query_len + width - 1 <= ring_size:
+        read_index = ring_base[:, None] + keys % ring_size
+        return Window(
+            read_index=read_index.masked_fill_(absent, -1),
+            write_index=ring_base + positions % ring_size,
+        )
+    num_before = width - 1
+    tokens = torch.arange(len(positions), device=positions.device)
+    in_pass = len(slots) * num_before + tokens[:, None] - lookback
+    before = request_rows[:, None] * num_before + num_before + keys - token_first[:, None]
+    read_index = torch.where(keys >= token_first[:, None], in_pass, before)
+    old = first[:, None] - num_before + torch.arange(num_before, device=positions.device)
+    last = torch.zeros_like(first).scatter_reduce(0, request_rows, positions, "amax")
+    write_rows = (positions > last[request_rows] - ring_size).nonzero()[:, 0]
+    return Window(
+        read_index=read_index.masked_fill_(absent, -1),
+        write_index=(ring_base + positions % ring_size)[write_rows],
+        write_rows=write_rows,
+        previous=(slots[:, None] * ring_size + old % ring_size).flatten(),
+    )
+
+
+def block_window(
+    *, anchors: Tensor, start: Tensor, slots: Tensor, block_size: int, width: int, ring_size: int
+) -> Window:
+    """For drafting: every token of a block sees ``width`` earlier positions and the whole block.
+
+    Shapes: anchors [R] position of each block's first token, start [R], slots [R]; the T tokens
+    are R blocks of ``block_size``.  The block's rows go into the ring where the verified tokens of
+    these positions will overwrite them.
+    """
+    reach = torch.arange(-width, block_size, device=anchors.device)
+    keys = anchors[:, None] + reach
+    read_index = slots[:, None] * ring_size + keys % ring_size
+    read_index = read_index.masked_fill_(keys < start.clamp(min=0)[:, None], -1)
+    return Window(
+        read_index=read_index.repeat_interleave(block_size, dim=0),
+        write_index=(slots[:, None] * ring_size + keys[:, width:] % ring_size).flatten(),
+    )
