@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.model.config import ModelConfig
@@ -49,11 +52,31 @@ def load_model(
     model = Model.from_tensors(
         model_config,
         checkpoint.load(device=device),
-        token_map=token_compression(tokenizer),
+        token_map=engram_token_map(tokenizer, model_config),
         device=device,
     )
     engine = LLMEngine(model, engine_config)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes)
+
+
+def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None:
+    """[vocab_size] i32: the compressed id of every token, for models with Engram; else None.
+
+    Ids that the tokenizer does not use count as padding.
+    Raises: CheckpointError if the tokenizer gives another number of compressed ids than the config.
+    """
+    if not config.engram_layer_ids:
+        return None
+    compressed = torch.from_numpy(token_compression(tokenizer))
+    count = int(compressed.max()) + 1
+    if count != config.engram_compressed_vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json has {count} distinct texts, but the config says "
+            f"engram_compressed_vocab_size={config.engram_compressed_vocab_size}; "
+            "the two do not belong together"
+        )
+    padding = compressed[config.pad_token_id].expand(config.vocab_size - len(compressed))
+    return torch.cat([compressed, padding])
 
 
 def resolve_engine_config(
