@@ -1,0 +1,80 @@
+"""Peak figures of the devices that plans and benchmarks compare against.  Vendor figures, dense."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from deepinfer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """FLOP/s without sparsity, bytes and bytes/s; the link counts one direction.
+
+    ``fp4_flops`` is the rate at which FP4 x FP4 products run: that of FP8 where FP4 is not native.
+    """
+
+    name: str
+    fp8_flops: float
+    fp4_flops: float
+    bf16_flops: float
+    memory_bytes: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    source: str
+
+
+H200 = DeviceProfile(
+    name="h200",
+    fp8_flops=1.979e15,
+    fp4_flops=1.979e15,
+    bf16_flops=0.9895e15,
+    memory_bytes=141e9,
+    memory_bytes_per_s=4.8e12,
+    link_bytes_per_s=450e9,
+    source="NVIDIA H200 SXM datasheet; NVLink 4, 900 GB/s in both directions together",
+)
+B200 = DeviceProfile(
+    name="b200",
+    fp8_flops=4.5e15,
+    fp4_flops=9e15,
+    bf16_flops=2.25e15,
+    memory_bytes=180e9,
+    memory_bytes_per_s=8e12,
+    link_bytes_per_s=900e9,
+    source="NVIDIA HGX B200 datasheet; NVLink 5, 1.8 TB/s in both directions together",
+)
+GB300 = DeviceProfile(
+    name="gb300",
+    fp8_flops=5e15,
+    fp4_flops=15e15,
+    bf16_flops=2.5e15,
+    memory_bytes=279e9,
+    memory_bytes_per_s=8e12,
+    link_bytes_per_s=900e9,
+    source="NVIDIA GB300 NVL72 datasheet, per GPU; 288 GB fitted, 279 GB usable",
+)
+ASCEND950DT = DeviceProfile(
+    name="ascend950dt",
+    fp8_flops=1e15,
+    fp4_flops=2e15,
+    bf16_flops=0.5e15,
+    memory_bytes=144e9,
+    memory_bytes_per_s=4e12,
+    link_bytes_per_s=1e12,
+    source="Huawei Connect, 18 September 2025 (2 TB/s link in both directions together); "
+    "the bf16 rate was not announced and is taken as half of FP8",
+)
+
+DEVICE_PROFILES = {device.name: device for device in (H200, B200, GB300, ASCEND950DT)}
+
+
+def device_profile(name: str) -> DeviceProfile:
+    """The profile called ``name``, in any case.  Raises: ConfigError naming the known ones."""
+    known = DEVICE_PROFILES.get(name.lower())
+    if known is None:
+        near = difflib.get_close_matches(name.lower(), DEVICE_PROFILES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"device {name!r}: expected one of {', '.join(DEVICE_PROFILES)}{hint}")
+    return known

@@ -1,0 +1,134 @@
+"""The limits of a device: the least time in which a decode step or a prefill can be done.
+
+Divides the work of one rank (``step_work``) by peak rates.  Figures are per rank and step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.errors import ConfigError
+
+from .device_profiles import DeviceProfile
+from .model.config import ModelConfig
+from .step_work import (
+    Work,
+    attention_work,
+    dense_work,
+    draft_work,
+    global_kv_work,
+    head_work,
+    scan_work,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """``overlap_s`` lets compute, memory and link run at the same time; ``serial_s`` lets only each
+    computation hide its own reads.  ``num_tokens`` is what the step yields."""
+
+    work: Work
+    num_tokens: float
+    overlap_s: float
+    serial_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.overlap_s
+
+    @property
+    def serial_tokens_per_s(self) -> float:
+        return self.num_tokens / self.serial_s
+
+
+def decode_limit(
+    config: ModelConfig,
+    device: DeviceProfile,
+    *,
+    num_requests: int,
+    context: int,
+    expert_parallel_size: int = 1,
+    num_verified_drafts: int = 0,
+    acceptance: float = 0.75,
+) -> Limit:
+    """One decode step of ``num_requests`` per rank, each verifying that many drafts.
+
+    ``acceptance`` is the chance that a draft is accepted once those before it were.
+    """
+    _check_positive(num_requests=num_requests, context=context, ranks=expert_parallel_size)
+    if num_verified_drafts > (config.dspark_block_size if config.draft_stages else 0):
+        raise ConfigError(
+            f"num_verified_drafts={num_verified_drafts}: the model drafts at most "
+            f"{config.dspark_block_size if config.draft_stages else 0}"
+        )
+    rows = num_requests * (1 + num_verified_drafts)
+    ranks = expert_parallel_size
+    parts = [dense_work(config, plan, rows, ranks) for plan in config.layers]
+    parts += [
+        attention_work(config, plan, num_requests, 1 + num_verified_drafts, context)
+        for plan in config.layers
+    ]
+    parts.append(head_work(config, rows))
+    if num_verified_drafts:
+        parts.append(draft_work(config, num_requests, rows, ranks))
+    work = Work.total(parts)
+    accepted = sum(acceptance**position for position in range(num_verified_drafts + 1))
+    overlap_s, serial_s = _times(work, device)
+    return Limit(
+        work=work, num_tokens=num_requests * accepted, overlap_s=overlap_s, serial_s=serial_s
+    )
+
+
+def prefill_limit(
+    config: ModelConfig,
+    device: DeviceProfile,
+    *,
+    prompt_len: int,
+    num_prompts: int = 1,
+    expert_parallel_size: int = 1,
+    replay_tokens: int | None = None,
+) -> Limit:
+    """One prefill of whole prompts: the encoder on every token, then the decoder layers on the
+    last ``replay_tokens`` (one window if None) of each."""
+    replay = min(prompt_len, config.sliding_window if replay_tokens is None else replay_tokens)
+    ranks = expert_parallel_size
+    _check_positive(prompt_len=prompt_len, num_prompts=num_prompts, ranks=ranks, replay=replay)
+    rows, split = num_prompts * prompt_len, config.split_layer
+    encoder = [dense_work(config, plan, rows, ranks) for plan in config.layers[:split]]
+    encoder += [scan_work(config, plan, num_prompts, prompt_len) for plan in config.layers[:split]]
+    encoder.append(global_kv_work(config, rows))
+    tail = num_prompts * replay
+    decoder = [dense_work(config, plan, tail, ranks) for plan in config.layers[split:]]
+    decoder += [
+        attention_work(config, plan, num_prompts, replay, prompt_len)
+        for plan in config.layers[split:]
+    ]
+    decoder.append(head_work(config, num_prompts))
+    # The decoder can only start when the encoder is through, so their limits add up.
+    passes = [Work.total(encoder), Work.total(decoder)]
+    times = [_times(work, device) for work in passes]
+    return Limit(
+        work=Work.total(passes),
+        num_tokens=rows,
+        overlap_s=sum(overlap_s for overlap_s, _ in times),
+        serial_s=sum(serial_s for _, serial_s in times),
+    )
+
+
+def _check_positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}: expected 1 or more")
+
+
+def _times(work: Work, device: DeviceProfile) -> tuple[float, float]:
+    gemm_s = work.gemm_flops / device.fp8_flops
+    attention_s = work.attention_flops / device.bf16_flops + work.index_flops / device.fp4_flops
+    weights_s, kv_s, streams_s = (
+        amount / device.memory_bytes_per_s
+        for amount in (work.weight_bytes, work.kv_bytes, work.stream_bytes)
+    )
+    link_s = work.link_bytes / device.link_bytes_per_s
+    overlap_s = max(gemm_s + attention_s, weights_s + kv_s + streams_s, link_s)
+    serial_s = max(gemm_s, weights_s) + max(attention_s, kv_s) + streams_s + link_s
+    return overlap_s, serial_s
