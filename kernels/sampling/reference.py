@@ -3,9 +3,9 @@
 ``argmax(logit / temperature + Gumbel)`` draws from the softmax.  With E an exponential variable it
 is the same as ``argmax(softmax(logit / temperature) / E)``, one logarithm cheaper.
 
-Top-k, top-p and min-p each keep a beginning of the same order: falling probability, lower id first
-among equals.  So a winner that is not kept rules out itself and everything behind it, and the best
-score among the tokens before it is looked at next.  Nothing is ever sorted.
+Top-k, top-p and min-p each keep the tokens above some probability, equals alike.  So a winner that
+is not kept rules out itself and everything less probable, and the best score among the more
+probable tokens is looked at next.  Nothing is ever sorted.
 """
 
 from __future__ import annotations
@@ -15,32 +15,23 @@ from torch import Tensor
 
 INVALID_TOKEN = -1
 
+_GOLDEN_64 = -7046029254386353131
+_GOLDEN_32 = -1640531527
 _HASH_BITS = 31
 _ARGMAX_TILE = 64
+# Rows are worked on this many values at a time, so that temporaries stay in the CPU's cache.
+_CPU_TILE_VALUES = 2**16
 
 
 def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Exponential variables of mean 1, a pure function of (seed, position, token id).
 
     Shapes: seeds [N] i64 (the bits of a 64-bit seed), positions [N] i64; returns
-    [N, vocab_size] f32.
-    The uniform behind a value is (h + 0.5) / 2**31 for a 31-bit hash h, precise where it is small
-    (small values win) and always strictly between 0 and 1, so every value is positive and finite.
+    [N, vocab_size] f32.  The uniform behind a value is (h + 0.5) / 2**31 for a 31-bit hash h,
+    precise where it is small (small values win) and always strictly between 0 and 1, so every value
+    is positive and finite.
     """
-    key = _mix64(_mix64(seeds) ^ positions)
-    low = _low_word(key)[:, None]
-    odd = (_low_word(key >> 32) | 1)[:, None]
-    token_words = torch.arange(vocab_size, dtype=torch.int32, device=seeds.device) * -1640531527
-    word = token_words ^ low
-    scratch = torch.empty_like(word)
-    for factor, shift in ((2146121005, 16), (odd, 15), (-2073254261, 16)):
-        word.mul_(factor)
-        torch.bitwise_right_shift(word, shift, out=scratch)
-        word.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
-    word.bitwise_and_((1 << _HASH_BITS) - 1)
-    # The factor 1 - 2**-24 keeps the largest uniform below 1 after rounding to f32.
-    negative_uniform = word.to(torch.float32).mul_(-(2.0**-_HASH_BITS) * (1 - 2.0**-24))
-    return negative_uniform.sub_(0.5 * 2.0**-_HASH_BITS).log1p_().neg_()
+    return _noise(_row_words(seeds, positions), vocab_size)
 
 
 def sample(
@@ -57,63 +48,90 @@ def sample(
     Shapes: logits [N, V] f32; temperature, top_p, min_p [N] f32; top_k [N] i64 (0 = all);
     seeds, positions [N] i64; returns [N] i64, ``INVALID_TOKEN`` for a row that holds a NaN or
     nothing above -inf.  Several +inf logits share the whole probability.
-    A token is kept if the probability before it is below top_p, if fewer than top_k tokens are
-    before it, and if its probability is at least min_p times the largest; "before" is the order
-    above, and all three look at softmax(logits / temperature).
+    A token is kept if the more probable ones add up to less than top_p, if they are fewer than
+    top_k, and if it has at least min_p times the largest probability; all three look at
+    softmax(logits / temperature), and equally probable tokens are kept or dropped together.
     Batch-invariant: yes.  Source: Gumbel-max, Maddison et al. 2014.
     """
     best = logits.amax(-1)
-    chosen = torch.full_like(positions, INVALID_TOKEN)
     is_valid = ~(torch.isnan(best) | (best == -torch.inf))
     is_greedy = temperature == 0
-    greedy_rows = _rows(is_valid & is_greedy)
-    if greedy_rows is not None:
-        chosen[greedy_rows] = _first_argmax(logits[greedy_rows])
-    rows = _rows(is_valid & ~is_greedy)
-    if rows is not None:
-        probs = _probabilities(logits[rows], best[rows], temperature[rows])
-        scores = probs / exponential_noise(seeds[rows], positions[rows], logits.shape[1])
-        winner = _first_argmax(scores)
-        chosen[rows] = _filter(winner, scores, probs, top_p[rows], top_k[rows], min_p[rows])
+    chosen = torch.full_like(positions, INVALID_TOKEN)
+    greedy_rows = (is_valid & is_greedy).nonzero()[:, 0]
+    if len(greedy_rows):
+        chosen[greedy_rows] = _first_argmax(_take(logits, greedy_rows))
+    rows = (is_valid & ~is_greedy).nonzero()[:, 0]
+    if len(rows):
+        limits = (top_p[rows], top_k[rows], min_p[rows])
+        words = _row_words(seeds[rows], positions[rows])
+        chosen[rows] = _draw(_take(logits, rows), best[rows], temperature[rows], words, *limits)
     return chosen
 
 
-def _filter(
-    winner: Tensor, scores: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
+def _draw(
+    logits: Tensor,
+    best: Tensor,
+    temperature: Tensor,
+    words: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
 ) -> Tensor:
-    """Replace winners that a filter drops by the best score that all filters keep, [N] i64."""
-    prob = probs.gather(1, winner[:, None])[:, 0]
-    floor = min_p * probs.amax(-1)
-    # What comes before a token of probability p is at most 1 - p: most winners need no look.
-    is_surely_kept = (top_p >= 1) | (prob > 1.0 - top_p + 1e-4)
-    is_surely_kept &= (top_k == 0) & (prob >= floor)
-    rows = (~is_surely_kept).nonzero()[:, 0]
-    while rows.numel():
-        row_probs = probs.index_select(0, rows)
-        before, prob = _before(row_probs, winner[rows])
-        count = before.sum(-1)
-        mass = _ordered_sum(row_probs.mul_(before))
-        kept = (mass < top_p[rows]) | (top_p[rows] >= 1)
-        kept &= (count < top_k[rows]) | (top_k[rows] == 0)
-        kept &= prob >= floor[rows]
-        dropped = (~(kept | (count == 0))).nonzero()[:, 0]
-        rows = rows[dropped]
-        if rows.numel():
-            scores_before = scores.index_select(0, rows).mul_(before.index_select(0, dropped))
-            winner[rows] = _first_argmax(scores_before)
+    """One token per row of finite rows at a positive temperature, [N] i64."""
+    N, V = logits.shape
+    size = max(1, _CPU_TILE_VALUES // V) if logits.device.type == "cpu" else N
+    winners: list[Tensor] = []
+    dropped: list[tuple[Tensor, Tensor, Tensor]] = []
+    for begin in range(0, N, size):
+        tile = slice(begin, begin + size)
+        probs = _probabilities(logits[tile], best[tile], temperature[tile])
+        noise = _noise(words[tile], V)
+        scores = torch.div(probs, noise, out=noise)
+        winner = _first_argmax(scores)
+        winners.append(winner)
+        rows = _dropped_rows(probs, winner, top_p[tile], top_k[tile], min_p[tile])
+        if len(rows):
+            dropped.append((rows + begin, _take(probs, rows), _take(scores, rows)))
+    winner = torch.cat(winners)
+    if dropped:
+        rows, probs, scores = (torch.cat(parts) for parts in zip(*dropped, strict=True))
+        limits = (top_p[rows], top_k[rows], min_p[rows])
+        winner[rows] = _next_winners(winner[rows], probs, scores, *limits)
     return winner
 
 
-def _before(probs: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """1.0 where a token comes before the row's ``token`` [N], else 0.0; and that token's own
-    probability [N].  Masks are f32 because comparing into bool is several times slower on a CPU."""
-    prob = probs.gather(1, token[:, None])
-    above = torch.nextafter(prob, prob + 1)
-    ids = torch.arange(probs.shape[1], dtype=torch.float32, device=probs.device)
-    has_lower_id = ids.expand_as(probs).clone().lt_(token[:, None])
-    # Equals with a lower id come before: for them the bound is the probability itself.
-    bound = has_lower_id.mul_(prob - above).add_(above)
-    return probs.clone().ge_(bound), prob[:, 0]
+def _next_winners(
+    winner: Tensor, probs: Tensor, scores: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
+) -> Tensor:
+    """The best kept token of each row whose ``winner`` [N] is not kept, [N] i64."""
+    rows = torch.arange(len(winner), device=winner.device)
+    while len(rows):
+        row_probs = _take(probs, rows)
+        prob = row_probs.gather(1, winner[rows, None])
+        winner[rows] = _first_argmax((row_probs > prob) * _take(scores, rows))
+        limits = (top_p[rows], top_k[rows], min_p[rows])
+        rows = rows[_dropped_rows(row_probs, winner[rows], *limits)]
+    return winner
+
+
+def _dropped_rows(
+    probs: Tensor, token: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
+) -> Tensor:
+    """Rows whose ``token`` [N] some filter drops.  The most probable token is never dropped."""
+    prob = probs.gather(1, token[:, None])[:, 0]
+    # The more probable tokens have at most 1 - p together: most rows need no closer look.
+    is_sure = (prob > 1.0 - top_p + 1e-4) | (top_p >= 1)
+    is_sure &= (top_k == 0) & (min_p == 0)
+    rows = (~is_sure).nonzero()[:, 0]
+    if not len(rows):
+        return rows
+    row_probs, prob = _take(probs, rows), prob[rows]
+    # An f32 mask, because comparing into bool is several times slower on a CPU.
+    above = row_probs.clone().gt_(prob[:, None])
+    is_dropped = (above.sum(-1) >= top_k[rows]) & (top_k[rows] > 0)
+    is_dropped |= (_ordered_sum(above.mul_(row_probs)) >= top_p[rows]) & (top_p[rows] < 1)
+    is_dropped |= prob < min_p[rows] * row_probs.amax(-1)
+    return rows[is_dropped]
 
 
 def _ordered_sum(values: Tensor) -> Tensor:
@@ -130,6 +148,8 @@ def _probabilities(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
         at_top = torch.where(logits == torch.inf, 0.0, -torch.inf)
         logits = torch.where(is_infinite[:, None], at_top, logits)
         best = torch.where(is_infinite, 0.0, best)
+    if bool((temperature == 1).all()):
+        return logits.softmax(-1)  # the same bits as below, two passes fewer
     return (logits - best[:, None]).div_(temperature[:, None]).softmax(-1)
 
 
@@ -144,26 +164,36 @@ def _first_argmax(x: Tensor) -> Tensor:
     return tile * _ARGMAX_TILE + inside
 
 
-def _rows(mask: Tensor) -> Tensor | slice | None:
-    """An index for the rows of a mask: everything, some, or None for no row."""
-    count = int(mask.sum())
-    if count == 0:
-        return None
-    return slice(None) if count == mask.numel() else mask.nonzero()[:, 0]
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """Those rows of x; x itself when they are all of them."""
+    return x if len(rows) == len(x) else x.index_select(0, rows)
 
 
-def _mix64(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 on 64-bit words held as i64 (Steele et al. 2014)."""
-    x = x + -7046029254386353131
+def _row_words(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Output number ``position`` of SplitMix64 started at ``seed`` (Steele et al. 2014), as two
+    32-bit words, [N, 2] i32."""
+    x = seeds + (positions + 1) * _GOLDEN_64
     x = (x ^ _logical_shift(x, 30)) * -4658895280553007687
     x = (x ^ _logical_shift(x, 27)) * -7723592293110705685
-    return x ^ _logical_shift(x, 31)
+    return (x ^ _logical_shift(x, 31)).view(torch.int32).view(-1, 2)
 
 
 def _logical_shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _low_word(x: Tensor) -> Tensor:
-    """The low 32 bits as i32."""
-    return (((x & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+def _noise(words: Tensor, vocab_size: int) -> Tensor:
+    """Exponential variables [N, vocab_size] f32 from the rows' words [N, 2] i32."""
+    token_words = torch.arange(vocab_size, dtype=torch.int32, device=words.device) * _GOLDEN_32
+    first, second = words[:, :1], words[:, 1:] | 1
+    hashed = token_words ^ first
+    shifted = torch.empty_like(hashed)
+    for factor, shift in ((2146121005, 16), (second, 15), (-2073254261, 16)):
+        hashed.mul_(factor)
+        torch.bitwise_right_shift(hashed, shift, out=shifted)
+        hashed.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
+    hashed.bitwise_and_((1 << _HASH_BITS) - 1)
+    # The factor 1 - 2**-24 keeps the largest uniform below 1 after rounding to f32.
+    uniform = shifted.view(torch.float32).copy_(hashed)
+    uniform.mul_(-(2.0**-_HASH_BITS) * (1 - 2.0**-24)).sub_(0.5 * 2.0**-_HASH_BITS)
+    return uniform.log1p_().neg_()

@@ -1,0 +1,110 @@
+"""What the engine costs besides the model: scheduler, sampler and bookkeeping, µs per token.
+
+    python benchmarks/engine_overhead.py [--batch 64] [--steps 200]
+
+The model is fake: it returns logits made before the clock starts.  One JSON line per case on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.types import Request, SamplingParams
+
+VOCAB_SIZE = 4096
+PROMPT_LEN = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The fields of ``ModelConfig`` that the engine reads."""
+
+    vocab_size: int = VOCAB_SIZE
+    eos_token_id: int = 1
+    sliding_window: int = 128
+    max_position_embeddings: int = 8192
+    num_nextn_predict_layers: int = 0
+    dspark_block_size: int = 0
+
+
+class FakeModel:
+    """Logits with the spread of a language model's, the same rows in every step."""
+
+    config = Sizes()
+
+    def __init__(self, batch: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.logits = torch.randn(batch, VOCAB_SIZE, generator=generator) * 3
+        self.seconds = 0.0
+
+    def forward(self, batch: ForwardBatch, cache: object) -> ForwardOutput:
+        empty = torch.empty(0)
+        logits = self.logits[: len(batch.logit_rows)]
+        return ForwardOutput(logits=logits, main_hidden=empty, main_rows=empty)
+
+
+def decode_step_us(batch: int, steps: int, sampling: SamplingParams) -> list[float]:
+    """Wall time of each decode step of ``batch`` requests, in µs."""
+    max_tokens = steps + 8
+    config = EngineConfig(
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(2048, batch),
+        num_blocks=batch * (-(-(PROMPT_LEN + max_tokens) // 64) + 1),
+        max_model_len=PROMPT_LEN + max_tokens,
+    )
+    engine = LLMEngine(FakeModel(batch), config, cache=object())  # type: ignore[arg-type]
+    for i in range(batch):
+        prompt = tuple((7 * i + j) % VOCAB_SIZE for j in range(PROMPT_LEN))
+        engine.add_request(
+            Request(request_id=str(i), prompt_token_ids=prompt, sampling=sampling, seed=i)
+        )
+    while engine.scheduler.decoding == [] or len(engine.scheduler.decoding) < batch:
+        engine.step()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        engine.step()
+        times.append((time.perf_counter() - start) * 1e6)
+    engine.close()
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    cases = {
+        "greedy": {"temperature": 0.0},
+        "temperature": {"temperature": 1.0},
+        "temperature and top-p": {"temperature": 1.0, "top_p": 0.95},
+    }
+    for name, fields in cases.items():
+        sampling = SamplingParams(max_tokens=args.steps + 8, ignore_eos=True, **fields)
+        times = decode_step_us(args.batch, args.steps, sampling)
+        row = {
+            "benchmark": "engine_overhead",
+            "case": name,
+            "batch": args.batch,
+            "vocab_size": VOCAB_SIZE,
+            "us_per_token_median": round(statistics.median(times) / args.batch, 2),
+            "us_per_token_min": round(min(times) / args.batch, 2),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "cpu": platform.processor() or platform.machine(),
+        }
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
