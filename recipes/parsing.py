@@ -19,7 +19,7 @@ from deepseek_recipe import (
 )
 
 from .chat import parsing_options
-from .tokenizer import REQUIRED_TOKENS, Tokenizer
+from .tokenizer import REQUIRED_TOKENS, Tokenizer, new_byte_decoder
 from .types import Answer, AnswerFormat, ParsedToolCall
 
 _END_OF_CALLS = f"</{REQUIRED_TOKENS['tool call marker']} calls>"
@@ -41,18 +41,25 @@ class AnswerParser:
         """
         if not answer_format.is_chat:
             return Answer(content=_cut(self._tokenizer.decode(token_ids), num_cut_chars))
-        response = self._run(token_ids, answer_format)
-        message = response["choices"][0]["message"]
+        whole = self._num_whole(token_ids)
+        message = self._run(token_ids[:whole], answer_format)
+        content, reasoning = message.get("content") or "", message.get("reasoning_content")
         calls = tuple(map(_tool_call, message.get("tool_calls") or ()))
-        details = response["usage"].get("completion_tokens_details") or {}
-        left_reasoning = self._tokenizer.think_end_id in token_ids
+        num_reasoning_tokens = self._num_reasoning(token_ids, answer_format)
+        is_reasoning = answer_format.starts_in_reasoning and num_reasoning_tokens == len(token_ids)
+        has_block = self._has_block(token_ids, answer_format)
+        rest = self._tokenizer.decode(token_ids[whole:])
+        if is_reasoning:
+            reasoning = (reasoning or "") + rest
+        elif not has_block:
+            content += rest
         return Answer(
-            content=_cut(message.get("content") or "", num_cut_chars),
-            reasoning=message.get("reasoning_content") if answer_format.is_thinking else None,
+            content=_cut(content, num_cut_chars),
+            reasoning=reasoning if answer_format.is_thinking else None,
             tool_calls=calls,
-            num_reasoning_tokens=details.get("reasoning_tokens") or 0,
-            is_reasoning_unfinished=answer_format.starts_in_reasoning and not left_reasoning,
-            is_tool_call_unfinished=self._has_open_block(token_ids, answer_format, calls),
+            num_reasoning_tokens=num_reasoning_tokens,
+            is_reasoning_unfinished=is_reasoning,
+            is_tool_call_unfinished=has_block and not self._is_closed(token_ids, calls),
         )
 
     def _run(self, token_ids: Sequence[int], answer_format: AnswerFormat) -> dict[str, Any]:
@@ -70,22 +77,34 @@ class AnswerParser:
         response = ChatCompletionResponse("", "", 0, 0, 0)
         for chunk in chunks:
             response.accumulate(chunk)
-        parsed: dict[str, Any] = json.loads(response.to_json())
-        return parsed
+        message: dict[str, Any] = json.loads(response.to_json())["choices"][0]["message"]
+        return message
 
-    def _has_open_block(
-        self,
-        token_ids: Sequence[int],
-        answer_format: AnswerFormat,
-        calls: Sequence[ParsedToolCall],
-    ) -> bool:
-        if not answer_format.has_tools:
-            return False
+    def _num_whole(self, token_ids: Sequence[int]) -> int:
+        """How many tokens end on a whole character; the official parser drops what follows them."""
+        data = b"".join(map(self._tokenizer.token_bytes, token_ids))
+        if not data.decode("utf-8", "replace").endswith("\ufffd"):
+            return len(token_ids)
+        decoder, whole = new_byte_decoder(), 0
+        for place, token_id in enumerate(token_ids, start=1):
+            text = decoder.decode(self._tokenizer.token_bytes(token_id))
+            if not decoder.getstate()[0] and not text.endswith("\ufffd"):
+                whole = place
+        return whole
+
+    def _num_reasoning(self, token_ids: Sequence[int], answer_format: AnswerFormat) -> int:
+        if not answer_format.starts_in_reasoning:
+            return 0
+        end = self._tokenizer.think_end_id
+        return token_ids.index(end) if end in token_ids else len(token_ids)
+
+    def _has_block(self, token_ids: Sequence[int], answer_format: AnswerFormat) -> bool:
         opened = answer_format.starts_in_tool_calls or self._tokenizer.tool_marker_id in token_ids
-        if not opened:
-            return False
+        return answer_format.has_tools and opened
+
+    def _is_closed(self, token_ids: Sequence[int], calls: Sequence[ParsedToolCall]) -> bool:
         closed = _END_OF_CALLS in self._tokenizer.decode(token_ids)
-        return not closed or not calls or not all(call.is_finished for call in calls)
+        return closed and bool(calls) and all(call.is_finished for call in calls)
 
 
 def _tool_call(call: Mapping[str, Any]) -> ParsedToolCall:
