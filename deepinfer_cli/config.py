@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ def example() -> str:
     for name, definition in FIELDS.items():
         if definition.metadata["group"] != group:
             group = definition.metadata["group"]
-            parts.append(f"\n# {group}\n")
+            parts.append(f"\n\n# ---- {group} ----\n")
         kind: Kind = definition.metadata["kind"]
-        parts.append(f"\n# {definition.metadata['help']}\n# Takes {kind.expects}.\n")
+        note = f"{definition.metadata['help']} [{kind.expects}]"
+        comment = textwrap.fill(note, 80, initial_indent="# ", subsequent_indent="# ")
+        parts.append(f"\n{comment}\n")
         parts.append(f"{name}: {_yaml(getattr(settings, name))}\n")
     return "".join(parts)
 

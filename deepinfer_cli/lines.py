@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -52,7 +53,14 @@ def read_csv(stream: BinaryIO, max_row_bytes: int, name: str) -> Iterator[InputR
     columns other than prompt and ids that hold JSON (numbers, lists, true) are that value."""
     csv.field_size_limit(max_row_bytes)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(text, strict=True)
+    try:
+        yield from _records(csv.reader(text, strict=True), name)
+    finally:
+        with contextlib.suppress(ValueError):  # the stream is closed already
+            text.detach()
+
+
+def _records(reader: Any, name: str) -> Iterator[InputRow]:
     header: list[str] = []
     index = 0
     while True:

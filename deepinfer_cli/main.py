@@ -15,7 +15,8 @@ from deepinfer.errors import DeepInferError
 
 from .flags import with_settings
 from .helptext import Command, Group
-from .run import Engine, MakeEngine, RunRequest, run
+from .job import Engine, MakeEngine
+from .run import RunRequest, run
 from .settings import Settings, resolve
 
 _CLOSED_PIPE = 141
@@ -129,29 +130,27 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
         return result if isinstance(result, int) else 0
     except _UsageError as error:
         return _fail(_usage_message(error), _USAGE)
-    except DeepInferError as error:
-        if "--debug" in given:
-            raise
-        return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", 130)
     except BrokenPipeError:
         # Nobody reads any more.  Python would complain again while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _CLOSED_PIPE
-    except OSError as error:
-        if "--debug" in given:
-            raise
-        where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{(error.strerror or str(error)).lower()}{where}{_AGAIN}", 1)
     except Exception as error:
         if "--debug" in given:
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"{reason}{_AGAIN}; --debug shows where", 1)
+        return _fail(_message(error), getattr(error, "exit_code", 1))
 
 
-_AGAIN = "; finished rows are kept, run the same command again to continue"
+def _message(error: Exception) -> str:
+    """One line: what is wrong, and what the run has noted on it."""
+    if isinstance(error, DeepInferError):
+        what = str(error)
+    elif isinstance(error, OSError) and error.strerror:
+        what = error.strerror.lower() + (f": {error.filename}" if error.filename else "")
+    else:
+        what = f"{type(error).__name__}: {error} (--debug shows where)"
+    return " ".join("; ".join([what, *getattr(error, "__notes__", ())]).split())
 
 
 def _usage_message(error: Any) -> str:

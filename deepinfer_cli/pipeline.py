@@ -48,6 +48,7 @@ class Pipeline:
         self._on_record = on_record
         self._running: dict[int, InputRow] = {}
         self._failure: Exception | None = None
+        self._first_error: str | None = None
 
     @property
     def num_running(self) -> int:
@@ -127,6 +128,8 @@ class Pipeline:
         self._record(row, False, result_facts(output), encode_json(result))
 
     def _record_error(self, row: InputRow, error: RowError) -> None:
+        if self._first_error is None:
+            self._first_error = f"line {row.line}: {error}"
         self._record(row, True, {"error": error.kind}, error_row(row, error))
 
     def _record(self, row: InputRow, is_error: bool, facts: dict[str, Any], payload: bytes) -> None:
@@ -144,8 +147,8 @@ class Pipeline:
             return
         if isinstance(limit, float) and self.num_rows < 100:
             return
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in self.total.errors.most_common(3))
         shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:.1%}"
+        first = f"; the first: {self._first_error}" if self._first_error else ""
         raise InputError(
-            f"{errors:,} of {self.num_rows:,} rows failed ({kinds}), more than --max-errors={shown}"
+            f"{errors:,} of {self.num_rows:,} rows failed, more than --max-errors={shown}{first}"
         )

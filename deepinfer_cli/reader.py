@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +28,7 @@ class Reader:
 
     rows: raises InputError where the input turns out to be damaged; the rows before are good.
     share_read: the part of the input that has been read (0 to 1), None where nobody knows.
-    num_rows: where the file says it.
+    num_rows: where the file says it.  close: gives the file back.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Reader:
     rows: Iterator[InputRow]
     share_read: Callable[[], float | None]
     num_rows: int | None = None
+    close: Callable[[], None] = lambda: None
 
 
 def open_reader(
@@ -62,11 +63,9 @@ def open_reader(
     is_csv = _bare_ending(source) == ".csv"
     rows = _text_rows(stream, head, name, is_csv, max_row_bytes)
     reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, None)
-    if size is None:
-        return reader
-    return Reader(
-        name=name, format=reader.format, rows=reader.rows, share_read=_share(stream, size)
-    )
+    share_read = reader.share_read if size is None else _share(stream, size)
+    close = reader.close if source == "-" else stream.close
+    return replace(reader, share_read=share_read, close=close)
 
 
 def _reader(

@@ -1,0 +1,173 @@
+"""One part of a run: the engine that is made when a row needs it, the clock and the counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from deepinfer.engine.types import EngineStats, SamplingParams
+from deepinfer.outputs import RequestOutput
+
+from .console import Console, Snapshot
+from .journal import Journal, Record
+from .pipeline import Pipeline, Rows
+from .reader import Reader
+from .report import Facts, build_report
+from .settings import Resolved, Settings
+from .stopping import STOPPED_EARLY, StopNow, StopSwitch
+from .summary import Summary
+
+_ERROR_ROWS = 3
+_SIGNAL_NAMES = {129: "SIGHUP", 130: "Ctrl-C", 143: "SIGTERM", STOPPED_EARLY: "--time-limit"}
+
+
+class Engine(Protocol):
+    """What a run needs of ``OfflineEngine``."""
+
+    def stream(
+        self,
+        rows: Rows,
+        sampling_params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        thinking: Any = None,
+    ) -> Iterator[RequestOutput]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
+MakeEngine = Callable[[Settings], Engine]
+
+
+class Job:
+    """Answers the rows of ``reader`` that ``journal`` does not hold yet, and tells how it went."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        journal: Journal,
+        resolved: Resolved,
+        make_engine: MakeEngine,
+        console: Console,
+        output: str,
+        on_record: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self.reader = reader
+        self.journal = journal
+        self.resolved = resolved
+        self.settings = resolved.settings
+        self.total = Summary()
+        self._stop = StopSwitch(self.settings.time_limit)
+        self.pipeline = Pipeline(
+            reader.rows, journal, self.total, self.settings, self._stop, on_record
+        )
+        self._make_engine = make_engine
+        self._console = console
+        self._output = output
+        self._engine: Engine | None = None
+        self._stats: EngineStats | None = None
+        self._began = self._loaded = time.monotonic()
+        self._ended: float | None = None
+
+    def recover(self) -> None:
+        """Take over the finished rows of an earlier part."""
+        for record in self.journal.recover():
+            self.total.add(record)
+        if self.total.num_rows:
+            self._console.say(f"continuing after {self.total.num_rows:,} finished rows")
+
+    def answer_rows(self) -> None:
+        try:
+            with self._stop.on_signals(self._console.warn), self._console.watch(self._snapshot):
+                self.pipeline.run(self._answer)
+        except StopNow as stop:
+            self._stop.exit_code = stop.exit_code
+        finally:
+            self._ended = time.monotonic()
+            self._close_engine()
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            try:
+                self._stats = self._engine.stats()
+            finally:
+                self._engine.close()
+
+    @property
+    def is_finished(self) -> bool:
+        """Every wanted row was read and has its record."""
+        return self.pipeline.reached_end and self.pipeline.num_running == 0
+
+    @property
+    def exit_code(self) -> int:
+        if not self.is_finished:
+            return self._stop.exit_code or 1
+        return _ERROR_ROWS if self.total.num_errors else 0
+
+    @property
+    def stop_message(self) -> str:
+        name = _SIGNAL_NAMES.get(self.exit_code, "a signal")
+        return f"by {name}; run the same command again to continue"
+
+    def report(self, status: str, exit_code: int, message: str | None = None) -> dict[str, Any]:
+        ended = self._ended or time.monotonic()
+        return build_report(
+            Facts(
+                status=status,
+                exit_code=exit_code,
+                message=message,
+                input_name=self.reader.name,
+                input_format=self.reader.format,
+                output=self._output,
+                num_rows=self.pipeline.num_rows,
+                num_resumed=self.pipeline.num_resumed,
+                total=self.total,
+                session=self.pipeline.session,
+                load_s=self._loaded - self._began,
+                answer_s=ended - self._loaded,
+                resolved=self.resolved,
+                stats=self._stats,
+            )
+        )
+
+    def _answer(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[RequestOutput]:
+        settings = self.settings
+        if settings.model is None:
+            self._console.say("answering with the small model inside the package (see --model)")
+        else:
+            self._console.say(f"loading {settings.model}")
+        self._engine = self._make_engine(settings)
+        self._loaded = time.monotonic()
+        return self._engine.stream(
+            rows, settings.sampling(), raw=settings.raw, thinking=settings.thinking
+        )
+
+    def _snapshot(self) -> Snapshot:
+        pipeline, session = self.pipeline, self.pipeline.session
+        elapsed = time.monotonic() - self._loaded
+        finished = pipeline.num_rows - pipeline.num_running
+        total = self._expected_rows()
+        eta = None
+        if total is not None and session.num_rows:
+            eta = elapsed / session.num_rows * max(0, total - finished)
+        return Snapshot(
+            rows=finished,
+            total_rows=total,
+            errors=self.total.num_errors,
+            tokens_per_s=session.tokens["completion_tokens"] / max(elapsed, 1e-9),
+            acceptance=session.acceptance,
+            elapsed_s=time.monotonic() - self._began,
+            eta_s=eta,
+        )
+
+    def _expected_rows(self) -> int | None:
+        """The number of rows of the input: known, or estimated from the share read so far."""
+        total = self.reader.num_rows
+        share = self.reader.share_read()
+        if total is None and share:
+            total = max(self.pipeline.num_rows, round(self.pipeline.num_rows / share))
+        limit = self.settings.limit
+        return total if limit is None else min(limit, total or limit)

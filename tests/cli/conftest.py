@@ -1,0 +1,106 @@
+"""The command line with a fake engine: inside this process, or as a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from deepinfer_cli.main import main
+
+_SCRIPT = Path(__file__).with_name("fake_engine.py")
+
+
+def _load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fake_engine", _SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FakeEngine = _load_script().FakeEngine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    exit_code: int
+    out: bytes
+    err: str
+    engines: tuple[Any, ...] = ()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_lines(self.out)
+
+
+def read_lines(data: bytes | Path) -> list[dict[str, Any]]:
+    """JSON lines, each of them strict."""
+    data = data.read_bytes() if isinstance(data, Path) else data
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in the output")
+
+    return [json.loads(line, parse_constant=refuse) for line in data.split(b"\n") if line]
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and an environment without our variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DEEPINFER_BATCH_INVARIANT", "DEEPINFER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(in_tmp: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Outcome]:
+    """``cli("run", "in.jsonl", ..., window=8)``: the program in this process."""
+
+    def call(*arguments: object, **engine_options: Any) -> Outcome:
+        engines: list[Any] = []
+
+        def make_engine(settings: Any) -> Any:
+            engines.append(FakeEngine(settings, **engine_options))
+            return engines[-1]
+
+        capfdbinary.readouterr()
+        exit_code = main([str(argument) for argument in arguments], make_engine)
+        captured = capfdbinary.readouterr()
+        return Outcome(exit_code, captured.out, captured.err.decode(), tuple(engines))
+
+    return call
+
+
+@pytest.fixture
+def command() -> list[str]:
+    """The program with the fake engine, as the beginning of a command line."""
+    return [sys.executable, str(_SCRIPT)]
+
+
+@pytest.fixture
+def process(in_tmp: Path, command: list[str]) -> Callable[..., Outcome]:
+    """``process("run", "-", stdin=b"...")``: the program as a process of its own."""
+
+    def call(
+        *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Outcome:
+        done = subprocess.run(
+            [*command, *map(str, arguments)], input=stdin, capture_output=True, env=env, timeout=60
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
+    return call
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    return path

@@ -1,0 +1,106 @@
+"""Four layers of settings, each value with its origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deepinfer.engine.types import SamplingParams
+from deepinfer.errors import ConfigError
+from deepinfer_cli.config import example
+from deepinfer_cli.settings import FIELDS, Settings, flag_name, resolve
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_a_flag_beats_the_environment_beats_yaml_beats_the_default(in_tmp: Path) -> None:
+    (in_tmp / "deepinfer.yaml").write_text("temperature: 0.1\ntop_p: 0.2\ntop_k: 3\n")
+    environment = {"DEEPINFER_TEMPERATURE": "0.5", "DEEPINFER_TOP_P": "60%"}
+    resolved = resolve({"temperature": "0.9"}, environment)
+    settings = resolved.settings
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.9, 0.6, 3)
+    assert settings.min_p == 0.0
+    assert [resolved.origins[name] for name in ("temperature", "top_p", "top_k", "min_p")] == [
+        "--temperature", "DEEPINFER_TOP_P", "deepinfer.yaml:3", "default",
+    ]  # fmt: skip
+
+
+def test_sampling_settings_are_the_fields_of_sampling_params(in_tmp: Path) -> None:
+    for definition in dataclasses.fields(SamplingParams):
+        assert definition.name in FIELDS
+        if definition.name != "seed":  # the run's seed is a number; a row's may be derived
+            assert getattr(Settings(), definition.name) == getattr(
+                SamplingParams(), definition.name
+            )
+    chosen = resolve({"stop": ["a", "b"], "logit_bias": ["5=-1"], "n": "2"}, {}).settings.sampling()
+    assert (chosen.stop, dict(chosen.logit_bias), chosen.n) == (("a", "b"), {5: -1.0}, 2)
+
+
+def test_the_example_file_states_every_default(in_tmp: Path) -> None:
+    (in_tmp / "deepinfer.yaml").write_text(example())
+    resolved = resolve({}, {})
+    assert resolved.settings == Settings()
+    assert all(origin.startswith("deepinfer.yaml:") for origin in resolved.origins.values())
+    assert set(yaml.safe_load(example())) == set(FIELDS)
+
+
+def test_the_committed_example_is_the_generated_one() -> None:
+    assert (_ROOT / "deepinfer.yaml.example").read_text(encoding="utf-8") == example()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "temprature: 1",
+            "deepinfer.yaml:1: temprature is not a setting; did you mean temperature?",
+        ),
+        ("top_k: 1\n\ntop_k: 2", "deepinfer.yaml:3: top_k is given twice"),
+        ("temperature: hot", "deepinfer.yaml:1: temperature: hot: expected a number"),
+        ("temperature: 400", "temperature=400.0: expected 0 to 100"),
+        ("- a\n- b", "expected lines of the form"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(in_tmp: Path, text: str, message: str) -> None:
+    (in_tmp / "deepinfer.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"top_k: \x00"])
+def test_a_file_that_is_no_text(in_tmp: Path, data: bytes) -> None:
+    (in_tmp / "deepinfer.yaml").write_bytes(data)
+    with pytest.raises(ConfigError):
+        resolve({}, {})
+
+
+def test_unknown_variables_are_named_with_the_nearest_known_one(in_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match="DEEPINFER_TOPP.*did you mean DEEPINFER_TOP_P"):
+        resolve({}, {"DEEPINFER_TOPP": "1"})
+    resolve({}, {"DEEPINFER_ACCELERATOR": "nvidia", "HOME": "/"})
+
+
+def test_a_named_file_must_exist_and_a_default_one_need_not(in_tmp: Path) -> None:
+    assert resolve({}, {}).settings == Settings()
+    with pytest.raises(ConfigError, match="cannot read settings from mine.yaml"):
+        resolve({}, {}, "mine.yaml")
+    (in_tmp / "mine.yaml").write_text("thinking: off\nmap: {prompt: question}\n")
+    settings = resolve({}, {"DEEPINFER_CONFIG": "mine.yaml"}).settings
+    assert (settings.thinking, settings.map) == ("off", {"prompt": "question"})
+
+
+def test_an_empty_file_changes_nothing(in_tmp: Path) -> None:
+    (in_tmp / "deepinfer.yaml").write_text("# nothing\n")
+    assert resolve({}, {}).settings == Settings()
+
+
+def test_every_setting_has_a_flag_a_help_text_and_a_group() -> None:
+    for name, definition in FIELDS.items():
+        assert flag_name(name).startswith("--") and "_" not in flag_name(name)
+        assert definition.metadata["help"].endswith(".")
+        assert definition.metadata["group"]
