@@ -71,22 +71,22 @@ class RowStream:
                 "another stream of this engine is still open; read it to its end or close it first"
             )
         self._is_running = True
-        source = iter(rows)
+        source: Iterator[tuple[int, Any, SamplingParams]] | None = iter(rows)
         try:
-            is_exhausted = False
-            while self._in_flight or not is_exhausted:
-                if self._is_closed:
-                    raise EngineError("the engine was closed while this stream was open")
-                while not is_exhausted and len(self._in_flight) < self._max_in_flight:
+            while source is not None or self._in_flight:
+                while source is not None and len(self._in_flight) < self._max_in_flight:
                     triple = next(source, None)
                     if triple is None:
-                        is_exhausted = True
+                        source = None
                         break
                     rejected = self._start(*triple, raw=raw, thinking=thinking)
                     if rejected is not None:
                         yield rejected
+                        self._check_open()
                 if self._in_flight:
-                    yield from self._finished(self._engine.step())
+                    for output in self._finished(self._engine.step()):
+                        yield output
+                        self._check_open()
         finally:
             self._abort_all()
             self._is_running = False
@@ -95,6 +95,10 @@ class RowStream:
         """Abort what runs; an open run raises EngineError when it is read on."""
         self._is_closed = True
         self._abort_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the engine was closed while this stream was open")
 
     def _abort_all(self) -> None:
         for request_id in self._in_flight:

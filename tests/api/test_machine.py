@@ -1,0 +1,37 @@
+"""Sizes and devices that this machine cannot honour are refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deepinfer.errors import ConfigError
+from deepinfer.machine import check_parallel_sizes, resolve_device
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "2", True, None])
+def test_sizes_must_be_counts(size):
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        check_parallel_sizes({"tensor_parallel_size": size})
+
+
+def test_too_few_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="=2, .*=4 needs 8 GPUs, and this machine has 1"):
+        check_parallel_sizes({"tensor_parallel_size": 2, "expert_parallel_size": 4})
+    check_parallel_sizes({"tensor_parallel_size": 1, "expert_parallel_size": 1})
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cpu") == "cpu"
+    assert resolve_device("cuda:1") == "cuda:1"
+    for device in ("tpu", "cuda:2", "cuda:x", "cpu:1"):
+        with pytest.raises(ConfigError, match=device):
+            resolve_device(device)
+
+
+@pytest.mark.parametrize("has_gpu, device", [(True, "cuda"), (False, "cpu")])
+def test_auto(monkeypatch, has_gpu, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert resolve_device("auto") == device
