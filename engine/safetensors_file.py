@@ -7,6 +7,8 @@ become one clear error; the library also lacks FP8 scales in some versions.
 from __future__ import annotations
 
 import json
+import mmap
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +36,8 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+# Python names it from 3.13 on; the value is that of Linux on x86-64 and arm64.
+MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 MAX_HEADER_BYTES = 100_000_000
 
 
@@ -60,13 +64,17 @@ class SafetensorsFile:
 
     @cached_property
     def _bytes(self) -> Tensor:
-        # A private mapping: pages come from the file on first touch, a write stays in memory.
+        # Private: pages come from the file on first touch, and a write stays in memory.  Nothing
+        # is reserved: an Engram table alone is larger than the memory of most machines.
+        flags = mmap.MAP_PRIVATE | MAP_NORESERVE
         try:
-            return torch.from_file(
-                str(self.path), shared=False, size=self.num_bytes, dtype=torch.uint8
-            )
-        except RuntimeError as error:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(
+                    file.fileno(), self.num_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE
+                )
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.path} cannot be mapped into memory: {error}") from None
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
     def tensor(self, name: str) -> Tensor:
         """The tensor ``name`` on the CPU, without a copy unless the file misaligns it.
