@@ -1,0 +1,145 @@
+"""Golden checkpoints and reference outputs, and a driver that runs the model like an engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.dspark import DraftSampler, greedy_sampler
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.weights import open_checkpoint
+from deepinfer.kernels.testing import relative_error
+from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
+
+FOLDER = Path(__file__).parent
+NAMES = ("tiny-a", "kdim-a")
+BLOCK_SIZE = 8
+NUM_BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One golden folder.  Keys of ``data`` and meanings: README of the golden data."""
+
+    name: str
+    config: ModelConfig
+    model: Model
+    data: dict[str, Tensor]
+    facts: dict[str, Any]
+
+    def tolerance(self, kind: str, length: int) -> dict[str, float]:
+        """The strict limits of a quantity for sequences of this length."""
+        classes = self.facts["tolerances"]["strict"][kind]
+        found: dict[str, float] = [c for c in classes if c["from_length"] <= length][-1]
+        return found
+
+    def lengths(self, prefix: str) -> list[int]:
+        return [int(c.removeprefix(prefix)) for c in self.facts["cases"] if c.startswith(prefix)]
+
+    def check_logits(
+        self, actual: Tensor, expected: Tensor, length: int, *, allowed_misses: int = 0
+    ) -> None:
+        """Median and 90th percentile over positions, and the argmax where it is clear.
+
+        ``allowed_misses`` of the clear positions may differ whatever their share: for cases so
+        short that the share allows none.
+        """
+        limits = self.tolerance("logits", length)
+        error = relative_error(actual, expected).flatten()
+        assert float(error.median()) <= limits["median_rel"]
+        assert float(error.quantile(0.9)) <= limits["p90_rel"]
+        top = expected.topk(2, dim=-1).values
+        clear = top[..., 0] - top[..., 1] > limits["clear_margin"]
+        same = (actual.argmax(-1) == expected.argmax(-1))[clear]
+        assert int((~same).sum()) <= max(allowed_misses, (1 - limits["clear_argmax"]) * len(same))
+
+    def check_hidden(self, actual: Tensor, expected: Tensor, length: int) -> None:
+        limits = self.tolerance("logits", length)
+        error = relative_error(actual, expected).flatten()
+        assert float(error.median()) <= limits["median_rel"]
+        assert float(error.quantile(0.9)) <= limits["p90_rel"]
+
+
+class Session:
+    """One request on its own cache: tokens in, logits out."""
+
+    def __init__(self, golden: Golden, decoder_start: int = 0) -> None:
+        self.golden = golden
+        self.decoder_start = decoder_start
+        self.num_tokens = 0
+        self.cache = KVCache.allocate(
+            golden.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=1
+        )
+
+    def run(self, token_ids: Tensor) -> ForwardOutput:
+        """Feed the next tokens; logits of all that the decoder layers compute."""
+        output = self.golden.model.forward(self.batch(token_ids), self.cache)
+        self.num_tokens += len(token_ids)
+        return output
+
+    def batch(self, token_ids: Tensor) -> ForwardBatch:
+        begin, end = self.num_tokens, self.num_tokens + len(token_ids)
+        return ForwardBatch(
+            token_ids=token_ids,
+            positions=torch.arange(begin, end),
+            request_rows=torch.zeros(end - begin, dtype=torch.int64),
+            query_lens=(end - begin,),
+            context_lens=(end,),
+            block_table=torch.arange(NUM_BLOCKS, dtype=torch.int32)[None],
+            state_slots=torch.tensor([0]),
+            encoder_start=torch.tensor([0]),
+            decoder_start=torch.tensor([self.decoder_start]),
+            write_start=torch.tensor([0]),
+            logit_rows=torch.arange(max(0, self.decoder_start - begin), end - begin),
+        )
+
+    def seed(self, output: ForwardOutput) -> None:
+        """Show the draft stages the tokens of the newest ``run``."""
+        positions = torch.arange(self.num_tokens - len(output.main_rows), self.num_tokens)
+        self.golden.model.seed_draft(
+            output.main_hidden, positions, torch.zeros_like(positions), self.cache
+        )
+
+    def draft(self, anchor: int, sample: DraftSampler = greedy_sampler) -> DraftOutput:
+        return self.golden.model.draft(
+            torch.tensor([anchor]),
+            torch.tensor([self.num_tokens]),
+            torch.tensor([0]),
+            torch.tensor([self.decoder_start]),
+            self.cache,
+            sample,
+        )
+
+
+@cache
+def load_golden(name: str) -> Golden:
+    folder = FOLDER / name
+    checkpoint = open_checkpoint(folder / "checkpoint")
+    tokenizer = Tokenizer.from_file(folder / "checkpoint" / "tokenizer.json")
+    model = Model.from_tensors(
+        checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer)
+    )
+    facts = json.loads((folder / "goldens.json").read_text(encoding="utf-8"))
+    return Golden(name, checkpoint.config, model, load_file(folder / "goldens.safetensors"), facts)
+
+
+@pytest.fixture(params=NAMES)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return load_golden(request.param)
+
+
+@pytest.fixture
+def new_session() -> type[Session]:
+    return Session
