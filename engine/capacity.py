@@ -8,6 +8,7 @@ from deepinfer.errors import ConfigError
 
 from .config import EngineConfig
 from .kv_cache import KVCache, block_bytes
+from .model.config import ModelConfig
 from .runner import Cache, Runner
 
 
@@ -19,6 +20,7 @@ def plan_cache(
     Raises: ConfigError when the memory, the model's context and the wanted context do not agree.
     """
     sizes = model.config
+    _check_drafts(config.num_speculative_tokens, sizes)
     context = config.max_model_len or sizes.max_position_embeddings
     if context > sizes.max_position_embeddings:
         raise ConfigError(
@@ -50,3 +52,16 @@ def plan_cache(
             device=config.device,
         )
     return config, cache
+
+
+def _check_drafts(num_speculative_tokens: int, sizes: ModelConfig) -> None:
+    if num_speculative_tokens and not sizes.num_nextn_predict_layers:
+        raise ConfigError(
+            f"num_speculative_tokens={num_speculative_tokens}: this model has no draft stages "
+            "(num_nextn_predict_layers is 0); set it to 0"
+        )
+    if num_speculative_tokens > sizes.dspark_block_size:
+        raise ConfigError(
+            f"num_speculative_tokens={num_speculative_tokens}: this model drafts "
+            f"{sizes.dspark_block_size} tokens at a time (dspark_block_size); lower it"
+        )

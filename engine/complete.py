@@ -12,24 +12,22 @@ from .scheduler import Scheduler
 
 
 def complete_prefill(
-    scheduler: Scheduler, batch: PrefillBatch, result: PrefillResult
+    scheduler: Scheduler, batch: PrefillBatch, result: PrefillResult, started_s: float
 ) -> list[RequestState]:
     """Note the chunks and append first tokens; returns the requests that ended with theirs."""
     now = time.monotonic()
     finished = []
-    for chunk, token, logprobs, snapshot in zip(
+    for chunk, tokens, logprobs, snapshot in zip(
         batch.chunks, result.tokens, result.logprobs, result.snapshots, strict=True
     ):
         state = chunk.state
-        state.scheduled_s = state.scheduled_s or now
+        state.scheduled_s = state.scheduled_s or started_s
         scheduler.prefilled(chunk, snapshot)
-        if token is None:
-            continue
-        state.first_token_s = state.first_token_s or now
-        if logprobs is not None:
-            state.logprobs.append(logprobs)
-        if state.append(token):
-            finished.append(state)
+        if tokens:
+            state.first_token_s = state.first_token_s or now
+            state.logprobs += logprobs
+            if any(map(state.append, tokens)):
+                finished.append(state)
     return finished
 
 
@@ -38,11 +36,15 @@ def complete_decode(
 ) -> list[RequestState]:
     """Append each request's new tokens up to the one that ends it; returns those that ended."""
     finished = []
-    for state, tokens, logprobs in zip(batch.states, result.tokens, result.logprobs, strict=True):
+    for state, tokens, logprobs, num_drafts in zip(
+        batch.states, result.tokens, result.logprobs, result.num_drafts, strict=True
+    ):
         before = state.num_output_tokens
         if any(map(state.append, tokens)):
             finished.append(state)
         count = state.num_output_tokens - before
         scheduler.decoded(state, count)
         state.logprobs += logprobs[:count]
+        state.num_draft_tokens += num_drafts
+        state.num_accepted_tokens += max(count - 1, 0)
     return finished

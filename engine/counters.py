@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .decode import DecodeResult
 from .request_state import RequestState
 from .schedule import Batch, PrefillBatch
 from .types import EngineStats
@@ -15,6 +16,8 @@ class Counters:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_cached_tokens = 0
+        self.num_draft_tokens = 0
+        self.accepted_per_position: list[int] = []
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.schedule_s = 0.0
@@ -30,6 +33,17 @@ class Counters:
         else:
             self.decode_s += run_s
 
+    def add_drafts(self, result: DecodeResult) -> None:
+        """Count verified drafts, and for each place in a block how often it was accepted."""
+        if not any(result.num_drafts):
+            return
+        self.num_draft_tokens += sum(result.num_drafts)
+        accepted = self.accepted_per_position
+        accepted += [0] * (max(result.num_drafts) - len(accepted))
+        for tokens in result.tokens:
+            for place in range(len(tokens) - 1):
+                accepted[place] += 1
+
     def add_finished(self, state: RequestState) -> None:
         self.num_decode_tokens += max(state.num_output_tokens - 1, 0)
         self.num_cached_tokens += state.num_cached_tokens
@@ -41,6 +55,9 @@ class Counters:
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=sum(self.accepted_per_position),
+            accepted_per_position=tuple(self.accepted_per_position),
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
             schedule_s=self.schedule_s,

@@ -9,6 +9,7 @@ import torch
 from deepinfer.errors import EngineError
 
 from .block_manager import BlockManager
+from .bound_model import BoundModel
 from .capacity import plan_cache
 from .complete import complete_decode, complete_prefill
 from .config import EngineConfig
@@ -58,11 +59,15 @@ class LLMEngine:
             transfer=LocalTransfer(),
             window=model.config.sliding_window,
         )
+        bound = BoundModel(
+            model, cache, device=device, is_speculative=self.config.num_speculative_tokens > 0
+        )
         table = SlotTable(num_slots, self.config.max_model_len, self.config.block_size, device)
         sampler = Sampler(num_slots, device)
-        prefill = PrefillWorker(model, cache, table, sampler)
-        decode = DecodeWorker(model, cache, table, sampler)
-        self._workers: tuple[PrefillWorker, DecodeWorker] | None = (prefill, decode)
+        self._workers: tuple[PrefillWorker, DecodeWorker] | None = (
+            PrefillWorker(bound, table, sampler),
+            DecodeWorker(bound, table, sampler),
+        )
         self._states: dict[str, RequestState] = {}
         self._refused: list[RequestState] = []
         self._num_arrived = 0
@@ -141,8 +146,11 @@ class LLMEngine:
         if batch is None:
             return finished
         if isinstance(batch, PrefillBatch):
-            return finished + complete_prefill(self.scheduler, batch, prefill.run(batch))
-        return finished + complete_decode(self.scheduler, batch, decode.run(batch))
+            started = time.monotonic()
+            return finished + complete_prefill(self.scheduler, batch, prefill.run(batch), started)
+        result = decode.run(batch)
+        self._counters.add_drafts(result)
+        return finished + complete_decode(self.scheduler, batch, result)
 
     def _complete(self, state: RequestState, now_s: float) -> Completion:
         self.scheduler.finish(state)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from .batch import ForwardBatch, ForwardOutput
+from torch import Tensor
+
+from .batch import DraftOutput, ForwardBatch, ForwardOutput
 from .model.config import ModelConfig
 
 
@@ -21,8 +24,26 @@ class Cache(Protocol):
 
 
 class Runner(Protocol):
-    """A model bound to its weights; ``cache`` is the one it reads and writes."""
+    """A model bound to its weights; ``cache`` is the one it reads and writes.
 
-    config: ModelConfig
+    The draft methods are called only if the configuration has draft stages and asks for drafts.
+    """
 
-    def forward(self, batch: ForwardBatch, cache: Cache) -> ForwardOutput: ...
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def forward(self, batch: ForwardBatch, cache: Any) -> ForwardOutput: ...
+
+    def seed_draft(
+        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: Any
+    ) -> None: ...
+
+    def draft(
+        self,
+        anchor_token_ids: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        draft_start: Tensor,
+        cache: Any,
+        sample: Callable[[Tensor, Tensor], Tensor],
+    ) -> DraftOutput: ...

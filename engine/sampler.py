@@ -46,7 +46,7 @@ def apply_rules(
     logits: Tensor,
     states: Sequence[RequestState],
     row_counts: Sequence[int],
-    drafts: Sequence[Sequence[int]] = (),
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """Logits with every request's rules applied to its ``row_counts`` consecutive rows.
 
@@ -61,8 +61,33 @@ def apply_rules(
     return torch.cat(pieces)
 
 
-def logprobs_of(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """``TokenLogprobs`` for each row of raw logits [N, V] and its chosen token [N]."""
+def new_logprobs(
+    states: Sequence[RequestState],
+    logits: Tensor,
+    drawn: Tensor,
+    row_counts: Sequence[int],
+    tokens: Sequence[Sequence[int]],
+) -> list[list[TokenLogprobs]]:
+    """Log-probabilities of each request's new tokens, empty for those that did not ask.
+
+    Request i has ``row_counts[i]`` consecutive rows of raw logits [N, V] and drawn ids [N]; its new
+    tokens are those of the first rows.
+    """
+    result: list[list[TokenLogprobs]] = []
+    first = 0
+    for state, count, new in zip(states, row_counts, tokens, strict=True):
+        sampling = state.request.sampling
+        if sampling.logprobs:
+            num_usable = sum(token >= 0 for token in new)
+            rows = slice(first, first + num_usable)
+            result.append(_logprobs(logits[rows], drawn[rows], sampling.top_logprobs))
+        else:
+            result.append([])
+        first += count
+    return result
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
     chosen, top_ids, top_values = token_logprobs(logits, token_ids, num_top)
     rows = zip(
         token_ids.tolist(), chosen.tolist(), top_ids.tolist(), top_values.tolist(), strict=True

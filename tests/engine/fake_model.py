@@ -8,13 +8,13 @@ lost token gives other tokens than ``oracle``, which computes the same from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.types import Completion, Request, SamplingParams
@@ -28,8 +28,8 @@ class FakeConfig:
     eos_token_id: int = 1
     sliding_window: int = 4
     max_position_embeddings: int = 256
-    num_nextn_predict_layers: int = 0
-    dspark_block_size: int = 0
+    num_nextn_predict_layers: int = 1
+    dspark_block_size: int = 5
 
 
 class FakeCache:
@@ -74,6 +74,7 @@ class FakeModel:
     def __init__(self, config: FakeConfig | None = None) -> None:
         self.config = config or FakeConfig()
         self.batches: list[ForwardBatch] = []
+        self._history: dict[int, list[int]] = {}
 
     def forward(self, batch: ForwardBatch, cache: FakeCache) -> ForwardOutput:
         self.batches.append(batch)
@@ -91,11 +92,48 @@ class FakeModel:
                     logits.append(self._read(batch, cache, r, position))
                 row += 1
         assert row == len(batch.token_ids)
-        empty = torch.empty(0)
+        in_decoder = batch.positions >= batch.decoder_start[batch.request_rows]
+        main_rows = in_decoder.nonzero()[:, 0]
         return ForwardOutput(
             logits=torch.stack(logits) if logits else torch.empty(0, self.config.vocab_size),
-            main_hidden=empty,
-            main_rows=empty,
+            main_hidden=torch.empty(len(main_rows), 0),
+            main_rows=main_rows,
+        )
+
+    def seed_draft(
+        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: FakeCache
+    ) -> None:
+        assert len(positions) == len(state_slots) == len(main_hidden)
+
+    def draft(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        starts: Tensor,
+        cache: FakeCache,
+        sample: Callable[[Tensor, Tensor], Tensor],
+    ) -> DraftOutput:
+        """Drafts from the right logits, or now and then from others."""
+        histories = []
+        for anchor, position, slot in zip(anchors, positions, slots, strict=True):
+            verified = self._history[int(slot)][: int(position)]
+            assert len(verified) == position
+            histories.append([*verified, int(anchor)])
+        ids, logits = [], []
+        for step in range(self.config.dspark_block_size):
+            rows = [
+                next_logits(self.config, h, 0, int(start)).roll(hash(tuple(h)) % 4 // 3)
+                for h, start in zip(histories, starts, strict=True)
+            ]
+            logits.append(torch.stack(rows))
+            ids.append(sample(logits[-1], positions + 1 + step))
+            for history, token in zip(histories, ids[-1].tolist(), strict=True):
+                history.append(token)
+        return DraftOutput(
+            token_ids=torch.stack(ids, 1),
+            logits=torch.stack(logits, 1),
+            confidence=torch.ones(len(anchors), len(ids)),
         )
 
     def _write(
@@ -119,6 +157,7 @@ class FakeModel:
             for p in range(position + 1)
         ]
         assert position >= int(batch.decoder_start[r])
+        self._history[int(batch.state_slots[r])] = history
         windows = []
         for ring, start in enumerate((batch.encoder_start[r], batch.decoder_start[r])):
             first = max(position - self.config.sliding_window + 1, int(start))

@@ -32,12 +32,14 @@ def workloads(draw: st.DrawFn) -> Workload:
         prompts.append(stem[: draw(st.integers(0, len(stem)))] + tail)
     block_size = draw(st.sampled_from([2, 4, 6]))
     num_seqs = draw(st.integers(1, 5))
+    num_drafts = draw(st.sampled_from([0, 0, 1, 3, 5]))
     return Workload(
         prompts,
         [draw(st.integers(1, 14)) for _ in range(count)],
         {
             "max_num_seqs": num_seqs,
-            "max_num_batched_tokens": draw(st.integers(num_seqs, 30)),
+            "max_num_batched_tokens": draw(st.integers(num_seqs, 30)) + num_seqs * num_drafts,
+            "num_speculative_tokens": num_drafts,
             "block_size": block_size,
             "num_blocks": -(-52 // block_size) + draw(st.integers(0, 12)),
             "max_model_len": 52,
