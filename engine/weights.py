@@ -18,7 +18,7 @@ from deepinfer.errors import CheckpointError
 from .hub_cache import resolve_model_folder
 from .model.config import ModelConfig
 from .model.config_json import read_json_object
-from .model.tensors import check_tensors, expected_tensors
+from .model.tensors import VISION_PREFIXES, check_tensors, expected_tensors
 from .safetensors_file import SafetensorsFile, TensorEntry, open_safetensors
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -63,7 +63,8 @@ def open_checkpoint(model: Path | str) -> Checkpoint:
         entries,
         where=lambda name: str(files[name].path if name in files else folder),
     )
-    return Checkpoint(folder, config, files)
+    text = {name: file for name, file in files.items() if not name.startswith(VISION_PREFIXES)}
+    return Checkpoint(folder, config, text)
 
 
 def _open_files(folder: Path) -> dict[str, SafetensorsFile]:
