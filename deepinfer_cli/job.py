@@ -81,7 +81,8 @@ class Job:
 
     def answer_rows(self) -> None:
         try:
-            with self._stop.on_signals(self._console.warn), self._console.watch(self._snapshot):
+            signals = self._stop.on_signals(self._console.warn, lambda: self._engine is not None)
+            with signals, self._console.watch(self._snapshot):
                 self.pipeline.run(self._answer)
         except StopNow as stop:
             self._stop.exit_code = stop.exit_code

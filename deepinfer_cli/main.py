@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from .job import Engine, MakeEngine
 from .run import RunRequest, run
 from .settings import Settings, resolve
 
-_CLOSED_PIPE = 141
 _USAGE = 2
 # The base of all usage errors; typer exports only its children.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -130,12 +128,8 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
         return result if isinstance(result, int) else 0
     except _UsageError as error:
         return _fail(_usage_message(error), _USAGE)
-    except KeyboardInterrupt:
+    except typer.Abort:  # Ctrl-C where no row can be lost
         return _fail("stopped by Ctrl-C", 130)
-    except BrokenPipeError:
-        # Nobody reads any more.  Python would complain again while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _CLOSED_PIPE
     except Exception as error:
         if "--debug" in given:
             raise

@@ -143,12 +143,13 @@ class Pipeline:
         """A share only counts once a hundred rows were read, so that it means something."""
         limit = self._settings.max_errors
         errors = self.total.num_errors
-        if limit is None or errors <= (limit if isinstance(limit, int) else limit * self.num_rows):
+        rows = max(self.num_rows, self.total.num_rows)
+        if limit is None or errors <= (limit if isinstance(limit, int) else limit * rows):
             return
-        if isinstance(limit, float) and self.num_rows < 100:
+        if isinstance(limit, float) and rows < 100:
             return
         shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:.1%}"
         first = f"; the first: {self._first_error}" if self._first_error else ""
         raise InputError(
-            f"{errors:,} of {self.num_rows:,} rows failed, more than --max-errors={shown}{first}"
+            f"{errors:,} of {rows:,} rows failed, more than --max-errors={shown}{first}"
         )

@@ -22,6 +22,7 @@ from .report import encode_report
 from .settings import Resolved, Settings
 from .writer import StdoutStream, output_format, publish, write_files
 
+_CLOSED_PIPE = 141
 _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 
 
@@ -42,16 +43,21 @@ def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int
     if output == "-" and request.json:
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
     console = make_console(quiet=request.quiet)
-    if output == "-":
-        return _run_to_stdout(request, resolved, make_engine, console)
-    return _run_to_files(request, Path(output), resolved, make_engine, console)
+    try:
+        if output == "-":
+            return _run_to_stdout(request, resolved, make_engine, console)
+        return _run_to_files(request, Path(output), resolved, make_engine, console)
+    except BrokenPipeError:
+        # Nobody reads any more.  Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _CLOSED_PIPE
 
 
 def default_output(source: str) -> str:
     """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
     if source == "-":
         return "-"
-    path = Path(source)
+    path = Path(source) if Path(source).name else Path(source).resolve()
     if path.suffix == ".parquet":
         return str(path.with_suffix(".out.parquet"))
     while path.suffix in _ENDINGS_OF_JSONL:

@@ -34,11 +34,16 @@ class StopSwitch:
         return self.exit_code is not None
 
     @contextmanager
-    def on_signals(self, say: Callable[[str], None]) -> Iterator[None]:
-        """The first Ctrl-C sets the switch; a second one, SIGTERM or SIGHUP raise StopNow."""
+    def on_signals(
+        self, say: Callable[[str], None], is_running: Callable[[], bool]
+    ) -> Iterator[None]:
+        """The first Ctrl-C sets the switch; a second one, SIGTERM or SIGHUP raise StopNow.
+
+        Where nothing is running yet, there is nothing to finish: the first one raises it too.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if number == signal.SIGINT and self.exit_code is None:
+            if number == signal.SIGINT and self.exit_code is None and is_running():
                 self.exit_code = 128 + number
                 say("Finishing the rows that are running; Ctrl-C again leaves at once.")
             else:

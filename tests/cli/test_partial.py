@@ -1,0 +1,82 @@
+"""One run at a time in an output's working folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepinfer.errors import ConfigError, LockedError
+from deepinfer_cli.partial import OutputPaths, PartialFolder
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> OutputPaths:
+    return OutputPaths(tmp_path / "out.jsonl")
+
+
+def test_names(paths: OutputPaths) -> None:
+    names = [path.name for path in (paths.errors, paths.report, paths.partial)]
+    assert names == ["out.jsonl.errors.jsonl", "out.jsonl.report.json", "out.jsonl.partial"]
+
+
+def test_the_second_run_is_told_who_holds_the_output(paths: OutputPaths) -> None:
+    refused = pytest.raises(LockedError, match=r"out.jsonl \(process \d+ on .+ since ")
+    with PartialFolder(paths), refused:
+        PartialFolder(paths).__enter__()
+    with PartialFolder(paths):
+        pass
+
+
+def test_a_dead_holders_lock_is_taken_over(paths: OutputPaths) -> None:
+    code = (
+        "import os; from pathlib import Path; from deepinfer_cli.partial import *;"
+        f"PartialFolder(OutputPaths(Path({str(paths.results)!r}))).__enter__();"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert (paths.partial / "lock").is_file()
+    with PartialFolder(paths):
+        pass
+
+
+def test_work_is_continued_with_the_same_settings_only(paths: OutputPaths) -> None:
+    with PartialFolder(paths) as folder:
+        assert folder.begin({"seed": 0}, force=False) is False
+        (folder.path / "journal").write_bytes(b"work")
+    with PartialFolder(paths) as folder:
+        assert folder.begin({"seed": 0}, force=False) is True
+        assert folder.begin({"seed": 0}, force=True) is True
+        with pytest.raises(ConfigError, match="seed was 0, now 1"):
+            folder.begin({"seed": 1}, force=False)
+        assert (folder.path / "journal").exists()
+        assert folder.begin({"seed": 1}, force=True) is False
+        assert not (folder.path / "journal").exists()
+
+
+def test_results_are_only_replaced_by_force(paths: OutputPaths) -> None:
+    paths.results.write_text("precious")
+    with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="already exists"):
+        folder.begin({}, force=False)
+    assert not paths.partial.exists()
+    with PartialFolder(paths) as folder:
+        assert folder.begin({}, force=True) is False
+    assert paths.results.read_text() == "precious"
+
+
+def test_foreign_or_broken_manifests_are_not_touched(paths: OutputPaths) -> None:
+    paths.partial.mkdir()
+    for text in ("", "{}", "[1]", '{"schema": "deepinfer.partial/99"}'):
+        (paths.partial / "run.json").write_text(text)
+        with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="move .* away"):
+            folder.begin({}, force=True)
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        PartialFolder(OutputPaths(tmp_path / "no" / "out.jsonl")).__enter__()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write in"):
+        PartialFolder(OutputPaths(tmp_path / "file" / "out.jsonl")).__enter__()

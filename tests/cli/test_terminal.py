@@ -1,0 +1,136 @@
+"""What people see: progress in real pseudo-terminals, help pages, plain logs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from deepinfer_cli.console import Snapshot, duration, progress_words
+from deepinfer_cli.settings import FIELDS, flag_name
+
+
+def _run_in_terminal(command: list[str], columns: int, **environment: str) -> tuple[int, str]:
+    """Exit code and everything the terminal was sent."""
+    main_end, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    bare = {"PATH": os.defpath, "TERM": "xterm-256color", **environment}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, env=bare
+    )
+    os.close(terminal)
+    sent = b""
+    while True:
+        try:
+            chunk = os.read(main_end, 65_536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        sent += chunk
+    os.close(main_end)
+    return process.wait(30), sent.decode()
+
+
+def _visible(sent: str) -> list[str]:
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sent)
+    return re.split(r"\r?\n|\r", text)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 160])
+def test_no_line_is_wider_than_the_terminal(in_tmp: Path, command: list[str], columns: int) -> None:
+    Path("in.jsonl").write_bytes(b'{"prompt":"hello"}\n' * 60 + b"bad\n")
+    code, sent = _run_in_terminal(
+        [*command, "run", "in.jsonl", "-o", "out.jsonl"], columns, FAKE_SECONDS_PER_ROW="0.01"
+    )
+    assert code == 3
+    lines = _visible(sent)
+    assert max(len(line) for line in lines) <= columns
+    assert any("━" in line for line in lines)
+    assert any("tokens/s" in line for line in lines)
+    assert any(re.match(r"errors +1 +invalid_json 1", line) for line in lines)
+
+
+def test_no_color_and_dumb_terminals(in_tmp: Path, command: list[str]) -> None:
+    Path("in.jsonl").write_bytes(b'{"prompt":"hello"}\nbad\n')
+    run = [*command, "run", "in.jsonl", "-o", "out.jsonl", "--force"]
+    _, sent = _run_in_terminal(run, 80, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", sent)
+    _, sent = _run_in_terminal(run, 80, TERM="dumb")
+    assert "\x1b" not in sent and "invalid_json 1" in sent
+
+
+def test_results_on_stdout_are_not_mixed_with_progress(in_tmp: Path, command: list[str]) -> None:
+    Path("in.jsonl").write_bytes(b'{"prompt":"hello"}\n' * 3)
+    done = subprocess.run([*command, "run", "in.jsonl", "-o", "-"], capture_output=True)
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 3
+    assert all(line.startswith(b'{"id"') for line in done.stdout.splitlines())
+    assert re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", done.stderr)
+
+
+@pytest.mark.parametrize("verb", [[], ["run"], ["config"], ["config", "show"], ["config", "init"]])
+def test_help_fits_80_columns_and_begins_with_examples(command: list[str], verb: list[str]) -> None:
+    done = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] and "…" not in done.stdout
+    if verb in ([], ["run"]):
+        assert lines[2] == "Examples:" and lines[3].startswith("  deepinfer run ")
+
+
+def test_run_help_names_every_setting(command: list[str]) -> None:
+    text = subprocess.run([*command, "run", "--help"], capture_output=True, text=True).stdout
+    for name in FIELDS:
+        assert flag_name(name)[2:] in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["--version"], ["config", "show"]]
+)
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    code = (
+        "import sys; from deepinfer_cli.main import main; main(sys.argv[1:]);"
+        "print(sorted(set(sys.modules) & set(sys.argv[0].split() or "
+        "['torch', 'triton', 'numpy', 'pyarrow', 'datasets', 'tokenizers', 'rich', 'zstandard'])),"
+        "file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.stderr.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.4, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (7800, "2h 10m"),
+        (356400, "4d 03h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_progress_words_leave_out_what_nobody_knows() -> None:
+    now = Snapshot(
+        rows=3,
+        total_rows=None,
+        errors=0,
+        tokens_per_s=12.4,
+        acceptance=None,
+        elapsed_s=1,
+        eta_s=None,
+    )
+    assert progress_words(now) == ["3 rows", "12 tokens/s"]
+    assert now.share is None
