@@ -2,7 +2,7 @@
 
     python benchmarks/engine_overhead.py [--batch 64] [--steps 200]
 
-The model is fake: it returns logits made before the clock starts.  One JSON line per case on stdout.
+The model is fake: it returns logits made before the clock starts.  One JSON line per case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,7 +45,6 @@ class FakeModel:
     def __init__(self, batch: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self.logits = torch.randn(batch, VOCAB_SIZE, generator=generator) * 3
-        self.seconds = 0.0
 
     def forward(self, batch: ForwardBatch, cache: object) -> ForwardOutput:
         empty = torch.empty(0)
@@ -84,13 +83,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
+    base = SamplingParams(max_tokens=args.steps + 8, ignore_eos=True)
     cases = {
-        "greedy": {"temperature": 0.0},
-        "temperature": {"temperature": 1.0},
-        "temperature and top-p": {"temperature": 1.0, "top_p": 0.95},
+        "greedy": replace(base, temperature=0.0),
+        "temperature": base,
+        "temperature and top-p": replace(base, top_p=0.95),
     }
-    for name, fields in cases.items():
-        sampling = SamplingParams(max_tokens=args.steps + 8, ignore_eos=True, **fields)
+    for name, sampling in cases.items():
         times = decode_step_us(args.batch, args.steps, sampling)
         row = {
             "benchmark": "engine_overhead",
