@@ -3,20 +3,20 @@
     python -m training.corpus text training/data/text sample.txt          # for the tokenizer
     python -m training.corpus tokens training/data/text training/data --num-tokens 20000000
 
-``tokens`` writes ``part-N.npy.xz`` and ``valid.npy.xz`` (uint16).  About 70 % is written by the generators of
+``tokens`` writes ``part-N.npy.xz``, ``long.npy.xz``, and their held-out ``valid`` forms (uint16).  About 70 % is written by the generators of
 this folder, 30 % comes from the fetched texts.  Everything follows from ``--seed``.
 """
 
 from __future__ import annotations
 
 import argparse
-import lzma
 from collections.abc import Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
 from training.conversations import conversation, long_dialogue, tool_dialogue
+from training.corpus_files import save_tokens
 from training.dialogue import Answer, Dialogue, DocumentEncoder, PromptRenderer, answer_text
 from training.grammar import Writer
 from training.stories import story
@@ -77,17 +77,27 @@ def document(writer: Writer, natural: NaturalText) -> str | Dialogue:
     if kind < 0.40:
         return tool_dialogue(writer)
     if kind < 0.46:
-        return long_dialogue(writer, int(60 * 2 ** (5 * writer.random.random())))
+        return long_dialogue(writer, int(60 * 2 ** (4.5 * writer.random.random())))
     return conversation(writer)
+
+
+def long_document(writer: Writer, natural: NaturalText) -> str | Dialogue:
+    """One of about 1,500 to 7,000 tokens."""
+    num_tokens = int(1500 * 2 ** (2.1 * writer.random.random()))
+    if writer.chance(0.8):
+        return long_dialogue(writer, num_tokens)
+    start = writer.random.randrange(len(natural.passages["bible"]) - 30)
+    return "\n".join(natural.passages["bible"][start : start + num_tokens // 330])
 
 
 def token_stream(job: tuple[Path, str, int]) -> np.ndarray:
     """[about num_tokens] uint16 documents of one seed."""
     folder, seed, num_tokens = job
     writer, natural, encoder = Writer(seed), NaturalText(folder), DocumentEncoder(str(TOKENIZER))
+    make = long_document if "long" in seed else document
     tokens: list[int] = []
     while len(tokens) < num_tokens:
-        made = document(writer, natural)
+        made = make(writer, natural)
         tokens += encoder.text(made) if isinstance(made, str) else encoder.dialogue(made)
     return np.array(tokens, dtype=np.uint16)
 
@@ -109,18 +119,6 @@ def without_markers(text: str) -> str:
     return text
 
 
-def save(path: Path, tokens: np.ndarray) -> None:
-    with lzma.open(path, "wb", preset=1) as file:
-        np.save(file, tokens)
-    print(f"{path}: {len(tokens)} tokens, {path.stat().st_size / 1e6:.1f} MB", flush=True)
-
-
-def load(path: Path) -> np.ndarray:
-    """[tokens] uint16."""
-    with lzma.open(path, "rb") as file:
-        return np.asarray(np.load(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("text", "tokens"))
@@ -135,16 +133,14 @@ def main() -> None:
         options.output.write_text("\n".join(lines), encoding="utf-8")
         return
     options.output.mkdir(parents=True, exist_ok=True)
-    jobs = [(options.texts, f"{options.seed}/valid", 200_000)]
     num_parts = max(1, round(options.num_tokens / PART_TOKENS))
-    jobs += [
-        (options.texts, f"{options.seed}/{i}", options.num_tokens // num_parts)
-        for i in range(num_parts)
-    ]
-    names = ["valid", *(f"part-{i}" for i in range(num_parts))]
+    share = options.num_tokens // num_parts
+    sizes = {"valid": 200_000, "valid-long": 200_000, "long": options.num_tokens // 6}
+    sizes |= {f"part-{i}": share for i in range(num_parts)}
+    jobs = [(options.texts, f"{options.seed}/{name}", size) for name, size in sizes.items()]
     with Pool(options.processes) as pool:
-        for name, tokens in zip(names, pool.imap(token_stream, jobs), strict=True):
-            save(options.output / f"{name}.npy.xz", tokens)
+        for name, tokens in zip(sizes, pool.imap(token_stream, jobs), strict=True):
+            save_tokens(options.output / f"{name}.npy.xz", tokens)
 
 
 if __name__ == "__main__":

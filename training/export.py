@@ -1,0 +1,54 @@
+"""Masters to a checkpoint in the official format, and back from one for another round of training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from training.parameters import _EXPERT, Weights
+
+from deepinfer.engine.checkpoint_writer import write_checkpoint
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
+from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
+
+MAX_SHARD_BYTES = 11_700_000
+
+
+def checkpoint_tensors(masters: Weights, config: ModelConfig) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint on the CPU, in its stored form."""
+    tensors: dict[str, Tensor] = {}
+    for name, spec in expected_tensors(config).items():
+        if spec.is_scale:
+            continue  # comes with its weight
+        master = _master_of(masters, name)
+        if spec.dtype.itemsize > 1:
+            tensors[name] = master.to(spec.dtype).contiguous()
+            continue
+        values, scale = _encode(name, spec, master)
+        tensors[name] = values.contiguous()
+        tensors[name.removesuffix("weight") + "scale"] = scale.contiguous()
+    return tensors
+
+
+def _master_of(masters: Weights, name: str) -> Tensor:
+    expert = _EXPERT.search(name)
+    stacked = masters[_EXPERT.sub(".experts.", name).replace("bias_vl", "bias")]
+    master = stacked[int(expert[1])] if expert else stacked
+    return master.detach().float().cpu()
+
+
+def _encode(name: str, spec: TensorSpec, master: Tensor) -> tuple[Tensor, Tensor]:
+    if spec.dtype == torch.int8:
+        return encode_fp4_rows(master)
+    return encode_fp8_rows(master) if ".engram.embed." in name else encode_fp8_tiles(master)
+
+
+def export(masters: Weights, config: ModelConfig, folder: Path, tokenizer: Path) -> None:
+    """Write the checkpoint with its tokenizer into ``folder``."""
+    tensors = checkpoint_tensors(masters, config)
+    write_checkpoint(folder, config, tensors, max_shard_bytes=MAX_SHARD_BYTES)
+    if tokenizer.resolve() != (folder / "tokenizer.json").resolve():
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")

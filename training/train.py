@@ -1,0 +1,281 @@
+"""Trains the embedded model in legs that can be resumed.
+
+    python -m training.train backbone --data D --run R --out O --leg-s 480 --total-s 960
+    python -m training.train draft    --data D --run R --out O --leg-s 300 --total-s 300
+
+The learning rate follows the time spent, so that any machine ends its schedule in ``--total-s`` seconds.  ``--run``
+keeps the complete state; ``--out`` gets what should outlive the machine: log, compact masters, checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from training.batches import Batch, endless_batches
+from training.corpus_files import load_documents
+from training.draft import Drafter, choose_anchors, draft_loss
+from training.evaluate import evaluate, fixed_batches
+from training.export import export
+from training.losses import backbone_loss, balance_routers
+from training.model import Backbone
+from training.optimizer import Optimizer
+from training.parameters import Weights, effective_weights, new_masters
+from training.state import COMPLETE, load_compact, load_complete, save_compact, save_complete
+
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
+
+WARMUP, DECAY_FROM, FINAL_SCALE = 0.02, 0.55, 0.02
+REPLAY_SHARE = 0.4
+LONG_EVERY = 8
+INDEX_QUERIES = 128
+BALANCE_RATE = 2e-3
+ANCHOR_SHARE = 8
+
+
+@dataclass(slots=True)
+class Run:
+    """All that a leg works on."""
+
+    options: argparse.Namespace
+    config: ModelConfig
+    device: torch.device
+    masters: Weights
+    backbone: Backbone
+    step: int = 0
+    elapsed: float = 0.0
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def biases(self) -> Weights:
+        return {name: m for name, m in self.masters.items() if name.endswith(".gate.bias")}
+
+
+def learning_rate_scale(progress: float) -> float:
+    """Warm-up, constant, linear decay; ``progress`` from 0 to 1."""
+    if progress < WARMUP:
+        return max(progress / WARMUP, 0.01)
+    left = (1 - progress) / (1 - DECAY_FROM)
+    return max(FINAL_SCALE, min(1.0, left))
+
+
+def prepare(options: argparse.Namespace) -> Run:
+    torch.manual_seed(options.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    device = torch.device(options.device)
+    config = ModelConfig.from_file(options.model)
+    token_map = token_compression(Tokenizer.from_file(options.model / "tokenizer.json"))
+    masters = new_masters(config, options.seed, device)
+    backbone = Backbone(config, torch.from_numpy(token_map), device)
+    return Run(options, config, device, masters, backbone)
+
+
+def trained_names(run: Run) -> list[str]:
+    is_draft = run.options.stage == "draft"
+    return [name for name in run.masters if name.startswith("mtp.") == is_draft]
+
+
+def backbone_masters(run: Run) -> Weights:
+    return {name: master for name, master in run.masters.items() if not name.startswith("mtp.")}
+
+
+def resume(run: Run, optimizer: Optimizer) -> None:
+    """Goes on from the complete state, else from the compact one, else from the start."""
+    if (run.options.run / COMPLETE).exists():
+        saved = load_complete(run.options.run, run.masters)
+        if saved["stage"] == run.options.stage:
+            optimizer.load_state(saved["optimizer"])
+            run.step, run.elapsed = int(saved["step"]), float(saved["elapsed"])
+    elif run.options.compact is not None:
+        progress = load_compact(run.options.compact, run.masters)
+        if run.options.stage == ("draft" if progress["draft"] else "backbone"):
+            run.step, run.elapsed = int(progress["step"]), progress["elapsed"]
+
+
+def batches(run: Run) -> Iterator[Batch]:
+    """Ordinary rows, and every ``LONG_EVERY``-th time long ones."""
+    options = run.options
+    kinds = []
+    for kind, length in (("part-*", options.length), ("long", options.long_length)):
+        documents = load_documents(options.data, kind)
+        kinds.append(endless_batches(
+            documents, length=length, tokens_per_batch=options.tokens_per_batch,
+            seed=options.seed + run.step, replay_share=REPLAY_SHARE,
+        ))  # fmt: skip
+    while True:
+        yield next(kinds[run.step % LONG_EVERY == LONG_EVERY - 1])
+
+
+def train_backbone(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tensor]]:
+    """One update per ``next``."""
+    generator = torch.Generator().manual_seed(run.options.seed + run.step)
+    for batch_on_cpu in batches(run):
+        batch = batch_on_cpu.to(run.device)
+        weights = effective_weights(backbone_masters(run), run.config)
+        sample = torch.randperm(batch.tokens.shape[1], generator=generator)
+        sample = sample[: INDEX_QUERIES * batch.tokens.shape[1] // run.options.length].to(
+            run.device
+        )
+        trace = run.backbone(weights, run.biases, batch, index_sample=sample)
+        loss, parts = backbone_loss(trace, weights, batch)
+        loss.backward()
+        scale = learning_rate_scale(run.elapsed / run.options.total_s)
+        optimizer.step(scale)
+        parts["worst_load"] = balance_routers(run.biases, trace, run.config, BALANCE_RATE * scale)
+        yield parts
+
+
+def train_draft(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tensor]]:
+    """One update per ``next``; the backbone stays as it is."""
+    generator = torch.Generator().manual_seed(run.options.seed + run.step)
+    drafter = Drafter(run.config, run.backbone.rotary)
+    stages = {name: m for name, m in run.masters.items() if name.startswith("mtp.")}
+    with torch.no_grad():
+        fixed = effective_weights(backbone_masters(run), run.config)
+    for batch_on_cpu in batches(run):
+        batch = batch_on_cpu.to(run.device)
+        with torch.no_grad():
+            trace = run.backbone(fixed, run.biases, batch)
+        weights = fixed | effective_weights(stages, run.config)
+        anchors = choose_anchors(batch_on_cpu, batch.tokens.numel() // ANCHOR_SHARE, generator).to(
+            run.device
+        )
+        guess = drafter(weights, run.biases, batch, trace.main_hidden, anchors)
+        loss, parts = draft_loss(guess, trace, weights, batch, anchors, run.config)
+        loss.backward()
+        scale = learning_rate_scale(run.elapsed / run.options.total_s)
+        optimizer.step(scale)
+        with torch.no_grad():
+            for stage, load in enumerate(guess.loads):
+                run.masters[f"mtp.{stage}.ffn.gate.bias"] += (
+                    BALANCE_RATE * scale * torch.sign(load.mean() - load)
+                )
+        yield parts
+
+
+def run_leg(run: Run, optimizer: Optimizer) -> None:
+    """Updates until the leg's or the whole schedule's time is over."""
+    options = run.options
+    updates = (train_draft if options.stage == "draft" else train_backbone)(run, optimizer)
+    begin, first, before = time.monotonic(), run.step, run.elapsed
+    while time.monotonic() - begin < options.leg_s and run.elapsed < options.total_s:
+        parts = next(updates)
+        run.step += 1
+        run.elapsed = before + time.monotonic() - begin
+        if run.step % options.log_every == 0 or run.step == first + 1:
+            entry = {name: round(float(value), 5) for name, value in parts.items()}
+            seconds = time.monotonic() - begin
+            rate = (run.step - first) * options.tokens_per_batch / seconds
+            record(
+                run,
+                {
+                    "step": run.step,
+                    "elapsed_s": round(run.elapsed, 1),
+                    "tokens_per_s": round(rate),
+                    **entry,
+                },
+            )
+            if not np.isfinite(list(entry.values())).all():
+                raise FloatingPointError(f"step {run.step}: {entry}")
+        if options.max_steps and run.step - first >= options.max_steps:
+            break
+
+
+def record(run: Run, entry: dict[str, Any]) -> None:
+    """One line in the log and on the terminal."""
+    entry = {"stage": run.options.stage, **entry}
+    run.log.append(entry)
+    print(json.dumps(entry), flush=True)
+
+
+def held_out(run: Run) -> None:
+    options = run.options
+    with torch.no_grad():
+        weights = effective_weights(backbone_masters(run), run.config)
+    for kind, length in (("valid", options.length), ("valid-long", options.long_length)):
+        chosen = fixed_batches(
+            load_documents(options.data, kind), length=length,
+            tokens_per_batch=options.tokens_per_batch, max_batches=options.valid_batches,
+        )  # fmt: skip
+        result = evaluate(run.backbone, weights, run.biases, chosen, run.config.sliding_window)
+        record(run, {"step": run.step, "kind": kind, **{k: round(v, 5) for k, v in result.items()}})
+
+
+def finish(run: Run, optimizer: Optimizer) -> None:
+    """Held-out loss, then everything to disk."""
+    options = run.options
+    held_out(run)
+    state = {
+        "stage": options.stage,
+        "step": run.step,
+        "elapsed": run.elapsed,
+        "optimizer": optimizer.state(),
+    }
+    save_complete(options.run, run.masters, state)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / f"log-{options.stage}-{run.step}.jsonl").open(
+        "w", encoding="utf-8"
+    ) as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in run.log)
+    if options.keep_masters:
+        progress = {
+            "draft": float(options.stage == "draft"),
+            "step": run.step,
+            "elapsed": run.elapsed,
+        }
+        save_compact(options.out, run.masters, progress)
+    if options.export:
+        export(
+            run.masters, run.config, options.out / "checkpoint", options.model / "tokenizer.json"
+        )
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=("backbone", "draft"))
+    parser.add_argument(
+        "--model", type=Path, default=Path("recipes/tiny"), help="config.json, tokenizer.json"
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--compact", type=Path, help="folder of masters-*.safetensors to go on from"
+    )
+    parser.add_argument("--leg-s", type=float, default=480.0)
+    parser.add_argument("--total-s", type=float, default=960.0)
+    parser.add_argument("--max-steps", type=int, default=0)
+    parser.add_argument("--tokens-per-batch", type=int, default=65536)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--long-length", type=int, default=8192)
+    parser.add_argument("--valid-batches", type=int, default=3)
+    parser.add_argument("--log-every", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--keep-masters", action="store_true")
+    parser.add_argument("--export", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    run = prepare(parse(arguments))
+    trained = trained_names(run)
+    for name in trained:
+        run.masters[name].requires_grad_(not name.endswith(".gate.bias"))
+    optimizer = Optimizer(run.masters, trained)
+    resume(run, optimizer)
+    run_leg(run, optimizer)
+    finish(run, optimizer)
+
+
+if __name__ == "__main__":
+    main()
