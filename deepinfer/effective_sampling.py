@@ -32,9 +32,15 @@ def effective_sampling(
         _apply_thinking(changes, notes, defaults)
     _fit_context(changes, notes, defaults, max_model_len - len(row.prompt_token_ids))
     try:
-        return replace(defaults, **changes), notes
+        sampling = replace(defaults, **changes)
     except ConfigError as error:
         raise RowError("invalid_value", str(error)) from error
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise RowError(
+            "invalid_value",
+            f"min_tokens={sampling.min_tokens} is more than max_tokens={sampling.max_tokens}",
+        )
+    return sampling, notes
 
 
 def _apply_thinking(

@@ -275,7 +275,9 @@ def _finish(
         kind=kind,
         prompt=prompt,
         sampling=sampling_overrides(fields),
-        ignored=tuple(str(name) for name in fields if name not in known),
+        ignored=tuple(
+            str(name) for name in fields if name not in known and fields[name] is not None
+        ),
     )
 
 
@@ -287,7 +289,8 @@ def _refuse(fields: Mapping[str, Any], unsupported: frozenset[str]) -> None:
 
 def _refuse_format(fields: Mapping[str, Any]) -> None:
     wanted = fields.get("response_format")
-    if wanted not in (None, "text", {"type": "text"}):
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
+    if kind not in (None, "text"):
         raise RowError("unsupported", "response_format needs messages, or a prompt without raw")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from deepinfer.errors import EngineError
 from deepinfer.seeds import sample_seed
 
 PARAMS = SamplingParams()
+USER = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = (
     "Sure.\n\n<｜DSML｜ calls>\n"
@@ -252,3 +255,35 @@ def test_plain_text_shows_control_tokens_and_chat_parses_them(make_stream):
     stream, _ = make_stream("a</think>b")
     assert answer(stream, {"prompt": "q", "raw": True}).text == "a</think>b"
     assert answer(stream, {"prompt": "q", "thinking": True}).text == "b"
+
+
+def test_more_tokens_at_least_than_at_most(make_stream):
+    stream, _ = make_stream("x")
+    output = answer(stream, {"prompt": "a", "min_tokens": 9, "max_tokens": 3})
+    assert output.error_kind == "invalid_value" and "min_tokens=9" in output.error
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+SMALL = st.integers(-2, 40) | st.floats(-3, 3) | st.sampled_from([True, "x", ["a", "b"], {"5": 2}])
+FIELDS = [field.name for field in fields(SamplingParams)]
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    base=st.sampled_from(
+        [{"prompt": "a"}, {"prompt": "a", "raw": True}, {"prompt_token_ids": [5]}]
+    ),
+    extra=st.dictionaries(st.sampled_from([*FIELDS, "thinking"]), SMALL | JSON, max_size=4),
+)
+def test_any_sampling_fields_give_one_output(make_stream, base, extra):
+    stream, engine = make_stream("some words")
+    output = answer(stream, {**base, **extra})
+    assert (output.error_kind is None) == bool(output.samples)
+    assert output.error_kind or len(output.samples) == output.sampling.n
+    assert engine.running == {}

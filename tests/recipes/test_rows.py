@@ -142,8 +142,13 @@ def test_the_raw_default_holds_for_string_prompts_only():
     assert parse_row({"messages": USER}, 0, raw=True).kind == "messages"
 
 
+def test_a_text_format_is_no_constraint():
+    for form in (None, "text", {"type": "text", "json_schema": None}):
+        assert parse_row({"prompt": "a", "raw": True, "response_format": form}, 0).ignored == ()
+
+
 def test_fields_without_meaning_are_reported():
-    row = {"prompt": "a", "topic": 1, "temprature": 0.5, "temperature": 0.5, "id": "x", "user": "u"}
+    row = {"prompt": "a", "topic": 1, "temprature": 0.5, "temperature": 0.5, "user": "u", "z": None}
     assert parse_row(row, 0).ignored == ("topic", "temprature")
     assert parse_row({"prompt": "a", "raw": True, "tools": []}, 0).ignored == ("tools",)
     assert parse_row({"messages": USER, "echo": True}, 0).ignored == ("echo",)

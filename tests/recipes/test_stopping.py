@@ -96,8 +96,21 @@ PIECES = st.lists(
 )
 
 
+def is_comparable(stops):
+    """Where the official parser does not have quirks: it forgets leading newlines of the answer
+    while a longer stop is half matched, and among stops that end together takes any."""
+    return not any(
+        (stop.startswith("\n") and stop[1:])
+        or any(stop != other and stop.endswith(other) for other in stops)
+        for stop in stops
+    )
+
+
+OFFICIAL_STOPS = STOPS.filter(is_comparable)
+
+
 @settings(max_examples=300)
-@given(pieces=PIECES, stops=STOPS, form=st.sampled_from([CHAT, THINKING]))
+@given(pieces=PIECES, stops=OFFICIAL_STOPS, form=st.sampled_from([CHAT, THINKING]))
 def test_equals_the_official_parser(tiny, pieces, stops, form):
     token_ids = tiny.encode_with_control("".join(pieces))
     stop, count, answer = run(tiny, token_ids, stops, form)
