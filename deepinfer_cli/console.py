@@ -20,6 +20,7 @@ class Snapshot:
 
     rows: int
     total_rows: int | None
+    is_estimate: bool
     errors: int
     tokens_per_s: float
     acceptance: float | None
@@ -109,7 +110,8 @@ def progress_words(now: Snapshot) -> list[str]:
     """The parts of a progress line, the most important first."""
     rows = f"{now.rows:,} rows"
     if now.total_rows:
-        rows = f"{now.rows:,} of {now.total_rows:,} rows"
+        about = "about " if now.is_estimate else ""
+        rows = f"{now.rows:,} of {about}{now.total_rows:,} rows"
     words = [rows, f"{now.tokens_per_s:,.0f} tokens/s"]
     if now.eta_s is not None:
         words.append(f"{duration(now.eta_s)} left")

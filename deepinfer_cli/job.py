@@ -36,6 +36,9 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    @property
+    def notes(self) -> Mapping[str, str]: ...
+
     def close(self) -> None: ...
 
 
@@ -60,6 +63,7 @@ class Job:
         self.resolved = resolved
         self.settings = resolved.settings
         self.total = Summary()
+        self.is_resumed = False
         self._stop = StopSwitch(self.settings.time_limit)
         self.pipeline = Pipeline(
             reader.rows, journal, self.total, self.settings, self._stop, on_record
@@ -69,11 +73,13 @@ class Job:
         self._output = output
         self._engine: Engine | None = None
         self._stats: EngineStats | None = None
+        self._engine_notes: dict[str, str] = {}
         self._began = self._loaded = time.monotonic()
         self._ended: float | None = None
 
     def recover(self) -> None:
         """Take over the finished rows of an earlier part."""
+        self.is_resumed = True
         for record in self.journal.recover():
             self.total.add(record)
         if self.total.num_rows:
@@ -131,16 +137,20 @@ class Job:
                 answer_s=ended - self._loaded,
                 resolved=self.resolved,
                 stats=self._stats,
+                engine_notes=self._engine_notes,
             )
         )
 
     def _answer(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[RequestOutput]:
         settings = self.settings
         if settings.model is None:
-            self._console.say("answering with the small model inside the package (see --model)")
+            self._console.say("answering with the small built-in model (see --model)")
         else:
             self._console.say(f"loading {settings.model}")
         self._engine = self._make_engine(settings)
+        self._engine_notes = dict(self._engine.notes)
+        for name, note in self._engine_notes.items():
+            self._console.warn(f"{name}: {note}")
         self._loaded = time.monotonic()
         return self._engine.stream(
             rows, settings.sampling(), raw=settings.raw, thinking=settings.thinking
@@ -152,23 +162,24 @@ class Job:
         finished = pipeline.num_rows - pipeline.num_running
         total = self._expected_rows()
         eta = None
-        if total is not None and session.num_rows:
-            eta = elapsed / session.num_rows * max(0, total - finished)
+        if total is not None and session.rows:
+            eta = elapsed / session.rows * max(0, total - finished)
         return Snapshot(
             rows=finished,
             total_rows=total,
+            is_estimate=self.reader.num_rows is None and not pipeline.reached_end,
             errors=self.total.num_errors,
-            tokens_per_s=session.tokens["completion_tokens"] / max(elapsed, 1e-9),
-            acceptance=session.acceptance,
+            tokens_per_s=session.completion_tokens / max(elapsed, 1e-9),
+            acceptance=self.total.acceptance,
             elapsed_s=time.monotonic() - self._began,
             eta_s=eta,
         )
 
     def _expected_rows(self) -> int | None:
         """The number of rows of the input: known, or estimated from the share read so far."""
-        total = self.reader.num_rows
+        read, limit = self.pipeline.num_rows, self.settings.limit
+        total = read if self.pipeline.reached_end else self.reader.num_rows
         share = self.reader.share_read()
         if total is None and share:
-            total = max(self.pipeline.num_rows, round(self.pipeline.num_rows / share))
-        limit = self.settings.limit
-        return total if limit is None else min(limit, total or limit)
+            total = max(read, round(read / share))
+        return total if limit is None or total is None else min(limit, total)

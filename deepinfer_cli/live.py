@@ -60,6 +60,10 @@ class LiveConsole:
             completed=share or 0.0,
             width=width - len(head) - len(tail) - 1,
             pulse=share is None,
+            style="bright_black",
+            complete_style="cyan",
+            finished_style="cyan",
+            pulse_style="cyan",
         )
         line = Table.grid()
         line.add_row(head, bar, tail)

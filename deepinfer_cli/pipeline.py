@@ -14,7 +14,7 @@ from .results import result_facts, result_row
 from .rows import InputRow, encode_json, error_row
 from .settings import Settings
 from .stopping import StopSwitch
-from .summary import Summary
+from .summary import Counts, Summary
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 Answer = Callable[[Rows], Iterator[RequestOutput]]
@@ -24,7 +24,7 @@ class Pipeline:
     """One pass over the input.  Every row it reads ends as one record of the journal.
 
     num_rows: how many rows were read.  num_resumed: how many of them were finished before.
-    reached_end: every wanted row was read.  total: all finished rows; session: those of this run.
+    reached_end: every wanted row was read.  total: all finished rows.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Pipeline:
         self.num_resumed = 0
         self.reached_end = False
         self.total = total
-        self.session = Summary()
+        self._before = Counts()
         self._rows = rows
         self._journal = journal
         self._settings = settings
@@ -49,6 +49,11 @@ class Pipeline:
         self._running: dict[int, InputRow] = {}
         self._failure: Exception | None = None
         self._first_error: str | None = None
+
+    @property
+    def session(self) -> Counts:
+        """The counts of this part of the run alone."""
+        return self.total.counts() - self._before
 
     @property
     def num_running(self) -> int:
@@ -61,6 +66,7 @@ class Pipeline:
         Raises: InputError when the input is damaged (after what was running is finished) or has
         too many bad rows; EngineError when the engine loses a row.
         """
+        self._before = self.total.counts()
         waiting = self._unfinished()
         first = next(waiting, None)
         if first is not None:
@@ -136,7 +142,6 @@ class Pipeline:
         record = Record(row.index, digest(row.raw), is_error, facts, payload)
         self._journal.append(record)
         self.total.add(record)
-        self.session.add(record)
         self._on_record(record)
 
     def _check_errors(self) -> None:

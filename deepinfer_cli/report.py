@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -13,7 +14,7 @@ import deepinfer
 from deepinfer.engine.types import EngineStats
 
 from .settings import Resolved
-from .summary import Summary
+from .summary import Counts, Summary
 
 SCHEMA = "deepinfer.report/1"
 _PACKAGES = ("torch", "triton", "numpy", "deepseek-recipe", "tokenizers", "pyarrow")
@@ -40,11 +41,12 @@ class Facts:
     num_rows: int
     num_resumed: int
     total: Summary
-    session: Summary
+    session: Counts
     load_s: float
     answer_s: float
     resolved: Resolved
     stats: EngineStats | None
+    engine_notes: Mapping[str, str]
 
 
 def build_report(facts: Facts) -> dict[str, Any]:
@@ -91,6 +93,7 @@ def build_report(facts: Facts) -> dict[str, Any]:
         },
         "preemptions": total.preemptions,
         "engine": None if facts.stats is None else dataclasses.asdict(facts.stats),
+        "engine_notes": dict(facts.engine_notes),
         "seed": settings.seed,
         "settings": facts.resolved.report(),
         "versions": _versions(),
@@ -111,8 +114,8 @@ def _throughput(facts: Facts) -> dict[str, float]:
         "load_s": round(facts.load_s, 3),
         "answer_s": round(facts.answer_s, 3),
         "rows_per_s": round(session.results / seconds, 3),
-        "prompt_tokens_per_s": round(session.tokens["prompt_tokens"] / seconds, 3),
-        "completion_tokens_per_s": round(session.tokens["completion_tokens"] / seconds, 3),
+        "prompt_tokens_per_s": round(session.prompt_tokens / seconds, 3),
+        "completion_tokens_per_s": round(session.completion_tokens / seconds, 3),
     }
 
 

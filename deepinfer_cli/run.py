@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,12 @@ from deepinfer.errors import ConfigError, EngineError
 
 from .console import Console, make_console
 from .job import Job, MakeEngine
-from .journal import Journal
+from .journal import Journal, Record
 from .partial import OutputPaths, PartialFolder
 from .reader import Reader, open_reader
 from .report import encode_report
 from .settings import Resolved, Settings
+from .summary import Summary
 from .writer import StdoutStream, output_format, publish, write_files
 
 _CLOSED_PIPE = 141
@@ -148,15 +150,25 @@ def _keep(
     return report
 
 
+def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
+    for record in records:
+        total.add(record)
+        yield record
+
+
 def _publish(job: Job, folder: PartialFolder, format: str) -> dict[str, Any]:
     num_rows = job.pipeline.num_rows
     in_order = job.settings.order == "input"
     journal = job.journal
-    records = journal.in_input_order if in_order else journal.in_completion_order
-    job.total = write_files(records(num_rows), folder.path, format)
-    if job.total.num_rows != num_rows:
+    records = (journal.in_input_order if in_order else journal.in_completion_order)(num_rows)
+    if job.is_resumed:
+        # The journal may also hold rows that changed since, or are no longer wanted.
+        job.total = Summary()
+        records = _adding_up(records, job.total)
+    num_written = write_files(records, folder.path, format)
+    if not num_written == job.total.num_rows == num_rows:
         raise EngineError(
-            f"{num_rows:,} rows were read but {job.total.num_rows:,} are in the journal; "
+            f"{num_rows:,} rows were read but {num_written:,} are in the journal; "
             "run the same command again to answer the others"
         )
     report = job.report("finished", job.exit_code)

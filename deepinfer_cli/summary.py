@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .journal import Record
@@ -61,6 +62,28 @@ def _bucket(value: int) -> int:
     return value // width * width + width - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The numbers of a summary that progress and throughput are made of."""
+
+    results: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.results + self.errors
+
+    def __sub__(self, before: Counts) -> Counts:
+        return Counts(
+            self.results - before.results,
+            self.errors - before.errors,
+            self.prompt_tokens - before.prompt_tokens,
+            self.completion_tokens - before.completion_tokens,
+        )
+
+
 class Summary:
     """What many records have in common."""
 
@@ -94,6 +117,12 @@ class Summary:
         """The share of drafted tokens that were accepted; None without drafts."""
         return self.accepted / self.drafts if self.drafts else None
 
+    def counts(self) -> Counts:
+        tokens = self.tokens
+        return Counts(
+            self.results, self.num_errors, tokens["prompt_tokens"], tokens["completion_tokens"]
+        )
+
     def add(self, record: Record) -> None:
         facts = record.facts
         if record.is_error:
@@ -103,9 +132,13 @@ class Summary:
         self.kinds[facts["kind"]] += 1
         for name, count in facts["tokens"].items():
             self.tokens[name] += count
-        self.finish_reasons.update(facts["finish"])
-        self.warnings.update(facts["warnings"])
-        self.notes.update(facts["notes"])
+        for counter, words in (
+            (self.finish_reasons, facts["finish"]),
+            (self.warnings, facts["warnings"]),
+            (self.notes, facts["notes"]),
+        ):
+            for word in words:
+                counter[word] += 1
         self.prompt_lengths.add(facts["tokens"]["prompt_tokens"])
         for length in facts["lengths"]:
             self.answer_lengths.add(length)

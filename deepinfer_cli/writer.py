@@ -11,7 +11,6 @@ from deepinfer.errors import ConfigError
 
 from .journal import Journal, Record
 from .partial import OutputPaths
-from .summary import Summary
 
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
@@ -45,8 +44,8 @@ class _Sink(Protocol):
     def close(self) -> None: ...
 
 
-def write_files(records: Iterable[Record], folder: Path, format: str) -> Summary:
-    """Write ``folder/results`` and ``folder/errors``; return what the records add up to."""
+def write_files(records: Iterable[Record], folder: Path, format: str) -> int:
+    """Write ``folder/results`` and ``folder/errors``; return the number of rows."""
     results: _Sink
     if format == "parquet":
         from .parquet_output import ParquetFile
@@ -55,13 +54,13 @@ def write_files(records: Iterable[Record], folder: Path, format: str) -> Summary
     else:
         results = _Lines(folder / "results")
     errors = _Lines(folder / "errors")
-    summary = Summary()
+    num_rows = 0
     for record in records:
+        num_rows += 1
         (errors if record.is_error else results).write(record.payload)
-        summary.add(record)
     results.close()
     errors.close()
-    return summary
+    return num_rows
 
 
 def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool) -> None:

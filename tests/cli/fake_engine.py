@@ -29,6 +29,7 @@ class FakeEngine:
         self.rows: list[int] = []
         self.max_in_flight = 0
         self.is_closed = False
+        self.notes: Mapping[str, str] = {}
 
     def stream(
         self,

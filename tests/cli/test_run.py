@@ -246,9 +246,9 @@ def test_errors_do_not_count_as_throughput(cli: Cli) -> None:
 
 def test_the_summary_says_which_model_answered(cli: Cli) -> None:
     _write("in.jsonl", _prompts(1))
-    assert "small model inside the package" in cli("run", "in.jsonl", "-o", "a.jsonl").err
+    assert "small built-in model" in cli("run", "in.jsonl", "-o", "a.jsonl").err
     done = cli("run", "in.jsonl", "-o", "b.jsonl", "--model", "/models/big")
-    assert "/models/big" in done.err and "small model" not in done.err
+    assert "/models/big" in done.err and "built-in" not in done.err
 
 
 def test_an_empty_input_gives_an_empty_output(cli: Cli) -> None:

@@ -126,6 +126,7 @@ def test_progress_words_leave_out_what_nobody_knows() -> None:
     now = Snapshot(
         rows=3,
         total_rows=None,
+        is_estimate=False,
         errors=0,
         tokens_per_s=12.4,
         acceptance=None,
