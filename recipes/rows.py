@@ -14,7 +14,8 @@ from typing import Any
 from deepinfer.errors import RowError
 
 from .sampling_fields import SAMPLING_FIELDS, sampling_overrides
-from .types import THINKING_CHOICES, RowKind, Thinking
+from .thinking import thinking_fields
+from .types import RowKind, Thinking
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
@@ -211,7 +212,7 @@ def _chat_row(
         messages = _messages(fields)
     body: dict[str, Any] = {"messages": messages}
     body |= {name: fields[name] for name in _CHAT_FIELDS if fields.get(name) is not None}
-    body |= _thinking_fields(fields, thinking)
+    body |= thinking_fields(fields, thinking)
     return _finish(fields, identity, kind, ChatPrompt(body), _KNOWN_IN_CHAT)
 
 
@@ -232,33 +233,6 @@ def _messages(fields: Mapping[str, Any]) -> Sequence[Any]:
     if not messages:
         raise RowError("empty_prompt", "messages is empty")
     return messages
-
-
-def _thinking_fields(fields: Mapping[str, Any], default: Thinking | None) -> dict[str, Any]:
-    """The recipe's ``thinking`` and ``reasoning_effort`` for our one word, or for a row's own."""
-    own = fields.get("thinking")
-    if own is None and fields.get("reasoning_effort") is None:
-        return {} if default is None else _spell_out(default)
-    if own is None or isinstance(own, Mapping):
-        return {}
-    if isinstance(own, bool):
-        return _spell_out("default" if own else "off")
-    if own not in THINKING_CHOICES:
-        raise RowError(
-            "invalid_value" if isinstance(own, str) else "invalid_type",
-            f"thinking: expected one of {', '.join(THINKING_CHOICES)}, got {str(own)[:40]!r}",
-        )
-    spelled = _spell_out(own)
-    if fields.get("reasoning_effort") is not None:
-        spelled.pop("reasoning_effort", None)
-    return spelled
-
-
-def _spell_out(thinking: Thinking) -> dict[str, Any]:
-    if thinking == "off":
-        return {"thinking": {"type": "disabled"}}
-    effort = {} if thinking == "default" else {"reasoning_effort": thinking}
-    return {"thinking": {"type": "enabled"}, **effort}
 
 
 def _finish(
