@@ -17,6 +17,10 @@ class EngineError(DeepInferError):
     """The engine cannot go on."""
 
 
+class TensorError(EngineError):
+    """A tensor of the wrong shape, dtype, device or layout was given to a kernel."""
+
+
 class ConfigError(DeepInferError):
     """A setting, argument or size that cannot be honoured."""
 

@@ -1,0 +1,68 @@
+"""What every Triton launcher needs: checks of its tensors, and how kernels run on this machine.
+
+Memory holds bits: a kernel sees bf16 as integers and computes in fp32, because the interpreter's
+own bf16 is silently wrong.  Only matrix operands are bf16, and fp32 under the interpreter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter (``TRITON_INTERPRET=1`` at import)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def matrix_dtype() -> Any:
+    """Operand type of bf16 products; fp32 holds the same numbers where bf16 does not work."""
+    return tl.float32 if is_interpreted() else tl.bfloat16
+
+
+def has_native_fp8(device: torch.device) -> bool:
+    """Whether the compiler converts fp32 to E4M3 with one instruction (NVIDIA from SM89 on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def bf16_pairs(name: str, x: Tensor) -> Tensor:
+    """Adjacent bf16 values as one i32 (the even one in the low half): [..., D] -> [..., D/2].
+
+    Raises: TensorError if x is not bf16 or its last dimension is not contiguous and even.
+    """
+    even_strides = all(stride % 2 == 0 for stride in x.stride()[:-1])
+    aligned = x.storage_offset() % 2 == 0 and even_strides
+    if x.dtype != torch.bfloat16 or x.shape[-1] % 2 or x.stride(-1) != 1 or not aligned:
+        raise TensorError(
+            f"{name}: expected bf16 with an even, contiguous last dimension, found {describe(x)}; "
+            "call .contiguous() on it"
+        )
+    return x.view(torch.int32)
+
+
+def check_tensor(
+    name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor
+) -> None:
+    """Contiguous, on the device of ``like``, of this dtype and shape (None: any size).
+
+    Raises: TensorError that names the tensor, what was expected and what was found.
+    """
+    fits = len(shape) == x.dim() and all(
+        want is None or want == size for want, size in zip(shape, x.shape, strict=True)
+    )
+    if x.dtype != dtype or not fits or x.device != like.device or not x.is_contiguous():
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise TensorError(
+            f"{name}: expected contiguous {dtype} [{sizes}] on {like.device}, found {describe(x)}"
+        )
+
+
+def describe(x: Tensor) -> str:
+    """Dtype, shape, strides and device of a tensor, for error messages."""
+    return f"{x.dtype} {list(x.shape)} with strides {list(x.stride())} on {x.device}"

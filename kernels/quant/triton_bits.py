@@ -1,0 +1,107 @@
+"""Device functions that turn the bits of short number formats into fp32 and back.
+
+They use integers and fp32 (fp16 for the way through subnormals), so that the same code is right in
+the interpreter and on devices without these formats.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def even_bf16(pair):
+    """fp32 of the bf16 in the low half of an i32."""
+    return (pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def odd_bf16(pair):
+    """fp32 of the bf16 in the high half of an i32."""
+    return (pair & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bf16_bits(x):
+    """Bits of the nearest bf16 (ties to even) of fp32 values, as an i32 below 2**16."""
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+    return tl.where(x != x, 0x7FC0, rounded)
+
+
+@triton.jit
+def bf16_value(bits):
+    """fp32 of bf16 bits given as any integer whose low 16 bits they are."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def round_bf16(x):
+    """fp32 rounded to the nearest bf16, still as fp32."""
+    return bf16_value(bf16_bits(x))
+
+
+@triton.jit
+def bf16_pair(even, odd):
+    """Two fp32 rounded to bf16, as one i32."""
+    return bf16_bits(even) | (bf16_bits(odd) << 16)
+
+
+@triton.jit
+def e4m3_value(code):
+    """fp32 of E4M3 codes (the low 8 bits of an integer); the code for NaN becomes 480."""
+    bits = code.to(tl.int32)
+    half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def e2m1_value(code):
+    """fp32 of E2M1 codes (the low 4 bits of an integer)."""
+    bits = code.to(tl.int32)
+    half = ((bits & 0x8) << 12) | ((bits & 0x7) << 9)
+    return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def e8m0_value(exponent):
+    """``2 ** (exponent - 127)`` in fp32 for biased exponents 1 to 254; 0 for 0."""
+    return (exponent.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exponent_above(x):
+    """Biased exponent of the smallest power of two at or above a positive normal fp32."""
+    return (x.to(tl.int32, bitcast=True) + 0x7FFFFF) >> 23
+
+
+@triton.jit
+def e4m3_code(x, NATIVE: tl.constexpr):
+    """E4M3 code, as i32, of fp32 values within +-448; nearest, ties to even."""
+    if NATIVE:
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+    else:
+        magnitude = tl.abs(x)
+        bits = magnitude.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+        code = tl.where(magnitude < 0.015625, _nearest_integer(magnitude * 512.0), normal)
+        code = tl.where(x != x, 0x7F, code) | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
+    return code
+
+
+@triton.jit
+def e2m1_code(x):
+    """E2M1 code, as i32, of fp32 values; nearest, ties to the even code, magnitudes end at 6."""
+    magnitude = tl.minimum(tl.abs(x), 6.0)
+    large = _nearest_integer(magnitude * 0.5) + 4
+    middle = _nearest_integer(magnitude) + 2
+    code = tl.where(magnitude < 4.0, middle, large)
+    code = tl.where(magnitude < 2.0, _nearest_integer(magnitude * 2.0), code)
+    return code | ((x.to(tl.int32, bitcast=True) >> 28) & 0x8)
+
+
+@triton.jit
+def _nearest_integer(x):
+    """i32 nearest to fp32 values in [0, 2**22), ties to even."""
+    return (x + 8388608.0).to(tl.int32, bitcast=True) - 0x4B000000

@@ -1,0 +1,32 @@
+"""Kernels run on the GPU if there is one, else in Triton's interpreter on the CPU.
+
+Triton decides at the moment a kernel is decorated, so the choice is made here, before any test of
+this folder imports one.  Compilation without a GPU is tested in processes of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    assert "triton" not in sys.modules, "something imported triton before it could be interpreted"
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where a kernel's tensors lie: the interpreter's CPU, or the GPU (``pytest -m gpu``)."""
+    if (request.param == "cuda") != HAS_GPU:
+        reason = "kernels are compiled here: use -m gpu" if HAS_GPU else "no NVIDIA GPU"
+        pytest.skip(reason)
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
