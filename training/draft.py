@@ -182,19 +182,27 @@ def draft_loss(
     return language + VARIATION_WEIGHT * variation + CONFIDENCE_WEIGHT * certain, parts
 
 
+def guess_logits(
+    hidden: Tensor, previous: Tensor, weights: Weights, config: ModelConfig
+) -> tuple[Tensor, Tensor]:
+    """Draft logits [n, V] f32 and confidence logits [n] f32 of hidden [n, d] and previous [n, r]."""
+    last = f"mtp.{len(config.draft_stages) - 1}"
+    base = layers.norm(hidden, weights[f"{last}.norm.weight"], config).float()
+    logits = base @ weights["head.weight"].float().t()
+    logits = logits + previous.float() @ weights[f"{last}.markov_head.head.weight"].float().t()
+    features = torch.cat([hidden, previous], dim=-1).detach().float()
+    confidence = (features @ weights[f"{last}.confidence_head.proj.weight"].float().t())[:, 0]
+    return logits, confidence
+
+
 def _compare(
     hidden: Tensor, previous: Tensor, target_hidden: Tensor, weights: Weights, config: ModelConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """By row: soft cross entropy, overlap 1 - |p - q| / 2, confidence logit, equal argmax; all [n] f32."""
-    last = f"mtp.{len(config.draft_stages) - 1}"
-    head = weights["head.weight"].float().t()
     with torch.no_grad():
-        target = (target_hidden.float() @ head).softmax(-1)
-    base = layers.norm(hidden, weights[f"{last}.norm.weight"], config).float() @ head
-    logits = base + previous.float() @ weights[f"{last}.markov_head.head.weight"].float().t()
+        target = (target_hidden.float() @ weights["head.weight"].float().t()).softmax(-1)
+    logits, confidence = guess_logits(hidden, previous, weights, config)
     predicted = logits.log_softmax(-1)
     overlap = torch.minimum(target, predicted.exp()).sum(-1)
-    features = torch.cat([hidden, previous], dim=-1).detach().float()
-    confidence = (features @ weights[f"{last}.confidence_head.proj.weight"].float().t())[:, 0]
     equal = (logits.argmax(-1) == target.argmax(-1)).float()
     return -(target * predicted).sum(-1), overlap, confidence, equal
