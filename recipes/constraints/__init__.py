@@ -1,0 +1,1 @@
+"""Structured output outside the engine: what an answer must match, masks for it, its validation."""

@@ -1,0 +1,163 @@
+"""Where greedy cutting into terminals could differ from the grammar.
+
+``extensions`` of a terminal are the characters that can prolong one of its words.  Greed is
+harmless if, wherever the parser stands, (1) no extension of a terminal can begin what follows it,
+and (2) the terminals that may come next begin with different characters, unless both are single
+characters.  The analysis ignores context, so it may find conflicts that are none; it misses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from .charset import EMPTY, CharSet, is_disjoint, union
+from .gbnf import Chars, Choice, Node, Reference, Repeat, Terminal, children
+from .gbnf_checks import is_nullable, nullable_rules
+
+
+def greedy_conflicts(rules: Mapping[str, Node]) -> set[Node]:
+    """The expressions that must be taken apart; empty if greedy cutting is exact.
+
+    ``rules`` are over terminals and start at ``root``.
+    """
+    following, at_start = _following(rules)
+    _share_following(following, at_start)
+    conflicts: set[Node] = set()
+    for terminal, successors in following.items():
+        begins = union(*(first(successor.expression) for successor in successors))
+        if not terminal.is_single and not is_disjoint(extensions(terminal.expression), begins):
+            conflicts.add(terminal.expression)
+    for expected in {frozenset(at_start), *map(frozenset, following.values())}:
+        for left, right in _overlaps(expected):
+            conflicts |= {t.expression for t in (left, right) if not t.is_single}
+    return conflicts
+
+
+def _overlaps(expected: Iterable[Terminal]) -> list[tuple[Terminal, Terminal]]:
+    terminals = list(expected)
+    return [
+        (left, right)
+        for place, left in enumerate(terminals)
+        for right in terminals[:place]
+        if not is_disjoint(first(left.expression), first(right.expression))
+    ]
+
+
+def _share_following(following: dict[Terminal, set[Terminal]], at_start: set[Terminal]) -> None:
+    """Single characters that may be read at the same place are followed by what follows either."""
+    changed = True
+    while changed:
+        changed = False
+        for expected in (at_start, *map(set, following.values())):
+            for left, right in _overlaps(expected):
+                both = following[left] | following[right]
+                if following[left] != both or following[right] != both:
+                    following[left], following[right] = both, set(both)
+                    changed = True
+
+
+def _following(
+    rules: Mapping[str, Node],
+) -> tuple[dict[Terminal, set[Terminal]], set[Terminal]]:
+    """For each terminal those that may come next; and those that may come first."""
+    nullable = nullable_rules(rules)
+    starts: dict[str, set[Terminal]] = {name: set() for name in rules}
+    after: dict[str, set[Terminal]] = {name: set() for name in rules}
+    following: dict[Terminal, set[Terminal]] = {}
+
+    def walk(node: Node, behind: set[Terminal]) -> set[Terminal]:
+        """Record ``behind`` as what follows ``node``; return what may come first here."""
+        if isinstance(node, Terminal):
+            following.setdefault(node, set()).update(behind)
+            return {node}
+        if isinstance(node, Reference):
+            after[node.name] |= behind
+            return starts[node.name] | (behind if node.name in nullable else set())
+        if isinstance(node, Choice):
+            return set().union(*(walk(item, behind) for item in children(node)))
+        if isinstance(node, Repeat):
+            inner = walk(node.item, behind)
+            if node.maximum != 1:
+                inner |= walk(node.item, behind | inner)
+            return inner | behind if node.minimum == 0 else inner
+        for item in reversed(children(node)):
+            behind = walk(item, behind)
+        return behind
+
+    while True:
+        before = _count(starts, after, following)
+        for name, node in rules.items():
+            # What follows a rule does not begin it, so the start set is taken with nothing behind.
+            starts[name] |= walk(node, set())
+            walk(node, after[name])
+        if before == _count(starts, after, following):
+            return following, starts["root"]
+
+
+def _count(*tables: dict[str, set[Terminal]] | dict[Terminal, set[Terminal]]) -> int:
+    return sum(len(entries) for table in tables for entries in table.values())
+
+
+@cache
+def first(node: Node) -> CharSet:
+    """Characters that can begin a word of a regular expression."""
+    if isinstance(node, Chars):
+        return node.ranges
+    if isinstance(node, Repeat):
+        return first(node.item)
+    found: list[CharSet] = []
+    for item in children(node):
+        found.append(first(item))
+        if not isinstance(node, Choice) and not is_nullable(item):
+            break
+    return union(*found)
+
+
+@cache
+def extensions(node: Node) -> CharSet:
+    """Characters that can prolong a word of a regular expression towards another word.
+
+    Exact where the expression is deterministic; every character of it where it is not.
+    """
+    if isinstance(node, Chars):
+        return EMPTY
+    if isinstance(node, Repeat):
+        inside, begin = extensions(node.item), first(node.item)
+        if node.maximum == 1:
+            return inside
+        if not is_disjoint(inside, begin):
+            return alphabet(node)
+        has_fixed_count = node.minimum == node.maximum and not is_nullable(node.item)
+        return inside if has_fixed_count else union(inside, begin)
+    if isinstance(node, Choice):
+        return _choice_extensions(node)
+    result, is_empty_so_far, begun = EMPTY, True, EMPTY
+    for item in children(node):
+        begin = first(item)
+        if not is_disjoint(result, begin) or (is_empty_so_far and not is_disjoint(begun, begin)):
+            return alphabet(node)
+        can_skip = is_nullable(item)
+        result = union(result, begin, extensions(item)) if can_skip else extensions(item)
+        begun = union(begun, begin)
+        is_empty_so_far = is_empty_so_far and can_skip
+    return result
+
+
+def _choice_extensions(node: Choice) -> CharSet:
+    begun = EMPTY
+    for item in children(node):
+        if not is_disjoint(begun, first(item)):
+            return alphabet(node)
+        begun = union(begun, first(item))
+    return union(*(extensions(item) for item in children(node)))
+
+
+@cache
+def alphabet(node: Node) -> CharSet:
+    """Every character that a regular expression can hold."""
+    if isinstance(node, Chars):
+        return node.ranges
+    if isinstance(node, Repeat):
+        return alphabet(node.item)
+    return union(*(alphabet(item) for item in children(node)))

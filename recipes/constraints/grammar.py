@@ -1,0 +1,64 @@
+"""A spec as a grammar of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import llguidance
+
+from deepinfer.errors import RowError
+
+from .gbnf_lark import gbnf_to_lark
+from .keywords import checked_schema
+from .spec import ConstraintSpec
+from .tool_calls import tool_call_grammar
+
+# One space, or a line break and its indent: what JSON writers emit.  Without a bound a model can
+# write blanks until it runs out of tokens.
+JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": r"(?: |\n[ \t]{0,40})?"}
+
+
+def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
+    """The grammar of ``spec``.  ``marker`` is the tool-call marker and its token id.
+
+    Raises: RowError.
+    """
+    matcher = llguidance.LLMatcher
+    if spec.kind == "json_object":
+        return _json_grammar({"type": "object"})
+    if spec.kind == "json_schema":
+        return _json_grammar(checked_schema(json.loads(spec.text)))
+    if spec.kind == "regex":
+        return str(matcher.grammar_from_regex(spec.text))
+    if spec.kind == "lark":
+        _check_embedded_schemas(spec.text)
+        return str(matcher.grammar_from_lark(spec.text))
+    if spec.kind == "gbnf":
+        return str(matcher.grammar_from_lark(gbnf_to_lark(spec.text)))
+    lark = tool_call_grammar(
+        json.loads(spec.text),
+        is_required=spec.kind == "tool_call_required",
+        marker=marker,
+        marker_id=marker_id,
+        json_options=JSON_OPTIONS,
+    )
+    return str(matcher.grammar_from_lark(lark))
+
+
+def _json_grammar(schema: Any) -> str:
+    if schema is False:
+        raise RowError("invalid_schema", "json_schema: false matches no value")
+    text = json.dumps({} if schema is True else schema)
+    return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+
+
+def _check_embedded_schemas(lark: str) -> None:
+    """A schema inside a Lark grammar loses no keyword in silence either."""
+    for found in re.finditer(r"%json\s*", lark):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
+        except ValueError:
+            continue  # llguidance reports it with its place
+        checked_schema(schema)

@@ -1,0 +1,151 @@
+"""Which JSON-Schema keywords are enforced.  Every other keyword is refused by name.
+
+``checked_schema`` returns the schema without its annotations, ready to compile.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import jsonschema.exceptions
+import jsonschema.validators
+
+from deepinfer.errors import RowError
+
+MAX_DEPTH = 64
+
+_WITH_ONE_SCHEMA = frozenset({"items", "additionalProperties", "additionalItems"})
+_WITH_SCHEMA_LIST = frozenset({"anyOf", "allOf", "oneOf", "prefixItems", "items"})
+_WITH_SCHEMA_MAP = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_WITH_PLAIN_VALUE = frozenset(
+    {"type", "enum", "const", "pattern", "format", "minLength", "maxLength"}
+    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    | {"required", "minProperties", "maxProperties", "minItems", "maxItems", "$ref", "$schema"}
+)
+ENFORCED = _WITH_ONE_SCHEMA | _WITH_SCHEMA_LIST | _WITH_SCHEMA_MAP | _WITH_PLAIN_VALUE
+
+# They say nothing about which values are valid.  ``discriminator`` only repeats its ``oneOf``.
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly"}
+    | {"writeOnly", "$comment", "discriminator"}
+)
+_KNOWN_BUT_REFUSED = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"}
+    | {"propertyNames", "dependentRequired", "dependentSchemas", "dependencies"}
+    | {"unevaluatedItems", "unevaluatedProperties", "contentEncoding", "contentMediaType"}
+    | {"contentSchema", "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
+)
+FORMATS = frozenset(
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+
+
+def checked_schema(schema: Any) -> Any:
+    """The schema with annotations removed; key order stays, since answers follow it.
+
+    Raises: RowError ``unsupported_keyword`` with the keyword and its place, ``invalid_schema``, or
+    ``constraint_too_complex`` when nested too deeply.
+    """
+    _check_depth(schema, 0)
+    cleaned = _clean(schema, "#")
+    _check_valid(schema)
+    return cleaned
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if depth > 2 * MAX_DEPTH:  # a level of schema is at most two levels of JSON
+        raise RowError("constraint_too_complex", f"json_schema: nested over {MAX_DEPTH} deep")
+    if isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _check_depth(inner, depth + 1)
+
+
+def _check_valid(schema: Any) -> None:
+    draft = jsonschema.validators.validator_for(
+        schema, default=jsonschema.validators.Draft202012Validator
+    )
+    try:
+        draft.check_schema(schema)
+    except jsonschema.exceptions.SchemaError as error:
+        place = "/".join(["#", *map(str, error.absolute_path)])
+        raise RowError("invalid_schema", f"json_schema {place}: {error.message[:300]}") from error
+
+
+def _clean(schema: Any, place: str) -> Any:
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise RowError(
+            "invalid_schema", f"json_schema {place}: expected a schema, got {schema!r:.80}"
+        )
+    cleaned: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if _is_without_effect(keyword, value, place):
+            continue
+        if keyword not in ENFORCED:
+            _refuse(keyword, place)
+        cleaned[keyword] = _clean_value(keyword, value, f"{place}/{keyword}")
+    _check_references(cleaned, place)
+    _check_counts(cleaned, place)
+    return cleaned
+
+
+def _clean_value(keyword: str, value: Any, place: str) -> Any:
+    if keyword in _WITH_SCHEMA_MAP and isinstance(value, Mapping):
+        return {name: _clean(inner, f"{place}/{name}") for name, inner in value.items()}
+    if keyword in _WITH_SCHEMA_LIST and isinstance(value, list):
+        return [_clean(inner, f"{place}/{index}") for index, inner in enumerate(value)]
+    if keyword in _WITH_ONE_SCHEMA:
+        return _clean(value, place)
+    if keyword == "format" and value not in FORMATS:
+        raise RowError(
+            "unsupported_keyword",
+            f"json_schema {place}: format {value!r:.60} cannot be enforced; "
+            f"the formats are {', '.join(sorted(FORMATS))}",
+        )
+    return value
+
+
+def _is_without_effect(keyword: str, value: Any, place: str) -> bool:
+    # The name of the whole schema matters to other documents only; inside it would move the root.
+    is_own_name = keyword == "$id" and place == "#"
+    is_switched_off = (keyword, value) in (("uniqueItems", False), ("unevaluatedProperties", True))
+    is_remark = keyword in ANNOTATIONS or keyword.startswith("x-")
+    return is_own_name or is_switched_off or is_remark
+
+
+def _check_references(schema: Mapping[str, Any], place: str) -> None:
+    target = schema.get("$ref", "#")
+    if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+        raise RowError(
+            "unsupported_keyword",
+            f"json_schema {place}/$ref: {target!r:.80} is outside of this schema; "
+            "copy it under $defs and refer to it as #/$defs/NAME",
+        )
+
+
+def _check_counts(schema: Mapping[str, Any], place: str) -> None:
+    """Names that a model may repeat count once in the end, so their number cannot be promised."""
+    at_least = schema.get("minProperties", 0)
+    is_open = schema.get("additionalProperties", True) is not False or bool(
+        schema.get("patternProperties")
+    )
+    if isinstance(at_least, int) and at_least > 1 and is_open:
+        raise RowError(
+            "unsupported_keyword",
+            f"json_schema {place}/minProperties: more than 1 is enforced only with "
+            "additionalProperties: false and no patternProperties",
+        )
+
+
+def _refuse(keyword: str, place: str) -> NoReturn:
+    nearest: list[str] = []
+    if keyword not in _KNOWN_BUT_REFUSED:
+        nearest = difflib.get_close_matches(keyword, sorted(ENFORCED | ANNOTATIONS), n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    raise RowError(
+        "unsupported_keyword",
+        f"json_schema {place}: the keyword {keyword!r:.60} cannot be enforced{hint}",
+    )

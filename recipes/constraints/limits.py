@@ -1,0 +1,36 @@
+"""How much work one constraint may cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintLimits:
+    """Limits of one constraint; what goes over one is refused, other rows go on.
+
+    The fuel numbers bound the work inside llguidance; the trial's time and memory bound what fuel
+    does not (found by trying: intersections of many patterns).
+    """
+
+    compile_timeout_s: float = 5.0
+    trial_memory_bytes: int = 2 * 2**30
+    lexer_fuel: int = 1_000_000
+    step_lexer_fuel: int = 200_000
+    step_items: int = 50_000
+    items_in_row: int = 2_000
+    lexer_states: int = 100_000
+    grammar_size: int = 200_000
+
+    def for_llguidance(self) -> dict[str, Any]:
+        """The same as arguments of ``llguidance.LLParserLimits``."""
+        return {
+            "initial_lexer_fuel": self.lexer_fuel,
+            "step_lexer_fuel": self.step_lexer_fuel,
+            "step_max_items": self.step_items,
+            "max_items_in_row": self.items_in_row,
+            "max_lexer_states": self.lexer_states,
+            "max_grammar_size": self.grammar_size,
+            "verbose_errors": False,
+        }

@@ -1,0 +1,185 @@
+"""The constraint of one answer, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.errors import RowError
+
+from .vocabulary import ConstraintVocabulary
+
+Mask = npt.NDArray[np.uint32]
+
+
+class ConstraintMatcher:
+    """Says which token may come next.  Not safe for use by two threads at once.
+
+    Until the reasoning has ended everything but the end of the answer is allowed; then the grammar
+    rules.  The end token is allowed only where the grammar is complete.  What a mask allows is a
+    function of the tokens pushed so far, so it is the same with and without speculation.
+    """
+
+    def __init__(
+        self, matcher: Any, vocabulary: ConstraintVocabulary, *, start_after: int | None
+    ) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._start_after = start_after
+        self._num_before = 0  # tokens up to and with the one that ends the reasoning
+        self._num_inside = 0  # tokens the grammar has consumed
+        self._is_waiting = start_after is not None
+        self._is_ended = False
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends an answer."""
+        return self._vocabulary.eos_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens pushed and not rolled back."""
+        return self._num_before + self._num_inside + self._is_ended
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer so far is complete: the end token is allowed, or has come."""
+        return not self._is_waiting and (self._is_ended or bool(self._matcher.is_accepting()))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the end token has come, or nothing else may come."""
+        if self._is_waiting:
+            return False
+        return self._is_ended or (bool(self._matcher.is_stopped()) and not self._failed())
+
+    def mask(self) -> Mask:
+        """One bit per token, little end first: uint32 [ceil(vocab_size / 32)]."""
+        out = np.empty(self._vocabulary.num_mask_words, dtype=np.uint32)
+        self.fill_mask(out)
+        return out
+
+    def fill_mask(self, out: Mask) -> None:
+        """Write the mask into ``out``, contiguous uint32 [ceil(vocab_size / 32)].
+
+        Where the grammar forces text, its first canonical token is the only one allowed.
+
+        Raises: RowError ``constraint_too_complex`` if the grammar goes over a limit here.
+        """
+        if self._is_waiting:
+            self._allow_all_but_end(out)
+            return
+        out[:] = 0
+        if self._is_ended:
+            _allow(out, self._vocabulary.eos_id)
+            return
+        forced = self._forced_token()
+        if forced is not None:
+            _allow(out, forced)
+            return
+        num_words = min(len(out), -(-self._vocabulary.ll_tokenizer.vocab_size // 32))
+        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, num_words * 4)
+        self._raise_if_failed()
+
+    def fill_draft_masks(self, draft_token_ids: Sequence[int], out: Mask) -> int:
+        """Masks for this position and after each draft that the grammar allows.
+
+        ``out`` is uint32 [len(draft_token_ids) + 1, words].  Returns n, how many drafts are allowed;
+        rows 0 to n are written.  The state of the matcher does not change.
+        """
+        num_allowed = 0
+        self.fill_mask(out[0])
+        for token_id in draft_token_ids:
+            if self._is_ended or not is_allowed(out[num_allowed], token_id):
+                break
+            self.push(token_id)
+            num_allowed += 1
+            self.fill_mask(out[num_allowed])
+        self.rollback(num_allowed)
+        return num_allowed
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that need no model: each is the only one its mask allows.  Never the end."""
+        forced: list[int] = []
+        while not (self._is_waiting or self._is_ended):
+            token_id = self._forced_token()
+            if token_id is None:
+                break
+            self.push(token_id)
+            forced.append(token_id)
+        self.rollback(len(forced))
+        return forced
+
+    def push(self, token_id: int) -> None:
+        """Go on by one token.
+
+        Raises: ValueError for a token that the constraint does not allow; the state is unchanged.
+        """
+        if self._is_ended:
+            raise ValueError(f"token {token_id} after the end of the answer")
+        if token_id == self._vocabulary.eos_id:
+            if not self.is_accepting:
+                raise ValueError("the answer ends before its constraint is met")
+            self._is_ended = True
+        elif self._is_waiting:
+            self._num_before += 1
+            self._is_waiting = token_id != self._start_after
+        elif self._matcher.is_stopped() or self._matcher.validate_tokens([token_id]) != 1:
+            self._raise_if_failed()
+            raise ValueError(f"token {token_id} is not allowed by the constraint")
+        else:
+            self._matcher.consume_token(token_id)
+            self._num_inside += 1
+            self._raise_if_failed()
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last ``num_tokens`` tokens."""
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"cannot roll back {num_tokens} of {self.num_tokens} tokens")
+        if num_tokens and self._is_ended:
+            self._is_ended = False
+            num_tokens -= 1
+        inside = min(num_tokens, self._num_inside)
+        if inside:
+            self._matcher.rollback(inside)
+            self._num_inside -= inside
+        if num_tokens > inside:
+            self._num_before -= num_tokens - inside
+            self._is_waiting = True
+
+    def _forced_token(self) -> int | None:
+        if self._matcher.is_stopped():
+            return None
+        forced = self._matcher.compute_ff_tokens()
+        self._raise_if_failed()
+        return forced[0] if forced else None
+
+    def _allow_all_but_end(self, out: Mask) -> None:
+        vocab_size, eos_id = self._vocabulary.vocab_size, self._vocabulary.eos_id
+        out[:] = 0xFFFFFFFF
+        if vocab_size % 32:
+            out[-1] = (1 << vocab_size % 32) - 1
+        out[eos_id // 32] &= ~np.uint32(1 << eos_id % 32)
+
+    def _failed(self) -> bool:
+        return bool(self._matcher.is_error())
+
+    def _raise_if_failed(self) -> None:
+        if self._failed():
+            raise RowError(
+                "constraint_too_complex",
+                f"the constraint cannot go on after {self.num_tokens} tokens: "
+                f"{self._matcher.get_error()[:300]}",
+            )
+
+
+def is_allowed(mask: Mask, token_id: int) -> bool:
+    """Whether the bit of ``token_id`` is set."""
+    return token_id // 32 < len(mask) and bool(mask[token_id // 32] >> np.uint32(token_id % 32) & 1)
+
+
+def _allow(mask: Mask, token_id: int) -> None:
+    mask[token_id // 32] |= np.uint32(1 << token_id % 32)

@@ -1,0 +1,140 @@
+"""What an answer must match, as plain data that can be compared, hashed and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from deepinfer.errors import RowError
+
+ConstraintKind = Literal[
+    "json_object", "json_schema", "regex", "lark", "gbnf", "tool_call", "tool_call_required"
+]
+JSON_KINDS = frozenset({"json_object", "json_schema"})
+TOOL_KINDS = frozenset({"tool_call", "tool_call_required"})
+
+# A schema of this size is already far beyond use; parsing it costs tens of milliseconds.
+MAX_TEXT_CHARS = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSpec:
+    """One constraint.  Equal specs compile once.
+
+    ``text`` is compact JSON for the JSON and tool kinds (key order kept: it is the order of the
+    answer), the expression or grammar otherwise.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+
+    @property
+    def digest(self) -> str:
+        """A stable name for reports: SHA-256 over kind and text, in hexadecimal."""
+        return hashlib.sha256(f"{self.kind}\0{self.text}".encode("utf-8", "replace")).hexdigest()
+
+
+def any_json_object() -> ConstraintSpec:
+    """Any JSON object."""
+    return ConstraintSpec("json_object")
+
+
+def json_schema(schema: str | bool | Mapping[str, Any]) -> ConstraintSpec:
+    """A JSON Schema, as text or parsed.  Raises: RowError ``invalid_schema``."""
+    value = parse_json(schema, "json_schema") if isinstance(schema, str) else schema
+    if not isinstance(value, Mapping | bool):
+        raise RowError(
+            "invalid_schema",
+            f"json_schema: expected an object or a boolean, got {type(value).__name__}",
+        )
+    return ConstraintSpec("json_schema", compact_json(value))
+
+
+def regex(expression: str) -> ConstraintSpec:
+    """A regular expression that the whole answer matches (Rust syntax: no look-around)."""
+    return _text_spec("regex", expression)
+
+
+def lark(grammar: str) -> ConstraintSpec:
+    """A grammar in the Lark dialect of llguidance; it starts at the rule ``start``."""
+    return _text_spec("lark", grammar)
+
+
+def gbnf(grammar: str) -> ConstraintSpec:
+    """An EBNF grammar in the GBNF dialect; it starts at the rule ``root``."""
+    return _text_spec("gbnf", grammar)
+
+
+def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
+    """The spec for a constraint as the official recipe states it; None if nothing is to enforce.
+
+    Tools that are neither strict nor required leave the answer free, as in the official API.
+    Raises: RowError.
+    """
+    if kind == "json":
+        return json_schema(schema) if schema else any_json_object()
+    if kind == "regex":
+        return regex(schema)
+    if kind == "tool_call_required":
+        return ConstraintSpec("tool_call_required", compact_json(parse_json(schema, "tools")))
+    if kind == "tool_call":
+        tools = parse_json(schema, "tools")
+        is_strict = any(tool.get("function", {}).get("strict") for tool in tools)
+        return ConstraintSpec("tool_call", compact_json(tools)) if is_strict else None
+    raise RowError(
+        "unsupported", f"constraint of kind {kind!r}; expected json, regex or tool calls"
+    )
+
+
+def parse_json(text: str, where: str, *, parse_float: Callable[[str], Any] = float) -> Any:
+    """Strict JSON, without NaN.  Raises: RowError ``invalid_schema`` naming the position."""
+    _check_size(text, where)
+
+    def refuse(constant: str) -> NoReturn:
+        raise RowError("invalid_schema", f"{where}: {constant} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse, parse_float=parse_float)
+    except json.JSONDecodeError as error:
+        raise RowError(
+            "invalid_schema",
+            f"{where}: not JSON at line {error.lineno}, column {error.colno}: {error.msg}",
+        ) from error
+    except RecursionError as error:
+        raise RowError("constraint_too_complex", f"{where}: nested too deeply") from error
+    except ValueError as error:
+        raise RowError("invalid_schema", f"{where}: {error}") from error
+
+
+def compact_json(value: Any) -> str:
+    """One spelling for equal values; key order stays.  Raises: RowError ``invalid_schema``."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except RecursionError as error:
+        raise RowError("constraint_too_complex", "json_schema: nested too deeply") from error
+    except (TypeError, ValueError) as error:
+        raise RowError("invalid_schema", f"json_schema: not JSON: {error}") from error
+    _check_size(text, "json_schema")
+    return text
+
+
+def _text_spec(kind: ConstraintKind, text: str) -> ConstraintSpec:
+    if not isinstance(text, str):
+        raise RowError("invalid_type", f"{kind}: expected a string, got {type(text).__name__}")
+    if not text:
+        raise RowError("invalid_value", f"{kind}: the empty text constrains nothing; remove it")
+    if any(0xD800 <= ord(character) < 0xE000 for character in text):
+        raise RowError("invalid_value", f"{kind}: holds a lone surrogate, which is not text")
+    _check_size(text, kind)
+    return ConstraintSpec(kind, text)
+
+
+def _check_size(text: str, where: str) -> None:
+    if len(text) > MAX_TEXT_CHARS:
+        raise RowError(
+            "constraint_too_complex",
+            f"{where}: {len(text)} characters, the limit is {MAX_TEXT_CHARS}",
+        )

@@ -1,0 +1,108 @@
+"""Tries a grammar in a child process that can be killed: a thread inside llguidance can not."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from deepinfer.errors import RowError
+
+from .limits import ConstraintLimits
+
+_SCRIPT = Path(__file__).with_name("trial_process.py")
+
+
+class Trial:
+    """One child process; used by one thread at a time.  It starts again after it was killed."""
+
+    def __init__(self, limits: ConstraintLimits) -> None:
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def check(self, constraint_kind: str, grammar: str) -> None:
+        """Return if ``grammar`` compiles within the limits.
+
+        Raises: RowError ``constraint_too_complex`` (time, memory, size, stack), or with what
+        llguidance says is wrong and where.
+        """
+        question = {"grammar": grammar, "limits": self._limits.for_llguidance()}
+        answer = self._ask(json.dumps(question).encode() + b"\n")
+        if answer is None:
+            self.close()
+            raise RowError(
+                "constraint_too_complex",
+                f"{constraint_kind}: does not compile within "
+                f"{self._limits.compile_timeout_s:g} s and {self._limits.trial_memory_bytes >> 20} "
+                "MiB; use fewer alternatives, smaller repetitions or fewer patterns at one place",
+            )
+        error = json.loads(answer)
+        if error:
+            raise compile_error(constraint_kind, error)
+
+    def close(self) -> None:
+        """End the child process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream:
+                stream.close()
+
+    def _ask(self, question: bytes) -> bytes | None:
+        """The answer line; None if the child died or took too long."""
+        process = self._process or self._start()
+        assert process.stdin and process.stdout
+        deadline = time.monotonic() + self._limits.compile_timeout_s
+        answer = b""
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while not answer.endswith(b"\n"):
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        return None
+                    part = os.read(process.stdout.fileno(), 65536)
+                    if not part:
+                        return None
+                    answer += part
+        except BrokenPipeError:
+            return None
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_SCRIPT), str(self._limits.trial_memory_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the main process, which ends this one
+        )
+        return self._process
+
+
+_TOO_COMPLEX = ("too large", "too big", "fuel", "limit", "too many", "too complex", "too deeply")
+_UNDECIDED = "unable to determine if regex is empty"
+_UNSUPPORTED = ("unimplemented keys", "oneof constraints", "only supported when")
+_INVALID = {"json_object": "invalid_schema", "json_schema": "invalid_schema"} | {
+    "regex": "invalid_regex"
+}
+
+
+def compile_error(constraint_kind: str, message: str) -> RowError:
+    """The RowError for what llguidance reports about a constraint of this kind."""
+    lowered = message.lower()
+    kind = _INVALID.get(constraint_kind, "invalid_grammar")
+    if any(words in lowered for words in _UNSUPPORTED):
+        kind = "unsupported_keyword"
+    elif any(words in lowered for words in (_UNDECIDED, *_TOO_COMPLEX)):
+        kind = "constraint_too_complex"
+    reason = message.replace("<non-verbose/>", "").strip()[:500]
+    return RowError(kind, f"{constraint_kind}: {reason}")

@@ -1,0 +1,49 @@
+"""A model's tokens in the form that masks are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+from deepseek_recipe import SpecialToken
+
+from deepinfer.recipes.tokenizer import Tokenizer
+
+
+class ConstraintVocabulary:
+    """Made once for a model (0.5 s for 129,280 tokens).
+
+    ``vocab_size`` is the width of the logits; ids beyond the tokenizer's are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.eos_id = tokenizer.eos_id
+        self.marker = SpecialToken.Dsml.default_str()
+        self.marker_id = tokenizer.tool_marker_id
+        self.ll_tokenizer: Any = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(tokenizer)),
+            # Groups of tokens that are alike inside strings; they make masks of free text cheap.
+            slices=llguidance.LLTokenizer.general_slices(),
+        )
+
+    @property
+    def num_mask_words(self) -> int:
+        """Words of 32 tokens in a mask."""
+        return -(-self.vocab_size // 32)
+
+
+class _Tokens:
+    """The attributes that llguidance reads from a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = tokenizer.eos_id
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.size)]
+        self.special_token_ids = sorted(tokenizer.control_ids)
+        self._encode = tokenizer.encode_plain
+
+    def __call__(self, text: bytes | str) -> Sequence[int]:
+        """Ids of plain text; llguidance uses them to tell the canonical cut of forced text."""
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))

@@ -1,0 +1,73 @@
+"""Compilers over small and real vocabularies, and answers drawn at random through the masks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from deepinfer.recipes.constraints.compiler import ConstraintCompiler
+from deepinfer.recipes.constraints.matcher import ConstraintMatcher
+from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
+from deepinfer.recipes.tokenizer import Tokenizer
+
+Walk = Callable[..., list[int]]
+
+
+@pytest.fixture(scope="session")
+def v4_vocabulary(v4: Tokenizer) -> ConstraintVocabulary:
+    return ConstraintVocabulary(v4, v4.size)
+
+
+@pytest.fixture(scope="session")
+def v4_compiler(v4_vocabulary: ConstraintVocabulary) -> Iterator[ConstraintCompiler]:
+    with ConstraintCompiler(v4_vocabulary) as compiler:
+        yield compiler
+
+
+@pytest.fixture(scope="session")
+def golden_compiler(golden: Tokenizer) -> Iterator[ConstraintCompiler]:
+    # Logits are often wider than the tokenizer.
+    with ConstraintCompiler(ConstraintVocabulary(golden, golden.size + 45)) as compiler:
+        yield compiler
+
+
+@pytest.fixture(scope="session", params=["golden", "v4"])
+def compiler(request: pytest.FixtureRequest) -> ConstraintCompiler:
+    return request.getfixturevalue(f"{request.param}_compiler")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(v4: Tokenizer, golden: Tokenizer) -> Callable[[ConstraintCompiler], Tokenizer]:
+    def find(compiler: ConstraintCompiler) -> Tokenizer:
+        return v4 if compiler.vocabulary.vocab_size == v4.size else golden
+
+    return find
+
+
+def allowed_ids(mask: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+@pytest.fixture(scope="session")
+def walk() -> Walk:
+    """Choose uniformly among allowed tokens; towards the end prefer those that come to an end."""
+
+    def run(matcher: ConstraintMatcher, seed: int, *, max_tokens: int = 400) -> list[int]:
+        choice = random.Random(seed)
+        eos_id = matcher.eos_id
+        tokens: list[int] = []
+        while len(tokens) < max_tokens:
+            ids = allowed_ids(matcher.mask())
+            assert len(ids), "a mask that allows nothing"
+            if eos_id in ids and (len(ids) == 1 or choice.random() < 0.2):
+                matcher.push(eos_id)
+                return tokens
+            token_id = int(choice.choice(ids[ids != eos_id]))
+            matcher.push(token_id)
+            tokens.append(token_id)
+        return [-1]  # not finished
+
+    return run
