@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.numeric import sigmoid
+from deepinfer.kernels.numeric import inverse_rms, sigmoid, split_last
 
 _NORM_EPS = 1e-20
 _MIN_DOT = 1e-6
@@ -35,8 +35,8 @@ def engram_lookup_reference(table: Tensor, scales: Tensor, rows: Tensor) -> Tens
     """
     values = table.view(torch.uint8)[rows].view(torch.float8_e4m3fn).float()
     factors = scales.view(torch.uint8)[rows].view(torch.float8_e8m0fnu).float()
-    scaled = values.unflatten(-1, (factors.shape[-1], -1)) * factors[..., None]
-    return scaled.flatten(1).to(torch.bfloat16)
+    block = values.shape[-1] // factors.shape[-1]
+    return (split_last(values, block) * factors[..., None]).flatten(1).to(torch.bfloat16)
 
 
 def engram_gate_reference(
@@ -50,10 +50,9 @@ def engram_gate_reference(
     num_streams, width = q_weight.shape
     x = streams.float()
     keys, value = key_value.float().split([num_streams * width, width], dim=-1)
-    keys = keys.unflatten(-1, (num_streams, width))
+    keys = split_last(keys, width)
     weight = q_weight.float() * k_weight.float()
-    dot = (x * weight * keys).sum(-1)
-    dot = dot * torch.rsqrt(x.square().mean(-1) + _NORM_EPS)
-    dot = dot * torch.rsqrt(keys.square().mean(-1) + _NORM_EPS) * width**-0.5
+    dot = (x * weight * keys).sum(-1, keepdim=True)
+    dot = dot * inverse_rms(x, _NORM_EPS) * inverse_rms(keys, _NORM_EPS) * width**-0.5
     gate = sigmoid(torch.copysign(dot.abs().clamp(min=_MIN_DOT).sqrt(), dot))
-    return (x + gate[..., None] * value[:, None, :]).to(torch.bfloat16)
+    return (x + gate * value[:, None, :]).to(torch.bfloat16)

@@ -46,8 +46,11 @@ class Weight:
 
     def split_rows(self, parts: int) -> Weight:
         """[parts, N / parts, K]: consecutive rows as a stack."""
-        scales = None if self.scales is None else self.scales.unflatten(0, (parts, -1))
-        return Weight(self.values.unflatten(0, (parts, -1)), scales)
+        values, scales = self.values, self.scales
+        return Weight(
+            values.view(parts, -1, values.shape[-1]),
+            None if scales is None else scales.view(parts, -1, scales.shape[-1]),
+        )
 
     @staticmethod
     def concat(weights: Sequence[Weight]) -> Weight:

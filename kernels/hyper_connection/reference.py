@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight, fp32_linear
-from deepinfer.kernels.numeric import sigmoid
+from deepinfer.kernels.numeric import constant, inverse_rms, sigmoid, split_last
 
 _NORM_EPS = 1e-20
 
@@ -32,14 +32,14 @@ def hyper_mix_reference(
     """
     num_streams = streams.shape[1]
     x = streams.flatten(1).float()
-    mixed = fp32_linear(x, fn) * torch.rsqrt(x.square().mean(-1, keepdim=True) + _NORM_EPS)
+    mixed = fp32_linear(x, fn) * inverse_rms(x, _NORM_EPS)
     pre, post, comb = mixed.split([num_streams, num_streams, num_streams**2], dim=-1)
     pre_base, post_base, comb_base = base.split([num_streams, num_streams, num_streams**2])
     comb = comb * scale[2] + comb_base
     return HyperMix(
-        pre=sigmoid(pre * scale[0] + pre_base) + eps,
-        post=2.0 * sigmoid(post * scale[1] + post_base),
-        comb=_sinkhorn(comb.unflatten(-1, (num_streams, num_streams)), iterations, eps),
+        pre=sigmoid(pre * scale[0] + pre_base) + constant(eps),
+        post=constant(2.0) * sigmoid(post * scale[1] + post_base),
+        comb=_sinkhorn(split_last(comb, num_streams), iterations, eps),
     )
 
 
@@ -55,10 +55,11 @@ def expand_streams_reference(streams: Tensor, output: Tensor, mix: HyperMix) -> 
 
 
 def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:
+    small = constant(eps)
     exponentials = torch.exp(comb - comb.amax(-1, keepdim=True))
-    comb = exponentials / exponentials.sum(-1, keepdim=True) + eps
-    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    comb = exponentials / exponentials.sum(-1, keepdim=True) + small
+    comb = comb / comb.sum(-2, keepdim=True).add_(small)
     for _ in range(iterations - 1):
-        comb = comb / (comb.sum(-1, keepdim=True) + eps)
-        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+        comb = comb / comb.sum(-1, keepdim=True).add_(small)
+        comb = comb / comb.sum(-2, keepdim=True).add_(small)
     return comb

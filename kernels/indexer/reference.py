@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepinfer.kernels.numeric import split_last
+
 # Below the key of -inf, and high enough that no subtraction of an entry number wraps around.
 _LOWEST = 1 - (1 << 31)
 
@@ -57,7 +59,7 @@ def candidate_blocks_reference(
     visible = scores.float().masked_fill(entries >= num_visible[..., None], -torch.inf)
     padding = -len(entries) % block_size
     padded = functional.pad(visible, (0, padding), value=-torch.inf)
-    best = padded.unflatten(-1, (-1, block_size)).amax(-1)
+    best = split_last(padded, block_size).amax(-1)
     blocks = torch.arange(best.shape[-1], device=scores.device)
     newest = (num_visible - 1).div(block_size, rounding_mode="floor")
     best = best.masked_fill(blocks == newest[..., None], torch.inf)

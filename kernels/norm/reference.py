@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.numeric import inverse_rms
+
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row of ``x`` to unit root mean square, then by ``weight``.
@@ -14,5 +16,4 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: Zhang and Sennrich 2019, equation 4.
     """
     x = x.float()
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return (weight * (x * scale)).to(torch.bfloat16)
+    return (weight * (x * inverse_rms(x, eps))).to(torch.bfloat16)

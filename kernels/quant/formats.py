@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.numeric import constant, split_last
+
 FP8_BLOCK = 32
 FP4_BLOCK = 32
 FP4_E4M3_BLOCK = 16
@@ -21,6 +23,11 @@ _FP8_MIN_AMAX = 1e-4
 _FP4_MIN_AMAX = 6.0 * 2.0**-126
 _FP4_E4M3_MIN_AMAX = 6.0 * 2.0**-9
 
+_EXPONENT_BITS = 0x7F800000
+_MANTISSA_BITS = 0x007FFFFF
+# Keeps what a row of an infinite block unpacks to finite: 480 * 2 ** (246 - 127) fits in fp32.
+_MAX_EXPONENT = 246
+
 
 def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Activations and window KV: E4M3 with one E8M0 scale per 32 values.
@@ -29,15 +36,14 @@ def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     Numerics: the scale is the next power of two at or above amax / 448, amax at least 1e-4.
     Source: the released inference code (act_quant).
     """
-    values, exponents = _scaled_fp8(x)
-    return values.to(torch.float8_e4m3fn).flatten(-2), exponents.to(torch.uint8)
+    values, scales = _scaled_fp8(x)
+    return values.to(torch.float8_e4m3fn).flatten(-2), _biased_exponents(scales)
 
 
 def fake_quantize_fp8(x: Tensor) -> Tensor:
     """``x`` rounded as by ``quantize_fp8``; [..., K] in the dtype of ``x`` (exact in bf16)."""
-    values, exponents = _scaled_fp8(x)
-    rounded = values.to(torch.float8_e4m3fn).float() * power_of_two(exponents)[..., None]
-    return rounded.flatten(-2).to(x.dtype)
+    values, scales = _scaled_fp8(x)
+    return (values.to(torch.float8_e4m3fn).float() * scales).flatten(-2).to(x.dtype)
 
 
 def quantize_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,14 +52,14 @@ def quantize_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
     Shapes: x [..., K] float; returns codes [..., K] u8, sign in bit 3, and
     exponents [..., K/32] u8.
     """
-    values, exponents = _scaled_fp4(x)
-    return _e2m1_codes(values).flatten(-2), exponents.to(torch.uint8)
+    values, scales = _scaled_fp4(x)
+    return _e2m1_codes(values).flatten(-2), _biased_exponents(scales)
 
 
 def fake_quantize_fp4(x: Tensor) -> Tensor:
     """``x`` rounded as by ``quantize_fp4``; [..., K] in the dtype of ``x`` (exact in bf16)."""
-    values, exponents = _scaled_fp4(x)
-    return (values * power_of_two(exponents)[..., None]).flatten(-2).to(x.dtype)
+    values, scales = _scaled_fp4(x)
+    return (values * scales).flatten(-2).to(x.dtype)
 
 
 def quantize_fp4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,46 +68,52 @@ def quantize_fp4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
     Shapes: x [..., K] float; returns codes [..., K] u8 and scales [..., K/16] e4m3fn.
     """
     values, scales = _scaled_fp4_e4m3(x)
-    return _e2m1_codes(values).flatten(-2), scales
+    return _e2m1_codes(values).flatten(-2), scales[..., 0]
 
 
 def fake_quantize_fp4_e4m3(x: Tensor) -> Tensor:
     """``x`` rounded as by ``quantize_fp4_e4m3``; [..., K] in the dtype of ``x`` (exact in bf16)."""
     values, scales = _scaled_fp4_e4m3(x)
-    return (values * scales.float()[..., None]).flatten(-2).to(x.dtype)
+    return (values * scales.float()).flatten(-2).to(x.dtype)
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """``2 ** (exponents - 127)`` in fp32 for biased exponents 1 to 254 (integers)."""
-    return (exponents.to(torch.int32) << 23).view(torch.float32)
+    """``2 ** (exponents - 127)`` in fp32 for biased exponents 1 to 254 (integers), 0 for 0."""
+    return (exponents.to(torch.int32) << constant(23, torch.int32)).view(torch.float32)
 
 
 def _scaled_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x / scale, clamped, [..., K/32, 32] fp32; biased exponents [..., K/32] i32."""
-    blocks = x.float().unflatten(-1, (-1, FP8_BLOCK))
-    amax = blocks.abs().amax(-1).clamp(min=_FP8_MIN_AMAX)
-    exponents = _exponent_above(amax * (1.0 / _FP8_MAX))
-    scaled = blocks * power_of_two(254 - exponents)[..., None]
-    return scaled.clamp(-_FP8_MAX, _FP8_MAX), exponents
+    """x / scale, clamped, [..., K/32, 32] f32, and the scales [..., K/32, 1] f32."""
+    blocks = split_last(x.float(), FP8_BLOCK)
+    amax = torch.maximum(blocks.abs().amax(-1, keepdim=True), constant(_FP8_MIN_AMAX))
+    scales = _power_of_two_above(amax * constant(1.0 / _FP8_MAX))
+    return (blocks / scales).clamp(-_FP8_MAX, _FP8_MAX), scales
 
 
 def _scaled_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    blocks = x.float().unflatten(-1, (-1, FP4_BLOCK))
-    amax = blocks.abs().amax(-1).clamp(min=_FP4_MIN_AMAX)
-    exponents = _exponent_above(amax * (1.0 / _FP4_MAX))
-    return _round_e2m1(blocks * power_of_two(254 - exponents)[..., None]), exponents
+    blocks = split_last(x.float(), FP4_BLOCK)
+    amax = torch.maximum(blocks.abs().amax(-1, keepdim=True), constant(_FP4_MIN_AMAX))
+    scales = _power_of_two_above(amax * constant(1.0 / _FP4_MAX))
+    return _round_e2m1(blocks / scales), scales
 
 
 def _scaled_fp4_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
-    blocks = x.float().unflatten(-1, (-1, FP4_E4M3_BLOCK))
-    amax = blocks.abs().amax(-1).clamp(min=_FP4_E4M3_MIN_AMAX)
-    scales = (amax / _FP4_MAX).clamp(max=_FP8_MAX).to(torch.float8_e4m3fn)
-    return _round_e2m1(blocks / scales.float()[..., None]), scales
+    blocks = split_last(x.float(), FP4_E4M3_BLOCK)
+    amax = torch.maximum(blocks.abs().amax(-1, keepdim=True), constant(_FP4_E4M3_MIN_AMAX))
+    scales = (amax / constant(_FP4_MAX)).clamp(max=_FP8_MAX).to(torch.float8_e4m3fn)
+    return _round_e2m1(blocks / scales.float()), scales
 
 
-def _exponent_above(x: Tensor) -> Tensor:
-    """Biased exponent of the smallest power of two at or above a positive normal fp32."""
-    return (x.view(torch.int32) + 0x7FFFFF) >> 23
+def _power_of_two_above(x: Tensor) -> Tensor:
+    """The smallest power of two at or above a positive normal fp32."""
+    bits = x.view(torch.int32) + constant(_MANTISSA_BITS, torch.int32)
+    return (bits & constant(_EXPONENT_BITS, torch.int32)).view(torch.float32)
+
+
+def _biased_exponents(scales: Tensor) -> Tensor:
+    """Powers of two [..., 1] f32 -> [...] u8."""
+    exponents = scales[..., 0].view(torch.int32) >> constant(23, torch.int32)
+    return exponents.clamp(max=_MAX_EXPONENT).to(torch.uint8)
 
 
 def _round_e2m1(x: Tensor) -> Tensor:
@@ -115,8 +127,6 @@ def _round_e2m1(x: Tensor) -> Tensor:
 def _e2m1_codes(values: Tensor) -> Tensor:
     """Codes 0..7 of E2M1 magnitudes, sign in bit 3, [...] u8."""
     magnitude = values.abs()
-    small = magnitude * 2.0
-    code = torch.where(
-        magnitude < 2.0, small, torch.where(magnitude < 4.0, magnitude + 2.0, magnitude * 0.5 + 4.0)
-    )
+    upper = torch.where(magnitude < 4.0, magnitude + 2.0, magnitude * 0.5 + 4.0)
+    code = torch.where(magnitude < 2.0, magnitude * 2.0, upper)
     return code.to(torch.uint8) | (torch.signbit(values).to(torch.uint8) << 3)

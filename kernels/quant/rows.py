@@ -4,7 +4,8 @@
 | window | E4M3, one byte each       | E8M0 per 32       | D + D/32  | 528            |
 | main   | E2M1, low nibble is even  | E4M3 per 16       | D/2 + D/16| 288            |
 | index  | E2M1, low nibble is even  | E8M0 per 32       | D/2 + D/32| (68)           |
-Unpacked values are exact in bf16 and come back as fp32.
+Unpacked values are exact in bf16 and come back as fp32.  They are finite whatever was packed, NaN
+and infinity included, so a row that a query does not list cannot harm it through 0 * NaN.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
+
+from deepinfer.kernels.numeric import constant, split_last
 
 from .formats import (
     FP4_BLOCK,
@@ -34,7 +37,7 @@ def pack_window_rows(x: Tensor) -> Tensor:
 def unpack_window_rows(rows: Tensor) -> Tensor:
     """Shapes: rows [..., D + D/32] u8; returns [..., D] f32."""
     dim = rows.shape[-1] * FP8_BLOCK // (FP8_BLOCK + 1)
-    values = decode_e4m3(rows[..., :dim]).unflatten(-1, (-1, FP8_BLOCK))
+    values = split_last(decode_e4m3(rows[..., :dim]), FP8_BLOCK)
     return values.mul_(power_of_two(rows[..., dim:])[..., None]).flatten(-2)
 
 
@@ -47,7 +50,7 @@ def pack_main_rows(x: Tensor) -> Tensor:
 def unpack_main_rows(rows: Tensor) -> Tensor:
     """Shapes: rows [..., D/2 + D/16] u8; returns [..., D] f32."""
     half = rows.shape[-1] * 8 // 9
-    values = decode_e2m1(rows[..., :half]).unflatten(-1, (-1, FP4_E4M3_BLOCK))
+    values = split_last(decode_e2m1(rows[..., :half]), FP4_E4M3_BLOCK)
     return values.mul_(decode_e4m3(rows[..., half:])[..., None]).flatten(-2)
 
 
@@ -60,7 +63,7 @@ def pack_index_rows(x: Tensor) -> Tensor:
 def unpack_index_rows(rows: Tensor) -> Tensor:
     """Shapes: rows [..., D/2 + D/32] u8; returns [..., D] f32."""
     half = rows.shape[-1] * 16 // 17
-    values = decode_e2m1(rows[..., :half]).unflatten(-1, (-1, FP4_BLOCK))
+    values = split_last(decode_e2m1(rows[..., :half]), FP4_BLOCK)
     return values.mul_(power_of_two(rows[..., half:])[..., None]).flatten(-2)
 
 
@@ -76,8 +79,9 @@ def decode_e4m3(values: Tensor) -> Tensor:
     multiplication, subnormals included; the byte for NaN decodes to 480.  Several times faster on
     a CPU than the conversion of torch.
     """
-    bits = (values.view(torch.int8).to(torch.int32) << 20).bitwise_and_(-0x78100000)
-    return bits.view(torch.float32).mul_(2.0**120)
+    bits = values.view(torch.int8).to(torch.int32).bitwise_left_shift_(constant(20, torch.int32))
+    bits.bitwise_and_(constant(-0x78100000, torch.int32))
+    return bits.view(torch.float32).mul_(constant(2.0**120))
 
 
 def decode_e2m1(packed: Tensor) -> Tensor:

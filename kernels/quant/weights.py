@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.numeric import split_last
+
 from .rows import decode_e2m1
 
 TILE = 32
@@ -19,8 +21,7 @@ def dequantize_weight(values: Tensor, scales: Tensor) -> Tensor:
     """
     factors = scales.view(torch.float8_e8m0fnu).float()
     if values.dtype == torch.float8_e4m3fn:
-        tiles = values.float().unflatten(-1, (-1, TILE)).unflatten(-3, (-1, TILE))
-        scaled = tiles * factors[..., :, None, :, None]
-        return scaled.flatten(-2).flatten(-3, -2).to(torch.bfloat16)
-    blocks = decode_e2m1(values.view(torch.uint8)).unflatten(-1, (-1, TILE))
+        rows = factors.repeat_interleave(TILE, dim=-2)
+        return (split_last(values.float(), TILE) * rows[..., None]).flatten(-2).to(torch.bfloat16)
+    blocks = split_last(decode_e2m1(values.view(torch.uint8)), TILE)
     return (blocks * factors[..., None]).flatten(-2).to(torch.bfloat16)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.numeric import split_last
+
 
 def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
-    """Rotate the last ``2 * cos.shape[-1]`` dimensions of each row, as adjacent pairs.
+    """Rotate the last R dimensions of each row, as adjacent pairs.
 
-    Shapes: x [T, ..., D] bf16, cos and sin [T, R/2] f32; returns x's shape, bf16.
+    Shapes: x [T, ..., D] bf16, cos and sin [T, R] f32 from ``rope_table``; returns x's shape, bf16.
     ``inverse`` turns back.  Numerics: fp32, one rounding.  Batch-invariant: yes.
     """
-    rotary = 2 * cos.shape[-1]
-    shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[1],)
-    cos, sin = cos.view(shape), sin.view(shape)
-    if inverse:
-        sin = -sin
-    even, odd = x[..., -rotary:].float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    return torch.cat([x[..., :-rotary], turned.flatten(-2).to(x.dtype)], dim=-1)
+    rotary = cos.shape[-1]
+    shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (rotary,)
+    pairs = x[..., -rotary:].float()
+    swapped = split_last(pairs, 2).flip(-1).view(pairs.shape)
+    turn = swapped * sin.view(shape)
+    turned = pairs * cos.view(shape)
+    turned = turned - turn if inverse else turned + turn
+    return torch.cat([x[..., :-rotary], turned.to(x.dtype)], dim=-1)

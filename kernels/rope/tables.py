@@ -39,10 +39,12 @@ def rope_frequencies(
 
 
 def rope_table(frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each [T, dim/2] f32, for positions [T] i64.
+    """Factors for ``apply_rope``, each [T, dim] f32, for positions [T] i64.
 
+    The first holds the cosine of each pair twice, the second its sine as (-sin, sin).
     Numerics: angles in fp32 as the released code has them; their cosine in fp64, because the fp32
     one of a CPU may depend on the place of an element in its tensor.  Batch-invariant: yes.
     """
     angles = (positions.float()[:, None] * frequencies).double()
-    return angles.cos().float(), angles.sin().float()
+    cos, sin = angles.cos().float(), angles.sin().float()
+    return torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
