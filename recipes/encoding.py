@@ -12,7 +12,7 @@ from deepinfer.errors import RowError
 from . import chat
 from .rows import ChatPrompt, ParsedRow, TextPrompt, TokenPrompt, parse_row
 from .tokenizer import Tokenizer
-from .types import AnswerFormat, EncodedRow, Thinking
+from .types import AnswerFormat, Constraint, EncodedRow, Thinking
 
 
 class RowEncoder:
@@ -67,10 +67,7 @@ class RowEncoder:
         self._check_length(token_ids)
         constraint = chat.constraint(request)
         notes = _notes(parsed)
-        if constraint is not None and constraint.kind == "tool_call_required":
-            notes["tool_choice"] = (
-                "the prompt opens a tool call; the answer is not forced to be one"
-            )
+        notes |= _unenforced(constraint)
         return EncodedRow(
             row_id=parsed.row_id,
             kind=parsed.kind,
@@ -122,3 +119,13 @@ class RowEncoder:
 
 def _notes(parsed: ParsedRow) -> dict[str, str]:
     return {"ignored_fields": ", ".join(parsed.ignored)} if parsed.ignored else {}
+
+
+def _unenforced(constraint: Constraint | None) -> dict[str, str]:
+    """What a row asks of its tool calls that the prompt alone cannot promise."""
+    notes = {}
+    if constraint is not None and constraint.kind == "tool_call_required":
+        notes["tool_choice"] = "the prompt opens a tool call; the answer is not forced to be one"
+    if constraint is not None and '"strict":true' in constraint.schema:
+        notes["tools"] = "strict: the arguments are not forced to follow the schema"
+    return notes

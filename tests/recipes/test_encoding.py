@@ -128,6 +128,9 @@ def test_tools(encoder, tokenizer):
     required = encoder.encode(0, {**row, "tool_choice": "required"})
     assert required.answer_format.starts_in_tool_calls
     assert "tool_choice" in required.notes
+    strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+    assert "strict" in encoder.encode(0, {**row, "tools": [strict]}).notes["tools"]
+    assert encoded.notes == {}
 
 
 def test_a_constraint_comes_back_as_data(encoder):
