@@ -16,11 +16,14 @@ from pathlib import Path
 
 import numpy as np
 from training.conversations import conversation, long_dialogue, tool_dialogue
-from training.corpus_files import save_tokens
+from training.corpus_files import TOKEN_MAP, save_tokens
 from training.dialogue import Answer, Dialogue, DocumentEncoder, PromptRenderer, answer_text
 from training.grammar import Writer
 from training.stories import story
 from training.tokenizer import SPECIAL_TOKENS
+
+from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).parent.parent / "recipes" / "tiny" / "tokenizer.json"
 PART_TOKENS = 5_000_000
@@ -133,6 +136,7 @@ def main() -> None:
         options.output.write_text("\n".join(lines), encoding="utf-8")
         return
     options.output.mkdir(parents=True, exist_ok=True)
+    np.save(options.output / TOKEN_MAP, token_compression(Tokenizer.from_file(TOKENIZER)))
     num_parts = max(1, round(options.num_tokens / PART_TOKENS))
     share = options.num_tokens // num_parts
     sizes = {"valid": 200_000, "valid-long": 200_000, "long": options.num_tokens // 6}

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from training.batches import Tokens, split_documents
 
+TOKEN_MAP = "token_map.npy"  # the Engram's compressed ids, so that training needs no tokenizer
+
 
 def save_tokens(path: Path, tokens: Tokens) -> None:
     with lzma.open(path, "wb", preset=1) as file:

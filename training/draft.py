@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
-from training import layers
+from training import layers, pointwise
 from training.batches import Batch
 from training.layers import Rope, Scope
 from training.losses import ROWS_AT_ONCE
@@ -73,7 +73,7 @@ class Drafter:
             x = layers.norm(layers.collapse(streams, pre), scope["attn_norm.weight"], config)
             out = self._attention(x, Scope(weights, f"mtp.{stage}.attn"), keys, absent, block_rope)
             streams = layers.expand(streams, out, attn_mix)
-            streams, pre, load = self._moe(streams, attn_mix.pre, weights, biases, stage, plan)
+            streams, pre, load = self._moe(streams, attn_mix[0], weights, biases, stage, plan)
             loads.append(load)
         hidden = layers.collapse(streams, pre).unflatten(0, (-1, size))
         before = tokens[(anchors[:, None] + steps).clamp(max=len(tokens) - 1)]
@@ -101,7 +101,7 @@ class Drafter:
         window_scores = torch.bmm(q_block, keys.transpose(1, 2)).view(len(q), heads, -1)
         own_scores = torch.bmm(q_block, own.transpose(1, 2)).view(len(q), heads, -1)
         hidden = absent.repeat_interleave(size, dim=0)[:, None, :]
-        near, mine, factor = compiled(layers._softmax_parts)(
+        near, mine, factor = compiled(pointwise.softmax_parts)(
             window_scores, hidden, own_scores, torch.zeros_like(own_scores[:, :1], dtype=torch.bool),
             scope["attn_sink"], width**-0.5,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Drafter:
             x, Scope(weights, f"mtp.{stage}.ffn"), biases[f"mtp.{stage}.ffn.gate.bias"],
             plan.num_experts_per_tok, config,
         )  # fmt: skip
-        return layers.expand(streams, moved, mix), mix.pre, load
+        return layers.expand(streams, moved, mix), mix[0], load
 
 
 def choose_anchors(batch: Batch, count: int, generator: torch.Generator) -> Tensor:

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from training import pointwise
 from training.parameters import Weights
 from training.straight_through import compiled, fp4, fp4_e4m3, fp8
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.kernels.compressor import pool_pairs
-from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.hyper_connection import HyperMix, collapse_streams, expand_streams, hyper_mix
-from deepinfer.kernels.moe import swiglu
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.numeric import softplus
 from deepinfer.kernels.rope import apply_rope
 
 Rope = tuple[Tensor, Tensor]
+
+
+Mix = tuple[Tensor, Tensor, Tensor]
+"""pre [N, S], post [N, S], comb [N, S, S] f32 of one sub-block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +53,24 @@ def rotate(x: Tensor, rope: Rope, inverse: bool = False) -> Tensor:
     return apply_rope(x, *rope, inverse)
 
 
-def _mix(
-    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, iterations: int, eps: float
-) -> HyperMix:
-    return hyper_mix(streams, Weight(fn), scale, base, iterations=iterations, eps=eps)
-
-
-def mix(streams: Tensor, scope: Scope, name: str, config: ModelConfig) -> HyperMix:
+def mix(streams: Tensor, scope: Scope, name: str, config: ModelConfig) -> Mix:
     """Coefficients of one sub-block from streams [N, S, d] bf16."""
-    return compiled(_mix)(
-        streams, scope[f"{name}_fn"], scope[f"{name}_scale"], scope[f"{name}_base"],
-        config.hc_sinkhorn_iters, config.hc_eps,
-    )  # fmt: skip
+    return compiled(pointwise.stream_mix)(
+        streams,
+        scope[f"{name}_fn"],
+        scope[f"{name}_scale"],
+        scope[f"{name}_base"],
+        config.hc_sinkhorn_iters,
+        config.hc_eps,
+    )
 
 
 def collapse(streams: Tensor, pre: Tensor) -> Tensor:
-    return compiled(collapse_streams)(streams, pre)
+    return compiled(pointwise.collapse)(streams, pre)
 
 
-def expand(streams: Tensor, output: Tensor, hyper: HyperMix) -> Tensor:
-    return compiled(expand_streams)(streams, output, hyper)
+def expand(streams: Tensor, output: Tensor, coefficients: Mix) -> Tensor:
+    return compiled(pointwise.expand)(streams, output, *coefficients[1:])
 
 
 def queries(x8: Tensor, scope: Scope, rope: Rope, config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -119,21 +119,6 @@ def index_queries(
     return fp4(rotate(q, rope)), weights * scale
 
 
-def _softmax_parts(
-    window: Tensor, hidden: Tensor, picked: Tensor, absent: Tensor, sink: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One softmax over two lists of raw scores [n, H, ...] bf16, without those that ``hidden`` and
-    ``absent`` [n, 1, ...] mark: unnormalised weights in bf16, and 1 / their sum with the sink."""
-    window = (window.float() * scale).masked_fill(hidden, -torch.inf)
-    picked = (picked.float() * scale).masked_fill(absent, -torch.inf)
-    highest = torch.maximum(window.amax(-1, keepdim=True), picked.amax(-1, keepdim=True))
-    highest = highest.clamp(min=-1e30).detach()
-    window, picked = torch.exp(window - highest), torch.exp(picked - highest)
-    total = window.sum(-1, keepdim=True) + picked.sum(-1, keepdim=True)
-    total = total + torch.exp(sink[:, None] - highest)
-    return window.to(torch.bfloat16), picked.to(torch.bfloat16), 1.0 / total
-
-
 def attend(
     q: Tensor,
     window: Tensor,
@@ -156,7 +141,7 @@ def attend(
     else:
         picked_keys, absent = _gather(main, picks), picks.view(-1, 1, picks.shape[-1]) < 0
     picked_scores = torch.bmm(q.view(-1, heads, width), picked_keys.transpose(1, 2))
-    near, picked, factor = compiled(_softmax_parts)(
+    near, picked, factor = compiled(pointwise.softmax_parts)(
         near_scores, hidden, picked_scores, absent, sink, width**-0.5
     )
     size = config.sliding_window
@@ -223,5 +208,5 @@ def moe(
     down = torch.cat([scope["experts.w2.weight"], scope["shared_experts.w2.weight"][None]])
     factors = torch.cat([chosen, chosen.new_ones(len(chosen), 1)], dim=1)
     hidden = linear(fp8(x), gate_up).view(factors.numel(), -1)
-    hidden = compiled(swiglu)(hidden, config.swiglu_limit, factors.flatten())
+    hidden = compiled(pointwise.swiglu)(hidden, config.swiglu_limit, factors.flatten())
     return linear(fp8(hidden).view(len(x), -1), down.transpose(0, 1).flatten(1)), load

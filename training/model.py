@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch.nn import functional
-from training import layers
+from training import layers, pointwise
 from training.batches import Batch
 from training.index_loss import IndexInput, index_loss, select
 from training.layers import Scope
@@ -19,7 +19,7 @@ from deepinfer.engine.model.engram import hash_multipliers
 from deepinfer.engine.model.rotary import RopeTables, Rotary, rope_key
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.streams import initial_streams
-from deepinfer.kernels.engram import engram_gate, engram_hash
+from deepinfer.kernels.engram import engram_hash
 
 
 @dataclass(slots=True)
@@ -105,19 +105,21 @@ class Backbone:
         attended = self._attention(x, weights, plan, batch, tables, trace, index_sample)
         streams = layers.expand(streams, attended, attn_mix)
         ffn_mix = layers.mix(streams, scope, "hc_ffn", self.config)
-        x = layers.collapse(streams, attn_mix.pre)
+        x = layers.collapse(streams, attn_mix[0])
         x = layers.norm(x, scope["ffn_norm.weight"], self.config)
         moved, trace.loads[plan.layer_id] = layers.moe(
             x, Scope(weights, f"{prefix}.ffn"), biases[f"{prefix}.ffn.gate.bias"],
             plan.num_experts_per_tok, self.config,
         )  # fmt: skip
-        return layers.expand(streams, moved, ffn_mix), ffn_mix.pre
+        return layers.expand(streams, moved, ffn_mix), ffn_mix[0]
 
     def _engram(self, streams: Tensor, scope: Scope, engram_index: int, batch: Batch) -> Tensor:
         rows = self.engram_rows(batch, engram_index)
         memory = functional.embedding(rows, scope["embed.weight"]).flatten(1)
         key_value = layers.linear(fp8(memory), scope["wkv.weight"])
-        return compiled(engram_gate)(streams, key_value, scope["q_weight"], scope["k_weight"])
+        return compiled(pointwise.engram_gate)(
+            streams, key_value, scope["q_weight"], scope["k_weight"]
+        )
 
     def engram_rows(self, batch: Batch, engram_index: int) -> Tensor:
         """[N, C] i64 table rows; n-grams end at the document's border."""

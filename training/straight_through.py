@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from training.pointwise import round_fp8
 
 from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
 from deepinfer.kernels import quant
@@ -38,7 +39,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def fp8(x: Tensor) -> Tensor:
     """Activations and window KV as the model sees them; [..., K]."""
-    return _Rounded.apply(x, compiled(quant.fake_quantize_fp8))
+    return _Rounded.apply(x, compiled(round_fp8))
 
 
 def fp4(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from training.batches import Batch, endless_batches
-from training.corpus_files import load_documents
+from training.corpus_files import TOKEN_MAP, load_documents
 from training.draft import Drafter, choose_anchors, draft_loss
 from training.evaluate import evaluate, fixed_batches
 from training.export import export
@@ -31,8 +31,6 @@ from training.parameters import Weights, effective_weights, new_masters
 from training.state import COMPLETE, load_compact, load_complete, save_compact, save_complete
 
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.recipes.token_compression import token_compression
-from deepinfer.recipes.tokenizer import Tokenizer
 
 WARMUP, DECAY_FROM, FINAL_SCALE = 0.02, 0.55, 0.02
 REPLAY_SHARE = 0.4
@@ -73,7 +71,7 @@ def prepare(options: argparse.Namespace) -> Run:
     torch.backends.cuda.matmul.allow_tf32 = True
     device = torch.device(options.device)
     config = ModelConfig.from_file(options.model)
-    token_map = token_compression(Tokenizer.from_file(options.model / "tokenizer.json"))
+    token_map = np.load(options.data / TOKEN_MAP)
     masters = new_masters(config, options.seed, device)
     backbone = Backbone(config, torch.from_numpy(token_map), device)
     return Run(options, config, device, masters, backbone)
