@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 _PLAIN_SECONDS = 5.0
+_PLAIN_SECONDS_LATER = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class Snapshot:
     rows: int
     total_rows: int | None
     is_estimate: bool
+    running: int
     errors: int
     tokens_per_s: float
     acceptance: float | None
@@ -88,8 +90,12 @@ class PlainConsole:
         done = threading.Event()
 
         def report() -> None:
-            while not done.wait(_PLAIN_SECONDS):
-                self.say(" · ".join(progress_words(snapshot())))
+            wait_s = _PLAIN_SECONDS
+            while not done.wait(wait_s):
+                now = snapshot()
+                self.say(" · ".join(progress_words(now)))
+                # A long run needs fewer lines: about twenty for each tenfold of its time.
+                wait_s = min(max(_PLAIN_SECONDS, now.elapsed_s / 20), _PLAIN_SECONDS_LATER)
 
         thread = threading.Thread(target=report, daemon=True)
         thread.start()
@@ -112,7 +118,11 @@ def progress_words(now: Snapshot) -> list[str]:
     if now.total_rows:
         about = "about " if now.is_estimate else ""
         rows = f"{now.rows:,} of {about}{now.total_rows:,} rows"
-    words = [rows, f"{now.tokens_per_s:,.0f} tokens/s"]
+    words = [rows]
+    if now.tokens_per_s:
+        words.append(f"{now.tokens_per_s:,.0f} tokens/s")
+    else:
+        words.append(f"{now.running:,} in work" if now.running else "starting")
     if now.eta_s is not None:
         words.append(f"{duration(now.eta_s)} left")
     if now.errors:

@@ -147,12 +147,13 @@ class Job:
             self._console.say("answering with the small built-in model (see --model)")
         else:
             self._console.say(f"loading {settings.model}")
-        self._engine = self._make_engine(settings)
-        self._engine_notes = dict(self._engine.notes)
+        engine = self._make_engine(settings)
+        self._engine = engine
+        self._engine_notes = dict(engine.notes)
         for name, note in self._engine_notes.items():
             self._console.warn(f"{name}: {note}")
         self._loaded = time.monotonic()
-        return self._engine.stream(
+        return engine.stream(
             rows, settings.sampling(), raw=settings.raw, thinking=settings.thinking
         )
 
@@ -168,12 +169,18 @@ class Job:
             rows=finished,
             total_rows=total,
             is_estimate=self.reader.num_rows is None and not pipeline.reached_end,
+            running=pipeline.num_running,
             errors=self.total.num_errors,
-            tokens_per_s=session.completion_tokens / max(elapsed, 1e-9),
+            tokens_per_s=self._tokens_so_far() / max(elapsed, 1e-9),
             acceptance=self.total.acceptance,
             elapsed_s=time.monotonic() - self._began,
             eta_s=eta,
         )
+
+    def _tokens_so_far(self) -> int:
+        """Answer tokens of this part, those of unfinished rows too where the engine tells."""
+        decoded = 0 if self._engine is None else self._engine.stats().num_decode_tokens
+        return max(self.pipeline.session.completion_tokens, decoded)
 
     def _expected_rows(self) -> int | None:
         """The number of rows of the input: known, or estimated from the share read so far."""

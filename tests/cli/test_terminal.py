@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import pty
@@ -124,14 +125,16 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_progress_words_leave_out_what_nobody_knows() -> None:
     now = Snapshot(
-        rows=3,
-        total_rows=None,
-        is_estimate=False,
-        errors=0,
-        tokens_per_s=12.4,
-        acceptance=None,
-        elapsed_s=1,
-        eta_s=None,
-    )
+        rows=3, total_rows=None, is_estimate=False, running=0, errors=0, tokens_per_s=12.4,
+        acceptance=None, elapsed_s=1, eta_s=None,
+    )  # fmt: skip
     assert progress_words(now) == ["3 rows", "12 tokens/s"]
     assert now.share is None
+    early = dataclasses.replace(now, rows=0, total_rows=1_000, running=64, tokens_per_s=0.0)
+    assert progress_words(early) == ["0 of 1,000 rows", "64 in work"]
+    late = dataclasses.replace(
+        early, is_estimate=True, running=0, errors=2, acceptance=0.5, eta_s=90
+    )
+    assert progress_words(late) == [
+        "0 of about 1,000 rows", "starting", "1m 30s left", "2 errors", "50% of drafts accepted",
+    ]  # fmt: skip
