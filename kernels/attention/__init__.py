@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from .reference import sparse_attention_reference as sparse_attention
-
-__all__ = ["sparse_attention"]
+from .dispatch import sparse_attention as sparse_attention

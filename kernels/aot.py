@@ -1,0 +1,89 @@
+"""Ahead-of-time compilation of one kernel for one NVIDIA target; needs no GPU and no driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What the compiler made: PTX text, machine code, and what a thread and a block occupy."""
+
+    ptx: str
+    cubin: bytes
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def compile_kernel(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    constants: Mapping[str, Any],
+    *,
+    arch: int,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    enable_fp_fusion: bool = True,
+) -> CompiledKernel:
+    """Compile ``kernel`` for compute capability ``arch`` (90, 100, 103).
+
+    ``arguments`` gives Triton types by name ("*i32", "i32", "fp32"); pointers are taken to be
+    aligned to 16 bytes, as tensors are.  Registers that did not fit are in ``stack_bytes``.
+    Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
+    """
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel,
+        signature={name: arguments.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in arguments.items()
+            if kind.startswith("*")
+        },
+    )
+    options = {
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "enable_fp_fusion": enable_fp_fusion,
+    }
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    registers, stack_bytes = _resources(compiled.asm["cubin"])
+    return CompiledKernel(
+        ptx=compiled.asm["ptx"],
+        cubin=compiled.asm["cubin"],
+        registers=registers,
+        stack_bytes=stack_bytes,
+        shared_bytes=compiled.metadata.shared,
+    )
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes of a thread, as the bundled cuobjdump reports them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_bundled_cuobjdump(), "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reported no registers: {report.strip()!r}")
+    return int(found[1]), int(found[2])
+
+
+def _bundled_cuobjdump() -> str:
+    root = os.path.dirname(triton.__file__)
+    return os.path.join(root, "backends", "nvidia", "bin", "cuobjdump")

@@ -1,0 +1,40 @@
+"""Sparse attention on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from deepinfer.kernels.rope import apply_rope
+
+from .reference import sparse_attention_reference
+
+
+def sparse_attention(
+    q: Tensor,
+    window_rows: Tensor,
+    window_index: Tensor,
+    main_rows: Tensor | None,
+    main_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,
+    piece_keys: int | None = None,
+) -> Tensor:
+    """``sparse_attention_reference`` of q; with ``rope`` (two [T, R] f32 of ``rope_table``) of the
+    rotated q, its result turned back.
+
+    ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
+    """
+    if q.is_cuda:
+        from .triton_kernel import sparse_attention_triton
+
+        return sparse_attention_triton(
+            q, window_rows, window_index, main_rows, main_index, sink, scale,
+            rope=rope, piece_keys=piece_keys,
+        )  # fmt: skip
+    rows = (window_rows, window_index, main_rows, main_index, sink, scale)
+    if rope is None:
+        return sparse_attention_reference(q, *rows)
+    out = sparse_attention_reference(apply_rope(q, *rope), *rows)
+    return apply_rope(out, *rope, inverse=True)

@@ -1,0 +1,152 @@
+"""Sparse attention: Triton against the reference, and against itself in other batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.attention.reference import sparse_attention_reference
+from deepinfer.kernels.attention.triton_kernel import sparse_attention_triton
+from deepinfer.kernels.quant import pack_main_rows, pack_window_rows
+from deepinfer.kernels.rope import rope_frequencies, rope_table
+from deepinfer.kernels.rope.reference import apply_rope_reference
+from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
+
+Case = dict[str, Tensor | float | None]
+
+
+def _case(
+    device: torch.device, num_queries: int, heads: int, width: int, window: int, picks: int
+) -> Case:
+    """Random rows and lists; a third of the listed keys are absent.
+
+    Values are small enough for the rounding of P to bf16, relative to different maxima in kernel
+    and reference, to stay within the tolerances.
+    """
+
+    def index(rows: int, count: int) -> Tensor:
+        listed = torch.randint(0, rows, (num_queries, count))
+        return listed.masked_fill(torch.rand(num_queries, count) < 0.3, -1).to(device)
+
+    return {
+        "q": torch.randn(num_queries, heads, width).bfloat16().to(device),
+        "window_rows": pack_window_rows(torch.randn(200, width) / 4).to(device),
+        "window_index": index(200, window),
+        "main_rows": pack_main_rows(torch.randn(300, width) / 4).to(device) if picks else None,
+        "main_index": index(300, picks) if picks else None,
+        "sink": torch.randn(heads, device=device),
+        "scale": width**-0.5,
+    }
+
+
+def _check(actual: Tensor, expected: Tensor) -> None:
+    """The tolerances of issue 4: absolute, relative, and cosine distance of the whole."""
+    assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
+    a, e = actual.double().flatten(), expected.double().flatten()
+    norm = a.square().sum() + e.square().sum()
+    assert not norm or float(1 - 2 * (a @ e) / norm) < 5e-6
+
+
+@pytest.mark.parametrize(
+    "num_queries, heads, width, window, picks",
+    [
+        (3, 64, 512, 128, 512),  # the released model
+        (2, 64, 512, 128, 0),  # a layer without compressed keys
+        (5, 3, 64, 7, 65),  # nothing is a multiple of anything
+        (2, 20, 128, 64, 1),
+        (1, 96, 64, 133, 100),  # two blocks of heads
+        (0, 4, 64, 8, 8),
+    ],
+)
+def test_matches_reference(
+    num_queries: int, heads: int, width: int, window: int, picks: int, device: torch.device
+) -> None:
+    case = _case(device, num_queries, heads, width, window, picks)
+    _check(sparse_attention_triton(**case), sparse_attention_reference(**case))
+
+
+@pytest.mark.parametrize("piece_keys", [None, 64, 128])
+def test_pieces_and_rotation(piece_keys: int | None, device: torch.device) -> None:
+    case = _case(device, 3, 16, 128, 100, 150)
+    positions = torch.tensor([0, 77, 123_456])
+    rope = tuple(table.to(device) for table in rope_table(rope_frequencies(64, 1e4), positions))
+    actual = sparse_attention_triton(**case, rope=rope, piece_keys=piece_keys)
+    turned = case | {"q": apply_rope_reference(case["q"], *rope)}
+    expected = apply_rope_reference(sparse_attention_reference(**turned), *rope, inverse=True)
+    _check(actual, expected)
+
+
+@pytest.mark.parametrize("piece_keys", [None, 64])
+def test_queries_do_not_see_each_other(piece_keys: int | None, device: torch.device) -> None:
+    case = _case(device, 4, 16, 64, 70, 70)
+    together = sparse_attention_triton(**case, piece_keys=piece_keys)
+    for query in range(4):
+        own = {name: case[name][query : query + 1] for name in ("q", "window_index", "main_index")}
+        alone = sparse_attention_triton(**case | own, piece_keys=piece_keys)
+        assert_bitwise_equal(alone[0], together[query], f"query {query}")
+
+
+@pytest.mark.parametrize("piece_keys", [None, 64])
+def test_a_query_without_keys_gives_zero(piece_keys: int | None, device: torch.device) -> None:
+    case = _case(device, 2, 4, 64, 70, 70)
+    case["window_index"][0] = -1
+    case["main_index"][0] = -1
+    case["sink"][1] = -math.inf
+    out = sparse_attention_triton(**case, piece_keys=piece_keys)
+    assert_bitwise_equal(out[0], torch.zeros_like(out[0]))
+    _check(out[1], sparse_attention_reference(**case)[1])
+
+
+def test_rows_that_are_not_listed_are_not_read(device: torch.device) -> None:
+    case = _case(device, 2, 4, 64, 20, 20)
+    expected = sparse_attention_triton(**case)
+    for rows, index in (("window_rows", "window_index"), ("main_rows", "main_index")):
+        unlisted = torch.ones(len(case[rows]), dtype=torch.bool)
+        unlisted[case[index][case[index] >= 0].cpu()] = False
+        case[rows][unlisted.to(device)] = 0x7F  # NaN as value and as scale
+    assert_bitwise_equal(sparse_attention_triton(**case), expected)
+
+
+def test_sinks(device: torch.device) -> None:
+    case = _case(device, 1, 3, 64, 20, 20)
+    case["sink"] = torch.tensor([math.inf, -math.inf, 80.0], device=device)
+    out = sparse_attention_triton(**case)
+    assert_bitwise_equal(out[0, 0], torch.zeros_like(out[0, 0]), "infinite sink")
+    _check(out, sparse_attention_reference(**case))
+
+
+def test_extreme_values(device: torch.device) -> None:
+    case = _case(device, 2, 4, 64, 20, 20)
+    case["window_rows"] = pack_window_rows(torch.randn(200, 64) * 1e3).to(device)
+    case["main_rows"] = pack_main_rows(torch.randn(300, 64) * 2688).to(device)  # scale 448, code 6
+    case["main_rows"][7] = 0
+    case["main_rows"][8, :32] = 0x88  # minus zero
+    _check(sparse_attention_triton(**case), sparse_attention_reference(**case))
+
+
+def test_addresses_beyond_4_gib(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("allocates 5 GiB")
+    case = _case(device, 2, 16, 512, 64, 64)
+    rows = torch.empty((10_000_000, 528), dtype=torch.uint8, device=device)
+    shift = len(rows) - 200
+    rows[shift:] = case["window_rows"]
+    moved = torch.where(case["window_index"] < 0, -1, case["window_index"] + shift)
+    far = sparse_attention_triton(**case | {"window_rows": rows, "window_index": moved})
+    assert_bitwise_equal(far, sparse_attention_triton(**case))
+
+
+def test_wrong_tensors_are_named(device: torch.device) -> None:
+    case = _case(device, 2, 4, 64, 8, 8)
+    with pytest.raises(
+        TensorError, match=r"window_index: expected contiguous torch.int64 \[2, any\]"
+    ):
+        sparse_attention_triton(**case | {"window_index": case["window_index"].int()})
+    with pytest.raises(TensorError, match="main_rows"):
+        sparse_attention_triton(**case | {"main_rows": case["main_rows"][:, :-1]})
+    with pytest.raises(TensorError, match="q: expected bf16"):
+        sparse_attention_triton(**case | {"q": case["q"].float()})
