@@ -1,8 +1,9 @@
 """What the engine costs besides the model: scheduler, sampler and bookkeeping, µs per token.
 
-    python benchmarks/engine_overhead.py [--batch 64] [--steps 200]
+    python benchmarks/engine_overhead.py [--batch 64] [--steps 200] [--engine-only]
 
 The model is fake: it returns logits made before the clock starts.  One JSON line per case.
+Then pipeline_overhead.py measures what a row costs around the engine, and peak memory.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -82,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--engine-only", action="store_true", help="without pipeline_overhead.py")
     args = parser.parse_args()
     base = SamplingParams(max_tokens=args.steps + 8, ignore_eos=True)
     cases = {
@@ -102,7 +107,10 @@ def main() -> None:
             "torch": torch.__version__,
             "cpu": platform.processor() or platform.machine(),
         }
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
+    if not args.engine_only:
+        pipeline = Path(__file__).with_name("pipeline_overhead.py")
+        sys.exit(subprocess.run([sys.executable, "-P", str(pipeline)]).returncode)
 
 
 if __name__ == "__main__":

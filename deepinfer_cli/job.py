@@ -115,9 +115,8 @@ class Job:
         return _ERROR_ROWS if self.total.num_errors else 0
 
     @property
-    def stop_message(self) -> str:
-        name = _SIGNAL_NAMES.get(self.exit_code, "a signal")
-        return f"by {name}; run the same command again to continue"
+    def stop_reason(self) -> str:
+        return _SIGNAL_NAMES.get(self.exit_code, "a signal")
 
     def report(self, status: str, exit_code: int, message: str | None = None) -> dict[str, Any]:
         ended = self._ended or time.monotonic()

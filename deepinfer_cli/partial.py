@@ -92,7 +92,10 @@ class PartialFolder:
                 stale.unlink()
         text = json.dumps({"schema": _SCHEMA, "settings": dict(answers)}, indent=1) + "\n"
         temporary = self.path / "run.json.new"
-        temporary.write_text(text, encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(manifest)
         return False
 

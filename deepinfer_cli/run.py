@@ -24,6 +24,7 @@ from .settings import Resolved, Settings
 from .summary import Summary
 from .writer import StdoutStream, output_format, publish, write_files
 
+_AGAIN = "run the same command again to continue"
 _CLOSED_PIPE = 141
 _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 
@@ -81,11 +82,14 @@ def _run_to_stdout(
         job = Job(reader, journal, resolved, make_engine, console, "-", stream.on_record)
         try:
             job.answer_rows()
-            exit_code = job.exit_code
-            console.summarize(job.report("finished" if job.is_finished else "stopped", exit_code))
         finally:
             journal.close()
-    return exit_code
+    if job.is_finished:
+        report = job.report("finished", job.exit_code)
+    else:
+        report = job.report("stopped", job.exit_code, f"by {job.stop_reason}")
+    console.summarize(report)
+    return job.exit_code
 
 
 def _run_to_files(
@@ -113,12 +117,11 @@ def _run_to_files(
             _keep(job, folder, "failed", getattr(error, "exit_code", 1), str(error))
             if job.total.results:
                 error.add_note(
-                    f"{job.total.num_rows:,} finished rows are kept in {folder.path}, "
-                    "run the same command again to continue"
+                    f"{job.total.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
                 )
             raise
         if not job.is_finished:
-            report = _keep(job, folder, "stopped", job.exit_code, job.stop_message)
+            report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")
         else:
             report = _publish(job, folder, format)
     console.summarize(report)
