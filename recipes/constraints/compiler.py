@@ -58,8 +58,8 @@ class ConstraintCompiler:
         self._cache: OrderedDict[ConstraintSpec, Future[CompiledConstraint]] = OrderedDict()
         self._lock = threading.Lock()
         self._trials: queue.SimpleQueue[Trial] = queue.SimpleQueue()
-        self._all_trials = [Trial(self._limits) for _ in range(num_workers)]
-        for trial in self._all_trials:
+        self.trials = [Trial(self._limits) for _ in range(num_workers)]
+        for trial in self.trials:
             self._trials.put(trial)
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="constraint")
 
@@ -81,9 +81,11 @@ class ConstraintCompiler:
     def close(self) -> None:
         """End the workers and their processes; what is not compiled yet is cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for trial in self._all_trials:
+        for trial in self.trials:
             trial.close()
         self._pool.shutdown(wait=True)
+        for trial in self.trials:
+            trial.release()
 
     def __enter__(self) -> ConstraintCompiler:
         return self

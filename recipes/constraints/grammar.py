@@ -31,7 +31,7 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
     if spec.kind == "json_schema":
         return _json_grammar(checked_schema(json.loads(spec.text)))
     if spec.kind == "regex":
-        return str(matcher.grammar_from_regex(spec.text))
+        return str(matcher.grammar_from_lark(regex_as_lark(spec.text)))
     if spec.kind == "lark":
         _check_embedded_schemas(spec.text)
         return str(matcher.grammar_from_lark(spec.text))
@@ -45,6 +45,15 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
         json_options=JSON_OPTIONS,
     )
     return str(matcher.grammar_from_lark(lark))
+
+
+def regex_as_lark(expression: str) -> str:
+    """A grammar for one regular expression.
+
+    ``\\d \\w \\s`` mean ASCII, as in JSON Schema: what else is a digit or a letter depends on
+    the Unicode version of whoever reads the answer.
+    """
+    return f"start: /{llguidance.regex_to_lark(expression, 'dws')}/"
 
 
 def _json_grammar(schema: Any) -> str:

@@ -87,8 +87,8 @@ class ConstraintMatcher:
     def fill_draft_masks(self, draft_token_ids: Sequence[int], out: Mask) -> int:
         """Masks for this position and after each draft that the grammar allows.
 
-        ``out`` is uint32 [len(draft_token_ids) + 1, words].  Returns n, how many drafts are allowed;
-        rows 0 to n are written.  The state of the matcher does not change.
+        ``out`` is uint32 [len(draft_token_ids) + 1, words].  Returns n, how many drafts are
+        allowed; rows 0 to n are written.  The state of the matcher does not change.
         """
         num_allowed = 0
         self.fill_mask(out[0])
@@ -127,7 +127,7 @@ class ConstraintMatcher:
         elif self._is_waiting:
             self._num_before += 1
             self._is_waiting = token_id != self._start_after
-        elif self._matcher.is_stopped() or self._matcher.validate_tokens([token_id]) != 1:
+        elif not self._takes(token_id):
             self._raise_if_failed()
             raise ValueError(f"token {token_id} is not allowed by the constraint")
         else:
@@ -149,6 +149,11 @@ class ConstraintMatcher:
         if num_tokens > inside:
             self._num_before -= num_tokens - inside
             self._is_waiting = True
+
+    def _takes(self, token_id: int) -> bool:
+        if self._matcher.is_stopped() or token_id >= self._vocabulary.ll_tokenizer.vocab_size:
+            return False
+        return bool(self._matcher.validate_tokens([token_id]) == 1)
 
     def _forced_token(self) -> int | None:
         if self._matcher.is_stopped():

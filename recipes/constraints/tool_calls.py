@@ -23,7 +23,7 @@ marker: <[%(marker_id)d]>
 TEXT: /(?s:.*)/ & ~SPELLED
 BEFORE_BLOCK: /(?s:.*)\n\n</ & ~SPELLED
 RAW: /(?s:.*)<\// & ~SPELLED
-NAME: /[^"\x00-\x1f<>]+/ & ~SPELLED
+NAME: /[^"<>\\\s\x00-\x1f]+/ & ~SPELLED
 SPELLED: /(?s:.*)%(spelling)s(?s:.*)/
 free_parameter: "<" marker " parameter name=\"" NAME "\" string=\"" free_value end_parameter
 end_parameter: marker " parameter>\n"
@@ -36,7 +36,8 @@ _OBJECT_KEYWORDS = frozenset(
 )
 _RAW_KEYWORDS = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _RAW_TAG, _JSON_TAG = '"true">', '"false">'
-_UNFIT_FOR_ATTRIBUTE = re.compile(r'["<>\x00-\x1f]')
+# The official parser ends a name at a space and copies a backslash into JSON as it is.
+_UNFIT_FOR_ATTRIBUTE = re.compile(r'["<>\\\s\x00-\x1f]')
 
 
 def tool_call_grammar(

@@ -7,7 +7,9 @@ import os
 import selectors
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 from deepinfer.errors import RowError
@@ -23,17 +25,21 @@ class Trial:
     def __init__(self, limits: ConstraintLimits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
 
     def check(self, constraint_kind: str, grammar: str) -> None:
         """Return if ``grammar`` compiles within the limits.
 
         Raises: RowError ``constraint_too_complex`` (time, memory, size, stack), or with what
-        llguidance says is wrong and where.
+        llguidance says is wrong and where; CancelledError after ``close``.
         """
         question = {"grammar": grammar, "limits": self._limits.for_llguidance()}
         answer = self._ask(json.dumps(question).encode() + b"\n")
         if answer is None:
-            self.close()
+            self.release()
+            if self._is_closed:
+                raise CancelledError
             raise RowError(
                 "constraint_too_complex",
                 f"{constraint_kind}: does not compile within "
@@ -44,20 +50,32 @@ class Trial:
         if error:
             raise compile_error(constraint_kind, error)
 
+    @property
+    def process_id(self) -> int | None:
+        """The child process, if one runs."""
+        return self._process.pid if self._process else None
+
     def close(self) -> None:
-        """End the child process."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream:
-                stream.close()
+        """Kill the child process for good.  From any thread; one that waits for it comes back."""
+        with self._lock:
+            self._is_closed = True
+            if self._process:
+                self._process.kill()
+
+    def release(self) -> None:
+        """Kill the child process and free what belongs to it.  From the thread that uses it."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
 
     def _ask(self, question: bytes) -> bytes | None:
         """The answer line; None if the child died or took too long."""
-        process = self._process or self._start()
+        process = self._running()
         assert process.stdin and process.stdout
         deadline = time.monotonic() + self._limits.compile_timeout_s
         answer = b""
@@ -77,15 +95,18 @@ class Trial:
             return None
         return answer
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT), str(self._limits.trial_memory_bytes)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the main process, which ends this one
-        )
-        return self._process
+    def _running(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError
+            self._process = self._process or subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), str(self._limits.trial_memory_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the main process, which ends this one
+            )
+            return self._process
 
 
 _TOO_COMPLEX = ("too large", "too big", "fuel", "limit", "too many", "too complex", "too deeply")

@@ -16,6 +16,7 @@ from deepinfer.errors import RowError
 from deepinfer.recipes.types import Answer, ParsedToolCall
 
 from .gbnf_lark import gbnf_to_lark
+from .grammar import regex_as_lark
 from .spec import JSON_KINDS, TOOL_KINDS, ConstraintSpec, parse_json
 from .tool_calls import checked_parameters
 from .trial_process import byte_tokenizer
@@ -86,9 +87,6 @@ def _validator(schema_text: str) -> Any:
 @lru_cache(maxsize=1024)
 def _prototype(spec: ConstraintSpec) -> Any:
     matcher = llguidance.LLMatcher
-    if spec.kind == "regex":
-        grammar = matcher.grammar_from_regex(spec.text)
-    else:
-        lark = gbnf_to_lark(spec.text) if spec.kind == "gbnf" else spec.text
-        grammar = matcher.grammar_from_lark(lark)
+    to_lark = {"regex": regex_as_lark, "gbnf": gbnf_to_lark}.get(spec.kind, str)
+    grammar = matcher.grammar_from_lark(to_lark(spec.text))
     return matcher(byte_tokenizer(), grammar, log_level=0)

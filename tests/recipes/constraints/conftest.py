@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
-from deepinfer.recipes.constraints.matcher import ConstraintMatcher
+from deepinfer.recipes.constraints.matcher import ConstraintMatcher, is_allowed
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 
-Walk = Callable[..., list[int]]
+Walk = Callable[..., list[int] | None]
 
 
 @pytest.fixture(scope="session")
@@ -52,22 +52,30 @@ def allowed_ids(mask: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def walk() -> Walk:
-    """Choose uniformly among allowed tokens; towards the end prefer those that come to an end."""
+def walk(tokenizer_of: Callable[[ConstraintCompiler], Tokenizer]) -> Walk:
+    """Choose uniformly among allowed tokens, with a liking for those that bring the end nearer."""
 
-    def run(matcher: ConstraintMatcher, seed: int, *, max_tokens: int = 400) -> list[int]:
+    def run(
+        compiler: ConstraintCompiler, matcher: ConstraintMatcher, seed: int, max_tokens: int = 400
+    ) -> list[int] | None:
+        """The tokens of the answer; None if it did not end."""
+        tokenizer = tokenizer_of(compiler)
+        closing = [tokenizer.tool_marker_id]
+        closing += [tokenizer.encode_plain(text)[0] for text in ('"', "}", "]", "</", ">", "@")]
         choice = random.Random(seed)
-        eos_id = matcher.eos_id
         tokens: list[int] = []
         while len(tokens) < max_tokens:
-            ids = allowed_ids(matcher.mask())
+            mask = matcher.mask()
+            ids = allowed_ids(mask)
             assert len(ids), "a mask that allows nothing"
-            if eos_id in ids and (len(ids) == 1 or choice.random() < 0.2):
-                matcher.push(eos_id)
+            if matcher.eos_id in ids and (len(ids) == 1 or choice.random() < 0.2):
+                matcher.push(matcher.eos_id)
                 return tokens
-            token_id = int(choice.choice(ids[ids != eos_id]))
-            matcher.push(token_id)
-            tokens.append(token_id)
-        return [-1]  # not finished
+            liked = [token_id for token_id in closing if is_allowed(mask, token_id)]
+            others = ids[ids != matcher.eos_id]
+            pool = liked if liked and choice.random() < 0.3 else others
+            tokens.append(int(choice.choice(pool)))
+            matcher.push(tokens[-1])
+        return None
 
     return run

@@ -1,0 +1,134 @@
+"""Compiling: once per spec, within limits, hostile constraints beside honest ones."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError, wait
+
+import pytest
+
+from deepinfer.errors import RowError
+from deepinfer.recipes.constraints import spec
+from deepinfer.recipes.constraints.compiler import ConstraintCompiler
+from deepinfer.recipes.constraints.limits import ConstraintLimits
+from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
+from deepinfer.recipes.tokenizer import Tokenizer
+
+ENDLESS = spec.json_schema(
+    {"allOf": [{"type": "string", "pattern": f"a{{{n}}}.*b"} for n in range(1, 30)]}
+)
+OVERFLOWING = spec.lark(
+    "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(9_000)) + '\nr9000: "a"'
+)
+HUGE_ENUM = spec.json_schema({"enum": [f"value number {n}" for n in range(9_000)]})
+
+
+@pytest.fixture(scope="module")
+def vocabulary(golden: Tokenizer) -> ConstraintVocabulary:
+    return ConstraintVocabulary(golden, golden.size)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        ENDLESS,
+        OVERFLOWING,
+        spec.regex("(a{1000}){1000}"),
+        spec.lark("start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(30))
+                  + '\nT30: "a"'),
+    ],
+    ids=["endless", "stack overflow", "huge repetition", "doubling"],
+)  # fmt: skip
+def test_hostile_constraints_are_refused(
+    vocabulary: ConstraintVocabulary, hostile: spec.ConstraintSpec
+) -> None:
+    limits = ConstraintLimits(compile_timeout_s=2.0)
+    with ConstraintCompiler(vocabulary, limits=limits) as compiler:
+        with pytest.raises(RowError) as caught:
+            compiler.compile(hostile)
+        assert caught.value.kind == "constraint_too_complex"
+        # The worker goes on.
+        assert compiler.compile(spec.regex("a+")).new_matcher().mask().any()
+
+
+def test_nested_alternation_is_refused_for_its_size() -> None:
+    nested: dict = {"type": "integer"}
+    for _ in range(16):
+        nested = {"anyOf": [nested, {"type": "array", "items": nested}]}
+    with pytest.raises(RowError) as caught:
+        spec.json_schema(nested)
+    assert caught.value.kind == "constraint_too_complex"
+
+
+def test_large_but_honest_enum_compiles(vocabulary: ConstraintVocabulary) -> None:
+    with ConstraintCompiler(vocabulary) as compiler:
+        assert compiler.compile(HUGE_ENUM).new_matcher().mask().any()
+
+
+def test_others_go_on_while_one_never_ends(vocabulary: ConstraintVocabulary) -> None:
+    limits = ConstraintLimits(compile_timeout_s=600.0)
+    with ConstraintCompiler(vocabulary, limits=limits, num_workers=2) as compiler:
+        stuck = compiler.submit(ENDLESS)
+        honest = [compiler.submit(spec.regex(f"a{{{n}}}")) for n in range(1, 20)]
+        done, pending = wait(honest, timeout=120)
+        assert not pending
+        assert all(future.result() for future in done)
+        assert not stuck.done()
+    with pytest.raises(CancelledError):  # closing ends the child process, and with it the wait
+        stuck.result(timeout=60)
+
+
+def test_a_spec_compiles_once(vocabulary: ConstraintVocabulary) -> None:
+    with ConstraintCompiler(vocabulary) as compiler:
+        first = compiler.compile(spec.json_schema('{"type":"integer"}'))
+        again = compiler.compile(spec.json_schema('{ "type": "integer" }'))
+        assert again is first
+        with pytest.raises(RowError) as one:
+            compiler.compile(spec.regex("a("))
+        with pytest.raises(RowError) as two:
+            compiler.compile(spec.regex("a("))
+        assert one.value is two.value
+
+
+def test_cache_is_bounded(vocabulary: ConstraintVocabulary) -> None:
+    with ConstraintCompiler(vocabulary, max_cached=2) as compiler:
+        specs = [spec.regex(letter) for letter in "abc"]
+        a, b, c = (compiler.compile(one) for one in specs)
+        assert compiler.compile(specs[2]) is c
+        assert compiler.compile(specs[1]) is b
+        assert compiler.compile(specs[0]) is not a
+
+
+def test_closing_is_quick_and_leaves_no_process(vocabulary: ConstraintVocabulary) -> None:
+    compiler = ConstraintCompiler(vocabulary, limits=ConstraintLimits(compile_timeout_s=600.0))
+    stuck = compiler.submit(ENDLESS)
+    while not stuck.running():
+        time.sleep(0.01)
+    compiler.close()
+    assert stuck.done()
+    assert all(trial.process_id is None for trial in compiler.trials)
+
+
+@pytest.mark.parametrize(
+    "bad, kind, words",
+    [
+        (spec.regex("a(b"), "invalid_regex", "unclosed group"),
+        (spec.regex("(?=a)b"), "invalid_regex", "look-ahead"),
+        (spec.regex(r"(a)\1"), "invalid_regex", "backreferences"),
+        (spec.lark('start: "a" b'), "invalid_grammar", "at 1(8)"),
+        (spec.lark('begin: "a"'), "invalid_grammar", "start"),
+        (spec.gbnf('root ::= "a" | b'), "invalid_grammar", "line 1, column 16"),
+        (spec.lark('start: %json {"type": "string", "contentEncoding": "base64"}'),
+         "unsupported_keyword", "contentEncoding"),
+        (spec.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+         "unsupported_keyword", "oneOf"),
+        (spec.json_schema({"type": "string", "pattern": "a("}), "invalid_schema", "pattern"),
+    ],
+)  # fmt: skip
+def test_errors_say_what_and_where(
+    golden_compiler: ConstraintCompiler, bad: spec.ConstraintSpec, kind: str, words: str
+) -> None:
+    with pytest.raises(RowError) as caught:
+        golden_compiler.compile(bad)
+    assert caught.value.kind == kind
+    assert words in str(caught.value)

@@ -1,0 +1,77 @@
+"""The table of the docs is what the script finds now."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from deepinfer.errors import RowError
+from deepinfer.recipes.constraints import keywords
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "json_schema_conformance.py"
+
+
+def test_table_is_current() -> None:
+    found = importlib.util.spec_from_file_location("json_schema_conformance", SCRIPT)
+    assert found and found.loader
+    script = importlib.util.module_from_spec(found)
+    found.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    hint = "run: python -P benchmarks/json_schema_conformance.py --write"
+    assert page == script.page_with(script.table()), hint
+    tried = {keyword for _, schema, *_ in script.CASES for keyword in _keywords(schema)}
+    assert tried >= keywords.ENFORCED, "an enforced keyword that no case tries"
+
+
+def _keywords(schema: object) -> set[str]:
+    if isinstance(schema, dict):
+        return set(schema).union(*(_keywords(value) for value in schema.values()))
+    return (
+        set().union(*(_keywords(value) for value in schema)) if isinstance(schema, list) else set()
+    )
+
+
+@pytest.mark.parametrize(
+    "schema, kind, words",
+    [
+        ({"properties": {"a": {"items": {"not": {}}}}}, "unsupported_keyword",
+         "#/properties/a/items: the keyword 'not'"),
+        ({"minLenght": 3}, "unsupported_keyword", "did you mean minLength?"),
+        ({"$ref": "other.json"}, "unsupported_keyword", "'other.json' is outside"),
+        ({"anyOf": [{}, 5]}, "invalid_schema", "#/anyOf/1: expected a schema, got 5"),
+        ({"type": "strin"}, "invalid_schema", "#/type"),
+        ({"properties": [1]}, "invalid_schema", "#/properties"),
+    ],
+)  # fmt: skip
+def test_errors_name_keyword_and_place(schema: dict, kind: str, words: str) -> None:
+    with pytest.raises(RowError) as caught:
+        keywords.checked_schema(schema)
+    assert caught.value.kind == kind
+    assert words in str(caught.value)
+
+
+def test_depth_is_limited() -> None:
+    schema: dict = {}
+    for _ in range(200):
+        schema = {"items": schema}
+    with pytest.raises(RowError, match="nested over 64 deep"):
+        keywords.checked_schema(schema)
+
+
+def test_annotations_go_and_order_stays() -> None:
+    schema = {
+        "title": "t",
+        "type": "object",
+        "properties": {"title": {"type": "string", "default": "x"}, "a": {"x-y": 1}},
+        "required": ["title"],
+        "uniqueItems": False,
+    }
+    cleaned = keywords.checked_schema(schema)
+    assert cleaned == {
+        "type": "object",
+        "properties": {"title": {"type": "string"}, "a": {}},
+        "required": ["title"],
+    }
+    assert list(cleaned) == ["type", "properties", "required"]
