@@ -75,7 +75,7 @@ def test_threads_change_nothing(model, new_fleet):
 
 
 def test_rings_hold_the_same_past_however_it_was_cut(model, new_fleet):
-    prompt = make_prompts(model, 1, random.Random(5))[0].repeat(4)[:150]
+    prompt = make_prompts(model, 1, random.Random(5))[0].repeat(150)[:150]
     whole = new_fleet(model, [prompt], [0], seed=1)
     whole.run([(0, len(prompt))])
     cut = new_fleet(model, [prompt], [0], seed=1)
@@ -89,7 +89,7 @@ def test_rings_hold_the_same_past_however_it_was_cut(model, new_fleet):
 def test_rejected_drafts_leave_no_trace(model, new_fleet, accepted):
     """Verify as many drafts as a ring has room for, keep some, go on: as if never guessed."""
     rng = random.Random(accepted)
-    prompt = make_prompts(model, 1, rng)[0].repeat(80)[:97]
+    prompt = make_prompts(model, 1, rng)[0].repeat(97)[:97]
     tail = make_prompts(model, 1, rng)[0].repeat(20)[:20]
     num_guesses = model.config.dspark_block_size + 1
     guesses = torch.arange(num_guesses) + 7
@@ -111,7 +111,7 @@ def test_rejected_drafts_leave_no_trace(model, new_fleet, accepted):
 
 def test_snapshot_continues_in_another_slot(model, new_fleet):
     """A slot's rings, restored elsewhere, continue bit for bit."""
-    prompt = make_prompts(model, 1, random.Random(9))[0].repeat(80)[:90]
+    prompt = make_prompts(model, 1, random.Random(9))[0].repeat(90)[:90]
     whole = new_fleet(model, [prompt, prompt], [0, 0], seed=1)
     whole.run([(0, 90)])
     fleet = new_fleet(model, [prompt, prompt], [0, 0], seed=1)
