@@ -124,14 +124,20 @@ class Pipeline:
             self._record_error(row, RowError(output.error_kind, output.error or "no reason given"))
             return
         settings = self._settings
-        result = result_row(
-            output,
-            row,
-            carry=settings.carry,
-            keep_token_ids=settings.keep_token_ids,
-            timing=settings.timing,
-        )
-        self._record(row, False, result_facts(output), encode_json(result))
+        try:
+            result = result_row(
+                output,
+                row,
+                carry=settings.carry,
+                keep_token_ids=settings.keep_token_ids,
+                timing=settings.timing,
+            )
+            payload = encode_json(result)
+        except (ValueError, RecursionError) as error:
+            # Only what came with the row can be like that, such as a column nested 900 deep.
+            self._record_error(row, RowError("unwritable_result", f"not writable as JSON: {error}"))
+            return
+        self._record(row, False, result_facts(output), payload)
 
     def _record_error(self, row: InputRow, error: RowError) -> None:
         if self._first_error is None:

@@ -110,7 +110,7 @@ def _sampling(output: RequestOutput) -> dict[str, Any]:
     for name, default in _DEFAULTS.items():
         value = getattr(output.sampling, name)
         if name != "seed" and (name in _ALWAYS_SHOWN or value != default):
-            shown[name] = dict(value) if isinstance(value, Mapping) else value
+            shown[name] = _finite(value)
     return shown
 
 

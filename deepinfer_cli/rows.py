@@ -12,6 +12,7 @@ from deepinfer.errors import RowError
 
 _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
+_TOO_DEEP = "the JSON is nested too deeply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def parse_json(raw: bytes) -> Any:
             "invalid_utf8", f"byte {error.start + 1} of the line is not UTF-8; convert the file"
         ) from None
     except RecursionError:
-        raise RowError("invalid_json", "the JSON is nested too deeply") from None
+        raise RowError("invalid_json", _TOO_DEEP) from None
     except json.JSONDecodeError as error:
         hint = ""
         if raw.lstrip()[:1] == b"[":
@@ -74,6 +75,8 @@ def make_row(index: int, line: int, raw: bytes) -> InputRow:
         return InputRow(index, line, raw, _expect_object(value))
     except RowError as error:
         return InputRow(index, line, raw, None, error)
+    except RecursionError:
+        return InputRow(index, line, raw, None, RowError("invalid_json", _TOO_DEEP))
 
 
 def _expect_object(value: Any) -> dict[str, Any]:

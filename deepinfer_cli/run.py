@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,14 @@ def _run_to_stdout(
     with (
         closing(_open(request, resolved.settings)) as reader,
         tempfile.TemporaryDirectory(prefix="deepinfer-") as folder,
+        closing(Journal(Path(folder))) as journal,
     ):
-        journal = Journal(Path(folder))
         stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order)
         job = Job(reader, journal, resolved, make_engine, console, "-", stream.on_record)
         try:
             job.answer_rows()
         finally:
-            journal.close()
+            stream.write_rest(job.pipeline.num_rows)
     if job.is_finished:
         report = job.report("finished", job.exit_code)
     else:
@@ -149,7 +149,8 @@ def _keep(
     if job.total.results == 0:
         folder.remove()
     else:
-        (folder.path / "report.json").write_bytes(encode_report(report) + b"\n")
+        with suppress(OSError):  # on a full disk; what was wrong first is said already
+            (folder.path / "report.json").write_bytes(encode_report(report) + b"\n")
     return report
 
 

@@ -98,6 +98,14 @@ class StdoutStream:
                 self._write(ready)
                 self._next += 1
 
+    def write_rest(self, num_rows: int) -> None:
+        """After an early end: the finished rows that still wait for one before them."""
+        if self._order == "input":
+            for index in range(self._next, num_rows):
+                record = self._journal.record(index)
+                if record is not None:
+                    self._write(record)
+
     def _write(self, record: Record) -> None:
         self._stream.write(record.payload + b"\n")
         self._stream.flush()

@@ -267,6 +267,32 @@ def test_samples_carry_and_token_ids(cli: Cli) -> None:
     assert row["sampling"] == {"temperature": 1.0, "top_p": 1.0, "n": 2}
 
 
+@pytest.mark.parametrize("depth", [100, 300, 480, 700, 900, 960, 5_000])
+def test_no_depth_of_nesting_ends_the_run(cli: Cli, depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    inner = b'{"prompt": "a", "x": ' + deep + b"}"
+    outer = b'{"line": 1, "id": "e", "error": {}, "input": ' + inner + b"}"
+    _write("in.jsonl", [inner, outer, {"prompt": "b"}])
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--carry", "*")
+    assert done.exit_code in (0, 3)
+    rows = _report()["rows"]
+    assert rows["input"] == rows["results"] + rows["errors"] == 3
+    assert _report()["errors"].keys() <= {"unwritable_result", "invalid_json"}
+
+
+def test_numbers_that_overflow_are_null_in_carried_columns(cli: Cli) -> None:
+    _write("in.jsonl", [b'{"prompt": "a", "x": [1e999, -1e999, 1.5]}'])
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", "--carry", "x").exit_code == 0
+    assert _lines("out.jsonl")[0]["input"] == {"x": [None, None, 1.5]}
+
+
+def test_an_early_end_on_stdout_still_prints_what_is_finished(cli: Cli) -> None:
+    _write("in.jsonl", [{"crash": 1}, *_prompts(3)])
+    done = cli("run", "in.jsonl", "-o", "-", window=4)
+    assert done.exit_code == 1
+    assert [row["id"] for row in done.rows] == ["2", "3", "4"]
+
+
 def test_lone_surrogates_survive_as_escapes(cli: Cli) -> None:
     _write("in.jsonl", [b'{"prompt": "a\\ud800b", "id": "\\udfff"}', b'{"prompt": "\xc3\xa9"}'])
     assert cli("run", "in.jsonl", "-o", "out.jsonl").exit_code == 0
