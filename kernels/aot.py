@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ def compile_kernel(
     constants: Mapping[str, Any],
     *,
     arch: int,
+    multiples_of_16: Collection[str] = (),
     num_warps: int = 4,
     num_stages: int = 2,
     enable_fp_fusion: bool = True,
@@ -39,7 +40,8 @@ def compile_kernel(
     """Compile ``kernel`` for compute capability ``arch`` (90, 100, 103).
 
     ``arguments`` gives Triton types by name ("*i32", "i32", "fp32"); pointers are taken to be
-    aligned to 16 bytes, as tensors are.  Registers that did not fit are in ``stack_bytes``.
+    aligned to 16 bytes, as tensors are; integers that a launch would find to be multiples of 16 are
+    named in ``multiples_of_16``.  Registers that did not fit are in ``stack_bytes``.
     Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
     """
     if triton.knobs.runtime.interpret:
@@ -52,7 +54,7 @@ def compile_kernel(
         attrs={
             (names.index(name),): [["tt.divisibility", 16]]
             for name, kind in arguments.items()
-            if kind.startswith("*")
+            if kind.startswith("*") or name in multiples_of_16
         },
     )
     options = {

@@ -1,0 +1,53 @@
+"""Linear layers on the device of their operands."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .reference import (
+    fp32_linear_reference,
+    grouped_linear_reference,
+    linear_reference,
+    quantized_linear_reference,
+)
+from .weights import Weight
+
+
+def quantized_linear(x: Tensor, weight: Weight) -> Tensor:
+    """``quantized_linear_reference``; on a GPU the weight stays packed."""
+    if x.is_cuda:
+        from .triton_kernel import quantized_linear_triton
+
+        return quantized_linear_triton(x, weight)
+    return quantized_linear_reference(x, weight)
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """``linear_reference``; on a GPU a packed weight stays packed and meets bf16 activations.
+
+    Activations that are quantised already are better given to ``quantized_linear``: rounding twice
+    changes nothing, and its products are FP8 where the device has them.
+    """
+    if x.is_cuda:
+        from .triton_kernel import linear_triton
+
+        return linear_triton(x, weight)
+    return linear_reference(x, weight)
+
+
+def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
+    """``grouped_linear_reference``."""
+    if x.is_cuda:
+        from .triton_kernel import grouped_linear_triton
+
+        return grouped_linear_triton(x, weight)
+    return grouped_linear_reference(x, weight)
+
+
+def fp32_linear(x: Tensor, weight: Weight) -> Tensor:
+    """``fp32_linear_reference``; products of bf16 operands are exact in the GPU's accumulator."""
+    if x.is_cuda:
+        from .triton_kernel import fp32_linear_triton
+
+        return fp32_linear_triton(x, weight)
+    return fp32_linear_reference(x, weight)

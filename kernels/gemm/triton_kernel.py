@@ -1,0 +1,281 @@
+"""Linear layers in Triton: one kernel for plain and packed weights, alone, in groups, by expert.
+
+The weight is the left operand, so that its decoded tile can go to the matrix unit from registers
+and a few rows of activations do not waste it.  Every output is one chain of products in ascending
+K, whatever the tile: batch-invariant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import describe, has_native_fp8, is_interpreted
+from deepinfer.kernels.quant.triton_bits import round_bf16
+
+from .activations import Activations, quantize_activations
+from .matrix_path import MatrixPath, Tile, tile_for
+from .products import decoded_product, folded_product, plain_product, scaled_product
+from .weights import Weight
+
+_PLAIN, _FP8, _FP4 = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class ExpertTiles:
+    """Which rows a program of an expert GEMM takes.  P pairs of token and expert, E experts.
+
+    order [P] i32: pair numbers by expert; offsets [E + 1] i32: where each expert's pairs begin in
+    it; expert and row [tiles] i32: each tile's expert (-1: none) and first place in ``order``.
+    """
+
+    order: Tensor
+    offsets: Tensor
+    expert: Tensor
+    row: Tensor
+    tile: Tile
+
+
+def quantized_linear_triton(x: Tensor, weight: Weight, *, path: MatrixPath | None = None) -> Tensor:
+    """As ``quantized_linear_reference``; ``path`` is the device's own unless a test wants one."""
+    if weight.scales is None:
+        raise TensorError(f"weight: expected a packed one, found {describe(weight.values)}")
+    path = MatrixPath.of(x.device) if path is None else path
+    _check_operands(x, weight, weight.values)
+    acts = quantize_activations(x, path, split=_format(weight) == _FP4)
+    out = torch.empty(len(x), weight.values.shape[0], dtype=torch.bfloat16, device=x.device)
+    _launch_rows(acts.values[:, None], acts.scales, weight, out[:, None], path)
+    return out
+
+
+def linear_triton(x: Tensor, weight: Weight) -> Tensor:
+    """As ``linear_reference``; a packed weight meets unrounded activations, as bf16."""
+    return grouped_linear_triton(x[:, None], Weight(weight.values[None], _lift(weight.scales)))[
+        :, 0
+    ]
+
+
+def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
+    """As ``grouped_linear_reference``."""
+    _check_operands(x, weight, weight.values[0])
+    shape = (*x.shape[:-1], weight.values.shape[1])
+    out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+    _launch_rows(x.contiguous(), None, weight, out, MatrixPath.DECODED)
+    return out
+
+
+def fp32_linear_triton(x: Tensor, weight: Weight) -> Tensor:
+    """As ``fp32_linear_reference``.  Products of bf16 numbers are exact in the accumulator."""
+    _check_operands(x, weight, weight.values, float32=True)
+    out = torch.empty(len(x), len(weight.values), dtype=torch.float32, device=x.device)
+    _launch_rows(x.contiguous()[:, None], None, weight, out[:, None], MatrixPath.DECODED)
+    return out
+
+
+def expert_linear_triton(
+    acts: Activations, weight: Weight, tiles: ExpertTiles, *, per_token: int | None
+) -> Tensor:
+    """Each pair's row times its own expert's weight; rows of no expert stay uninitialised.
+
+    Shapes: weight [E, N, K].  With ``per_token`` acts has a row for each token, pair p belongs to
+    token p // per_token, and the result [P, N] bf16 is in the order of ``tiles.order``; without,
+    acts is in that order and the result is by pair number.
+    """
+    width = weight.values.shape[1]
+    pairs = tiles.order.shape[0]
+    out = torch.empty(pairs, width, dtype=torch.bfloat16, device=acts.values.device)
+    if pairs:
+        grid = (triton.cdiv(width, tiles.tile.width) * tiles.expert.shape[0], 1)
+        plan = (tiles.order, tiles.offsets, tiles.expert, tiles.row)
+        count = tiles.expert.shape[0]
+        _launch(
+            grid, acts.values[:, None], acts.scales, weight, out[:, None], plan, count,
+            acts.path, tiles.tile, source=0 if per_token is None else per_token,
+        )  # fmt: skip
+    return out
+
+
+def _launch_rows(
+    x: Tensor, scales: Tensor | None, weight: Weight, out: Tensor, path: MatrixPath
+) -> None:
+    """x [T, G, P], out [T, G, N]."""
+    rows, groups, width = out.shape
+    if rows and groups and width:
+        tile = tile_for(rows, path)
+        count = triton.cdiv(rows, tile.tokens)
+        grid = (triton.cdiv(width, tile.width) * count, groups)
+        _launch(grid, x, scales, weight, out, (out,) * 4, count, path, tile, source=-1)
+
+
+def _launch(
+    grid: tuple[int, int],
+    x: Tensor,
+    scales: Tensor | None,
+    weight: Weight,
+    out: Tensor,
+    plan: tuple[Tensor, ...],
+    num_token_tiles: int,
+    path: MatrixPath,
+    tile: Tile,
+    source: int,
+) -> None:
+    values = weight.values
+    packed = weight.scales is not None
+    k = values.shape[-1] * (2 if _format(weight) == _FP4 else 1)
+    exact = x.dtype == torch.float32 or values.dtype == torch.float32 or is_interpreted()
+    _gemm_kernel[grid](
+        x,
+        x if scales is None else scales,
+        values.view(torch.uint8) if packed else values,
+        values if weight.scales is None else weight.scales.view(_scale_word(k)),
+        out,
+        *plan,
+        x.shape[0],
+        out.shape[-1],
+        k,
+        values.shape[-1],
+        x.stride(0),
+        x.stride(1),
+        out.stride(0),
+        num_token_tiles,
+        FORMAT=_format(weight),
+        PATH=int(path),
+        SOURCE=source,
+        DTYPE=tl.float32 if exact else tl.bfloat16,
+        NATIVE=has_native_fp8(x.device),
+        ROUND=is_interpreted() and out.dtype == torch.bfloat16,
+        EVEN_K=k % 128 == 0,
+        WIDTH=tile.width,
+        TOKENS=tile.tokens,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def _format(weight: Weight) -> int:
+    if weight.scales is None:
+        return _PLAIN
+    return _FP8 if weight.values.dtype == torch.float8_e4m3fn else _FP4
+
+
+def _scale_word(k: int) -> torch.dtype:
+    """The four scales of a row's group are one aligned word if every group is whole."""
+    return torch.int32 if k % 128 == 0 else torch.uint8
+
+
+def _lift(scales: Tensor | None) -> Tensor | None:
+    return None if scales is None else scales.view(torch.uint8)[None]
+
+
+def _check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool = False) -> None:
+    """The last dimension of x is that of the weight, both on one device.
+
+    Raises: TensorError that names the tensor, what was expected and what was found.
+    """
+    k = member.shape[1] * (2 if _format(weight) == _FP4 else 1)
+    allowed = (torch.bfloat16, torch.float32) if float32 else (torch.bfloat16,)
+    if x.dtype not in allowed or x.shape[-1] != k or x.device != weight.values.device:
+        names = " or ".join(str(dtype) for dtype in allowed)
+        raise TensorError(
+            f"x: expected {names} [..., {k}] on {weight.values.device} for a weight of "
+            f"{list(weight.values.shape)} {weight.values.dtype}, found {describe(x)}"
+        )
+    if not weight.values.is_contiguous() or k % 32 and weight.scales is not None:
+        raise TensorError(
+            "weight: expected contiguous values, and inputs in whole blocks of 32 if packed, found "
+            f"{describe(weight.values)}"
+        )
+
+
+@triton.jit
+def _gemm_kernel(
+    x,
+    x_scales,
+    w,
+    w_scales,
+    out,
+    order,
+    offsets,
+    tile_expert,
+    tile_row,
+    rows,
+    N,
+    K,
+    w_row_stride,
+    x_row_stride,
+    x_group_stride,
+    out_row_stride,
+    num_token_tiles,
+    FORMAT: tl.constexpr,
+    PATH: tl.constexpr,
+    SOURCE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ROUND: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    n_tile, token_tile = _place(tl.program_id(0), tl.cdiv(N, WIDTH), num_token_tiles)
+    member = tl.program_id(1)
+    lane = tl.arange(0, TOKENS)
+    if SOURCE < 0:
+        row = token_tile * TOKENS + lane
+        inside = row < rows
+        source = tl.minimum(row, rows - 1)
+        target = source
+    else:
+        member = tl.load(tile_expert + token_tile)
+        if member < 0:
+            return
+        end = tl.load(offsets + member + 1)
+        row = tl.load(tile_row + token_tile) + lane
+        inside = row < end
+        row = tl.minimum(row, end - 1)
+        pair = tl.load(order + row)
+        if SOURCE > 0:
+            source = pair // SOURCE
+            target = row
+        else:
+            source = row
+            target = pair
+    n = n_tile * WIDTH + tl.arange(0, WIDTH)
+    member = member.to(tl.int64)
+    w_row = member * N + tl.minimum(n, N - 1)
+    w += w_row[:, None] * w_row_stride
+    x += source.to(tl.int64)[None, :] * x_row_stride
+    if SOURCE < 0:
+        x += member * x_group_stride
+        out += member * N
+    if FORMAT == 0:
+        sums = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
+    else:
+        scale_row = w_row // 32 if FORMAT == 1 else w_row
+        w_scales += scale_row * (K // 128 if EVEN_K else K // 32)
+        if PATH == 0:
+            sums = decoded_product(x, w, w_scales, K, FORMAT, WIDTH, TOKENS, DTYPE, NATIVE, EVEN_K)
+        elif PATH == 1:
+            sums = folded_product(
+                x, x_scales + source, rows, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
+            )
+        else:
+            x_scales += source.to(tl.int64)[:, None] * (tl.cdiv(K, 128) * 4)
+            sums = scaled_product(x, x_scales, w, w_scales, K, FORMAT, WIDTH, TOKENS, EVEN_K)
+    if ROUND:
+        sums = round_bf16(sums)
+    out += target.to(tl.int64)[:, None] * out_row_stride + n[None, :]
+    tl.store(out, tl.trans(sums).to(out.dtype.element_ty), mask=inside[:, None] & (n < N)[None, :])
+
+
+@triton.jit
+def _place(program, num_n_tiles, num_token_tiles):
+    """Programs that run together share weights: eight token tiles to each tile of N."""
+    band = program // (8 * num_n_tiles)
+    inner = program % (8 * num_n_tiles)
+    height = tl.minimum(num_token_tiles - band * 8, 8)
+    return inner // height, band * 8 + inner % height
