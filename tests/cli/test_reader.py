@@ -6,7 +6,9 @@ import csv
 import gzip
 import io
 import json
+import random
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,79 @@ def test_parquet_damaged_inside_gives_the_rows_before(tmp_path: Path) -> None:
             rows.append(row)
     assert _fields(rows) == [{"prompt": f"{i} {'x' * 50}"} for i in range(len(rows))]
     assert 1_000 <= len(rows) < 4_000
+
+
+def test_any_damage_to_parquet_is_an_input_error_or_none(tmp_path: Path) -> None:
+    chat = [[{"role": "user", "content": "x" * index}] for index in range(200)]
+    table = pa.table({"prompt": [f"row {index}" for index in range(200)], "messages": chat})
+    text = io.BytesIO()
+    pq.write_table(table, text, row_group_size=64)
+    whole = text.getvalue()
+    chance = random.Random(3)
+    outcomes = set()
+    for case in range(120):
+        data = bytearray(whole)
+        if case % 3 == 0:
+            del data[chance.randrange(len(data)) :]
+        reach = len(data) if case % 3 == 1 else 1_200  # the footer describes all the rest
+        for _ in range(chance.randrange(1, 6)):
+            if data:
+                data[-chance.randrange(1, min(reach, len(data)) + 1)] = chance.randrange(256)
+        try:
+            outcomes.add(len(_read(tmp_path / "a.parquet", bytes(data))))
+        except InputError:
+            outcomes.add(-1)
+    assert {-1, 200} <= outcomes
+
+
+_COLUMNS = {
+    "text": pa.string(), "large": pa.large_string(), "number": pa.float32(), "when": pa.date32(),
+    "list": pa.list_(pa.large_string()), "map": pa.map_(pa.string(), pa.int8()),
+    "struct": pa.struct([("a", pa.binary()), ("b", pa.list_(pa.bool_()))]), "null": pa.null(),
+    "decimal": pa.decimal128(9, 2), "fixed": pa.list_(pa.int64(), 2), "gone": pa.duration("ms"),
+}  # fmt: skip
+_CELLS = {
+    "text": st.text(st.characters(codec="utf-8"), max_size=5),
+    "large": st.text(st.characters(codec="utf-8"), max_size=5),
+    "number": st.floats(width=32),
+    "when": st.dates(),
+    "list": st.lists(st.sampled_from(["a", None]), max_size=3),
+    "map": st.dictionaries(st.sampled_from("ab"), st.integers(-9, 9)).map(
+        lambda d: list(d.items())
+    ),
+    "struct": st.fixed_dictionaries({"a": st.binary(max_size=3), "b": st.just([True])}),
+    "null": st.none(),
+    "decimal": st.decimals(-99, 99, places=2),
+    "fixed": st.just([1, 2]),
+    "gone": st.timedeltas(timedelta(0), timedelta(days=9)).map(
+        lambda delta: delta - timedelta(microseconds=delta.microseconds % 1_000)
+    ),
+}
+
+
+@given(data=st.data(), names=st.lists(st.sampled_from(sorted(_COLUMNS)), unique=True, min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_every_shape_of_parquet_gives_rows_of_json(
+    data: st.DataObject, names: list[str], tmp_path_factory: Any
+) -> None:
+    size = data.draw(st.integers(1, 9))
+    table = pa.table(
+        {
+            name: pa.array(
+                data.draw(st.lists(st.none() | _CELLS[name], min_size=size, max_size=size)),
+                _COLUMNS[name],
+            )
+            for name in names
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "shapes.parquet"
+    pq.write_table(table, path, row_group_size=3)
+    rows = _read(path)
+    assert [row.index for row in rows] == list(range(size))
+    for row in rows:
+        assert row.error is None
+        assert set(json.loads(row.raw)) == set(names)
+        json.dumps(row.fields, allow_nan=False)
 
 
 def test_dataset_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
