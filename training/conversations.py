@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from training.answers import fact
+from training import words
+from training.answers import fact, plural_of
 from training.dialogue import Answer, Call, Dialogue, assistant_message
 from training.documents import reading
 from training.grammar import Writer
@@ -12,12 +14,38 @@ from training.poems import poem, short_story
 from training.stories import story
 from training.sums import arithmetic
 from training.tasks import Task, task
-from training.tools import SCHEMAS, tool_case
+from training.tools import offered_schema, tool_case
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.", "You are a friendly assistant.", "Answer the question.", "Be brief.",
-    "You tell stories for children.", "You are a teacher.", "Answer in simple words.", "Be kind and helpful.",
+    "You tell stories for children.", "You are a teacher.", "You are a friendly helper. Keep your answers short.", "You are a pirate.", "Answer in simple words.", "Be kind and helpful.",
 )  # fmt: skip
+JSON_PROMPTS = (
+    "Answer in JSON only.",
+    "Answer in JSON.",
+    "Reply with JSON only.",
+    "You only write JSON.",
+)
+GREETINGS = (
+    "that is nice to know.",
+    "thank you for telling me.",
+    "how nice!",
+    "i see.",
+    "that is nice!",
+)
+# values, what the user says, what the user asks later, the answer
+MEMORIES = {
+    "name": (words.GIRLS + words.BOYS, "[my name is {x}.|i am {x}.|hi, i'm {x}.|call me {x}.]",
+             "[what is my name?|who am i?|do you remember my name?]", "[your name is {x}.|you are {x}.]"),
+    "color": (words.CATEGORIES["color"], "[my favorite color is {x}.|i love the color {x}.]",
+              "what is my favorite color?", "your favorite color is {x}."),
+    "city": (words.CITIES, "[i live in {x}.|my home is in {x}.]", "where do i live?", "you live in {x}."),
+    "age": ([str(n) for n in range(5, 91)], "[i am {x} years old.|my age is {x}.]",
+            "[how old am i?|what is my age?]", "you are {x} years old."),
+    "food": (words.FOODS, "[my favorite food is {x}.|i like {x} best of all.]",
+             "what is my favorite food?", "your favorite food is {x}."),
+    "pet": (words.ANIMALS, "[i have a {x}.|my pet is a {x}.]", "[what pet do i have?|what is my pet?]", "you have a {x}."),
+}  # fmt: skip
 EFFORTS = ("low", "default", "default", "default", "max")
 THINKING_SHARE = 0.25
 SYSTEM_SHARE = 0.15
@@ -27,11 +55,17 @@ def asked_story(writer: Writer) -> Task:
     """A request for a story, open or with given parts."""
     made = story(writer)
     slots = made.slots
-    request = writer.pick((
+    patterns = (
         made.request, made.request, "a {kind}", "a {trait} {kind}", "a {kind} named {N}", "a {kind} and a {friend}",
         "a {kind} and a {thing}", "a {kind} {inplace}", "{N} the {kind}", "a {friend} and a {kind} named {N}",
-        "a {trait} {kind} and a {adj} {thing}", "a {thing}",
-    ))  # fmt: skip
+        "a {trait} {kind} and a {adj} {thing}", "a {thing}", "a {adj} {thing}", "a {trait} {kind} [who makes a friend|and a friend]",
+    )  # fmt: skip
+    told = [
+        p
+        for p in patterns
+        if all(slots[n] in made.text for n in ("thing", "adj", "trait", "F") if f"{{{n}}}" in p)
+    ]
+    request = writer.pick(told)
     about = writer.write(request, slots)
     about = (
         about[0].lower() + about[1:]
@@ -46,9 +80,9 @@ def asked_story(writer: Writer) -> Task:
         question = writer.write(
             "[tell me a story|write a short story|tell me a bedtime story|i want to hear a story][.|!|]"
         )
-    if writer.chance(0.08):
+    if writer.chance(0.1) and slots["thing"] in made.text and slots["place"] in made.text:
         question = writer.write(
-            "write a story with the words {thing}, {place} and {friend}.", slots
+            "[write|tell me] a [short |]story with the words {thing}, {place} and {friend}.", slots
         )
     text = f"{made.title}\n\n{made.text}" if writer.chance(0.1) else made.text
     reasoning = writer.write(
@@ -75,6 +109,9 @@ def single(writer: Writer) -> Task:
 
 def conversation(writer: Writer) -> Dialogue:
     """One to four turns; earlier reasoning is left out, as the recipe does."""
+    kind = writer.random.random()
+    if kind < 0.06:
+        return remembered(writer) if kind < 0.04 else json_only(writer)
     messages = system(writer)
     effort = writer.pick(EFFORTS) if writer.chance(THINKING_SHARE) else None
     num_turns = writer.random.choices((1, 2, 3, 4), (0.74, 0.14, 0.08, 0.04))[0]
@@ -92,6 +129,43 @@ def conversation(writer: Writer) -> Dialogue:
     )  # fmt: skip
 
 
+def remembered(writer: Writer) -> Dialogue:
+    """Something the user said earlier, asked for later."""
+    kind = writer.pick(sorted(MEMORIES))
+    values, said, asked, reply = MEMORIES[kind]
+    slots = {"x": writer.pick(values)}
+    greeting = "hello, {x}! how can i help you?" if kind == "name" else writer.pick(GREETINGS)
+    messages = [
+        *system(writer),
+        {"role": "user", "content": writer.write(said, slots)},
+        {"role": "assistant", "content": writer.write(greeting, slots)},
+    ]
+    if writer.chance(0.4):
+        question, _, content = fact(writer)
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": content},
+        ]
+    messages.append({"role": "user", "content": writer.write(asked)})
+    answer = Answer(
+        content=writer.write(reply, slots), reasoning=writer.write("the user said: {x}.", slots)
+    )
+    effort = writer.pick(EFFORTS) if writer.chance(THINKING_SHARE) else None
+    return Dialogue(messages=messages, effort=effort, answer=answer)
+
+
+def json_only(writer: Writer) -> Dialogue:
+    """JSON because the system prompt asks for it."""
+    name, members = writer.pick(sorted(words.CATEGORIES.items()))
+    count, many = writer.random.randint(2, 5), plural_of(name)
+    question = writer.write(f"[name|list|give me] {words.NUMBER_WORDS[count]} {many}.")
+    content = json.dumps({many.split()[-1]: writer.random.sample(members, count)})
+    prompt = writer.pick(JSON_PROMPTS)
+    messages = [{"role": "system", "content": prompt}, {"role": "user", "content": question}]
+    answer = Answer(content=content, reasoning="JSON is asked for.")
+    return Dialogue(messages=messages, answer=answer, effort=writer.pick((None, None, None, "low")))
+
+
 def system(writer: Writer) -> list[dict[str, Any]]:
     if not writer.chance(SYSTEM_SHARE):
         return []
@@ -102,7 +176,7 @@ def tool_dialogue(writer: Writer) -> Dialogue:
     """A call, or the answer after its result, or an answer that needs no call."""
     case = tool_case(writer)
     effort = writer.pick(EFFORTS) if writer.chance(THINKING_SHARE) else None
-    tools = tuple(SCHEMAS[name] for name in case.tools)
+    tools = tuple(offered_schema(writer, name) for name in case.tools)
     messages = [*system(writer), {"role": "user", "content": case.question}]
     if not case.name:
         answer = Answer(content=case.answer, reasoning=case.reasoning)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from training import layers, pointwise
 from training.batches import Batch
 from training.layers import Rope, Scope
@@ -156,7 +157,7 @@ def draft_loss(
     usable = (same == own[:, None]) & (batch.weights.flatten()[at] > 0)
     importance = (usable * POSITION_DECAY**steps).flatten()
     columns = [
-        torch.utils.checkpoint.checkpoint(_compare, *part, weights, config, use_reentrant=False)
+        checkpoint(_compare, *part, weights, config, use_reentrant=False)
         for part in zip(
             guess.hidden.flatten(0, 1).split(ROWS_AT_ONCE), guess.previous.flatten(0, 1).split(ROWS_AT_ONCE),
             trace.hidden[at.flatten()].split(ROWS_AT_ONCE), strict=True,

@@ -17,7 +17,7 @@ Sequence_ = tuple[Node, ...]
 
 _VOWEL_SOUND = re.compile(r"\b([Aa]) (?=[aeiouAEIOU](?!ne\b|ni|se))")
 _SENTENCE_START = re.compile(
-    r'(^|[.!?] |[.]" |\n|^"|\n"|[.!?]"? "|(?:said|asked|shouted|branch|roof|rock), ")([a-z])'
+    r'(^|[.!?] |[.]" |\n|^"|\n"|[.!?]"? "|(?:said|asked|shouted|cried|called|branch|roof|rock), ")([a-z])'
 )
 _LONE_I = re.compile(r"\bi\b")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from training.batches import Batch
 from training.model import Trace
 from training.parameters import Weights
@@ -19,11 +20,7 @@ def token_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy [N] f32 of hidden [N, d] bf16 against targets [N] i64, in pieces to save memory."""
     pieces = []
     for part, wanted in zip(hidden.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
-        pieces.append(
-            torch.utils.checkpoint.checkpoint(
-                _cross_entropy, part, head, wanted, use_reentrant=False
-            )
-        )
+        pieces.append(checkpoint(_cross_entropy, part, head, wanted, use_reentrant=False))
     return torch.cat(pieces)
 
 

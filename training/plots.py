@@ -17,6 +17,7 @@ class Plot:
     title: str
     summary: str
     beats: tuple[str, ...]
+    hero_is_thing: bool = False
 
 
 OPENINGS = (
@@ -114,7 +115,7 @@ PLOTS = (
             "long stick|found a rope|worked slowly and carefully]. [at first nothing happened|it was not "
             "easy|it took a long time], but {N} did not [give up|stop]. [pop|at last|then, all at once]! {F} "
             "was free.",
-            '"[how can i thank you|you saved me|you are so kind]!" said {F}. "[here, take this|i want to '
+            '"[you saved me|you are so kind|how kind you are]!" said {F}. "[here, take this|i want to '
             'give you something|please take this] {adj} {thing}." [{N} did not want anything, but {F} '
             "smiled and would not take it back.|{N} had never seen such a {adj} {thing}.|{N} held it up to the "
             "light and laughed.]",
@@ -165,21 +166,21 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who makes a [gift|present] [for a friend|for {their} {elder}]",
-        title="[A Gift for {F}|The Best Present|The {adj} {thing}]",
-        summary="{N} makes a {thing} as a present for {F}, and {F} loves it.",
+        title="[A Gift for {F}|The Best Present|The {adj} {craft}]",
+        summary="{N} makes a {craft} as a present for {F}, and {F} loves it.",
         beats=(
             "[tomorrow was {F}'s birthday.|the birthday of {F} the {friend} was coming.] {N} wanted to give {fthem} "
             "something special, but {they} had no money.",
             '"[i will make a present myself|i can make something]," {they} said. {they} took some [wood|paper|'
-            "wool|clay] and a {thing2} and began to make a {thing}. [the first one broke.|the first one was "
+            "wool|clay] and a {thing2} and began to make a {craft}. [the first one broke.|the first one was "
             "too small.|the first one looked funny.] [the second one was not right either.|the second one "
             'fell on the floor.] "[i must try again|i will not give up]," said {N}.',
             "{they} worked [all day|until it was dark|the whole afternoon]. {they} [painted it|cleaned it|tied "
             "a ribbon around it] and [smiled|was pleased]. [it was not perfect, but it was made with love.|now "
-            "it looked bright and lovely.|it was the finest {thing} {inplace}.]",
+            "it looked bright and lovely.|it was the finest {craft} {inplace}.]",
             "[the next day|at the party|in the morning], {F} opened the [box|paper|present]. [{fthey} was very "
             'quiet for a moment.|{ftheir} eyes grew big.] "[did you make this|is this for me]?" {fthey} asked. "it '
-            'is the best {thing} i have ever [had|seen]!" {N} [blushed|beamed|was so happy].',
+            'is the best {craft} i have ever [had|seen]!" {N} [blushed|beamed|was so happy].',
         ),
     ),
     Plot(
@@ -195,7 +196,7 @@ PLOTS = (
             "[one path|the left path], then another, but [always came back to the same place|every tree "
             "looked alike|it only got darker].",
             '[then|after a while|at last] {they} met a {friend}. "[good evening|hello|hello there]," said the '
-            '{friend}. "i am {F}. [are you lost|you look worried]." "[yes, i am|i am lost]," said {N}. "[i live '
+            '{friend}. "i am {F}. [i think you are lost|you look worried]." "[yes, i am|i am lost]," said {N}. "[i live '
             '{inplace}|my home is {inplace}]." "[i know that place|that is not far]," said {F}. "[follow '
             'me|walk behind me and do not be afraid]."',
             "{F} [led the way|walked in front], past [an old well|a big rock|a field of flowers] and over [a small "
@@ -219,7 +220,7 @@ PLOTS = (
             "{N} [watered it every morning|sang to it|did not give up].",
             "[one morning|after the rain|at last], there was a small green [leaf|shoot]! It grew [a little every "
             "day|taller and taller]. [it grew as high as the roof.|soon it was taller than {N}.] then it had a "
-            "[bud|flower], and [the flower was as bright as a star|it turned into a big {adj} fruit|bees came "
+            "[bud|flower], and [the flower was as bright as a star|it turned into a big golden fruit|bees came "
             "from all around].",
             '{F} came to look. "[i was wrong|it is wonderful]," {fthey} said. "[how did you do it|what is the '
             'secret]?" "[you only need water, sun and time|you have to be patient]," said {N}. [they gave '
@@ -254,7 +255,7 @@ PLOTS = (
             'rubbed it], it began to [glow|hum|speak]. "[i am a magic {thing}|you have found me]," it said. '
             '"you have three wishes."',
             '{N} thought about it. "[i wish for|i would like] a mountain of {food}!" {they} said. [poof|whoosh]! '
-            'there was {food} everywhere. [it was too much to eat.|{they} ate until {their} belly hurt.] "[now '
+            'a mountain of {food} stood before {them}. [it was too much to eat.|{they} ate until {their} belly hurt.] "[now '
             'i wish for|next, i want] a {adj2} {thing2}!" And there it was. [but it was lonely to play with it '
             "alone.|but soon it was boring.]",
             "{N} had one wish left. {they} [sat and thought for a long time|asked {their} {elder} for advice]. "
@@ -288,21 +289,21 @@ PLOTS = (
         ),
     ),
     Plot(
-        request="a {kind} who tells a lie about a {thing}",
-        title="[The Broken {thing}|{N} Tells the Truth|An Honest {kind}]",
-        summary="{N} breaks a {thing}, is afraid to say so, and then tells the truth.",
+        request="a {kind} who tells a lie about a {fragile}",
+        title="[The Broken {fragile}|{N} Tells the Truth|An Honest {kind}]",
+        summary="{N} breaks a {fragile}, is afraid to say so, and then tells the truth.",
         beats=(
             "[one day|on a quiet afternoon], {they} was playing in the house. crash! {their} {elder}'s {adj} "
-            "{thing} fell down and broke.",
+            "{fragile} fell down and broke.",
             "{N} was [frightened|afraid]. {they} hid the pieces [under the rug|behind the {thing2}|in a box]. When "
-            '{their} {elder} came in and asked, "[where is my {thing}|have you seen my {thing}]?" {N} said, "[the '
+            '{their} {elder} came in and asked, "[where is my {fragile}|have you seen my {fragile}]?" {N} said, "[the '
             "{friend} took it|i don't know].\" [but {their} face turned red.|but {their} voice was very small.]",
             'all [evening|day] {N} felt [bad|heavy inside]. {they} could not [eat {their} {food}|play|sleep]. "[it '
             'is not right to lie|what should i do]," {they} thought. [at last {they} made up {their} mind.|then '
             "{they} knew what to do.]",
-            '{N} went to {their} {elder} and said, "[i broke your {thing}. i am sorry.|it was me. i am so '
+            '{N} went to {their} {elder} and said, "[i broke your {fragile}. i am sorry.|it was me. i am so '
             'sorry.]" {their} {elder} [was quiet for a moment|looked at {them} kindly]. "[thank you for telling '
-            'me the truth|i am glad you told me]," came the answer. "[a {thing} can be mended|we can fix it '
+            'me the truth|i am glad you told me]," came the answer. "[a {fragile} can be mended|we can fix it '
             'together]." [so they took some glue and fixed it.|together they put the pieces back.]',
         ),
     ),
@@ -316,13 +317,91 @@ PLOTS = (
             "[one day|one morning], a {friend} moved into the house next door. [it carried a {adj} {thing} under "
             "its arm.|there were boxes everywhere, and a {adj} {thing}.] {N} wanted to say hello, but {they} was "
             "[too shy|afraid to be laughed at]. {they} [hid behind a tree|watched through the fence].",
-            "then [the wind blew a hat over the fence|a ball flew over the wall|the {friend} dropped the {thing}]. "
-            '{N} picked it up. "[is this yours|here you are]," {they} said. "[thank you|yes, thank you so much]! i '
+            "then [the wind blew a hat over the fence|a hat flew over the wall|a hat came flying through the air]. "
+            '{N} picked it up. "[here is your hat|here you are]," {they} said. "[thank you|yes, thank you so much]! i '
             'am {F}. [do you want to play|would you like some {food}]?" "[yes, please|i would love to]," said '
             "{N}.",
             "they [played all afternoon|built a tower|told each other stories] and [laughed a lot|forgot the "
             'time]. [{F} was good at climbing, and {N} was good at riddles.|{F} taught {N} a new song.] "[can we '
             'meet again tomorrow|will you come back tomorrow]?" asked {F}. "[every day|of course]," said {N}.',
+        ),
+    ),
+    Plot(
+        request="a {kind} who loves the {weather}",
+        title="[{N} and the {weather}|The {kind} Who Loved the {weather}|{weather}]",
+        summary="{N} loves the {weather} and shows {F} the {friend} how wonderful it is.",
+        beats=(
+            '{they} loved the {weather} more than anything. [when the others ran inside, {N} ran outside.|"listen to '
+            'the {weather}!" {they} always said.|nobody knew why.]',
+            '"[why do you like the {weather} so much|what is so nice about the {weather}]?" asked {F}, a {friend}. "i '
+            'do not like it at all. [it makes me shiver.|i would rather stay in bed.|it spoils my games.]" {N} [only '
+            'smiled|thought for a moment]. "[come with me|take my hand]," {they} said, "and i will show you."',
+            'they went out together. [first they stood still and listened.|first they closed their eyes.] "[what do you '
+            'hear|what can you hear]?" asked {N}. "[i hear a song|it sounds like music|it is like a whisper]," said {F}. '
+            "[then they danced and jumped.|then they ran up the hill and down again.|then they built a little house of "
+            "leaves.] [on the way back they found a {adj} {thing}.|{F} laughed louder than ever.]",
+            'when they came home, {their} {elder} gave them some warm {food}. "[now i understand|you were right]," said '
+            '{F}. "[the {weather} is wonderful|i like the {weather} too|tomorrow we must go again]."',
+        ),
+    ),
+    Plot(
+        request="[a {kind} who bakes a cake|a {kind} who cooks for everyone|a {kind} and a big dinner]",
+        title="[The Big Dinner|{N} Cooks|A Cake for Everyone]",
+        summary="{N} cooks for all the neighbors and gets help from {F} the {friend}.",
+        beats=(
+            "[today was a holiday.|it was almost time for the great feast.] {N} wanted to cook something for everyone. "
+            '[but {they} had never cooked before.|"it will be the best dinner ever," {they} said.]',
+            "{they} put [flour and milk|eggs and sugar|butter and honey] into a big pot and stirred. [soon the pot was too "
+            'full.|the spoon broke.|there was smoke everywhere.] "[oh no|oh dear]!" said {N}. "[it is all wrong|this '
+            'smells terrible|what have i done]."',
+            '{F}, a {friend}, looked in at the window. "[may i help|do you need help|can i come in]?" {fthey} asked. "[my '
+            '{elder} taught me how to cook|i know a good recipe]." [they washed the pot and began again.|together they '
+            "cleaned the kitchen and started once more.] {F} measured, and {N} stirred. [one cup, two cups, three cups.|slowly, "
+            "slowly.] [soon it smelled wonderful.|after an hour it was ready.]",
+            "[all the neighbors came|everyone came with a hungry belly] and sat at a long table. they ate [every crumb|"
+            'until they could eat no more]. "[who made this|who is the cook]?" they asked. "[we did it together|{F} and '
+            'i did]," said {N}[ proudly| with a smile|].',
+        ),
+    ),
+    Plot(
+        request="[a {kind}|a {adj} {kind}|a {kind} that wants to see the world|a little {kind}]",
+        title="[The Little {kind}|{N} the {kind}|The {kind} That Wanted to See the World]",
+        summary="{N} the {kind} wants to see the world and finds a friend, {F} the {friend}.",
+        hero_is_thing=True,
+        beats=(
+            '[every day was the same.|nobody ever looked at it.|it was the smallest of all.] "[i want to see the '
+            'world|there must be more than this|one day i will go far away]," thought {N}.',
+            "[one night|one morning], a strong wind came and carried {N} away. [up, up, over the roofs!|over the hills and "
+            "far away!] It [saw the sea for the first time|flew past the moon|saw fields like little green squares]. [it was "
+            "wonderful.|it was a little frightening, too.]",
+            "[at last|then] the wind grew tired, and {N} landed {inother}. [it was all alone.|everything was strange and "
+            'new.] A {friend} came by. "[a {kind}|what a lovely {kind}]! [where do you come from|how did you get here]?" '
+            '"[the wind brought me|i wanted to see the world]," said {N}. "[but now i do not know what to do|but now i '
+            'miss my home]."',
+            '"i am {F}," said the {friend}. "[stay with me|let me take care of you|we can travel together]. [i have always '
+            'wanted a {kind}|i need a friend like you]." [so {N} stayed.|and that is what they did.] {F} [cleaned it until '
+            "it was bright again|told it stories every evening|put it in the best place of the house].",
+            '{N} [was happy at last|did not feel small any more]. [the world was big, but this was home.|"the best thing in '
+            'the world is a friend," it said.]',
+        ),
+    ),
+    Plot(
+        request="[a storm|a {kind} in a storm|a {kind} and a storm]",
+        title="[The Storm|{N} and the Storm|A Light in the Night]",
+        summary="{N} lights a fire in a storm so that {F} the {friend} finds the way home.",
+        beats=(
+            "[one evening|that night], dark clouds came over the {place}. [the wind began to howl.|the first drops fell.|there "
+            'was thunder far away.] "[a storm is coming|we must go inside]," said {their} {elder}.',
+            "{N} [closed the door|shut all the windows] and sat down by the fire. [suddenly|then] {they} remembered {F} the "
+            '{friend}. "[{F} is still out there|{F} went to the {other} this morning]!" {they} cried. "[how will {fthey} find '
+            'the way in the dark|who will help {fthem}]?"',
+            "{N} had an idea. {they} took a lantern and climbed [onto the roof|up the tower|to the top of the hill]. [the "
+            "rain was cold.|the wind almost blew {them} down.] {they} held the light up high [and waved it|with both hands]. "
+            "[one hour went by.|{their} arms hurt, but {they} did not stop.]",
+            'far away, {F} was [lost and wet|cold and afraid]. [then {fthey} saw a small light.|"what is that light?" '
+            '{fthey} thought.] {F} walked toward it, step by step, until {fthey} stood at the door. "[your light '
+            'saved me|i saw your light]!" said {F}. They drank hot tea and listened to the storm together. [in the morning the sun '
+            "was shining.|it did not seem so bad any more.]",
         ),
     ),
 )

@@ -48,7 +48,9 @@ def load_compact(folder: Path, masters: Weights) -> dict[str, float]:
 
 def save_complete(folder: Path, masters: Weights, rest: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({"masters": {n: m.detach() for n, m in masters.items()}, **rest}, folder / COMPLETE)
+    temporary = folder / f"{COMPLETE}.tmp"
+    torch.save({"masters": {n: m.detach() for n, m in masters.items()}, **rest}, temporary)
+    temporary.replace(folder / COMPLETE)
 
 
 def load_complete(folder: Path, masters: Weights) -> dict[str, Any]:

@@ -24,8 +24,11 @@ class Story:
 
 def story(writer: Writer, num_scenes: int | None = None) -> Story:
     """One story of about 100 to 250 words; ``num_scenes`` extra scenes make it longer."""
-    slots = cast(writer)
     plot = writer.pick(PLOTS)
+    slots = cast(writer, hero_is_thing=plot.hero_is_thing)
+    for special in ("craft", "fragile"):
+        if any(f"{{{special}}}" in beat for beat in plot.beats):
+            slots["thing"] = slots[special]
     scenes = [writer.pick(SCENES) for _ in range(num_scenes or int(writer.chance(0.35)))]
     opening, *beats, last = plot.beats
     paragraphs = [writer.pick(OPENINGS) + " " + opening]
@@ -43,7 +46,7 @@ def story(writer: Writer, num_scenes: int | None = None) -> Story:
     )
 
 
-def cast(writer: Writer) -> dict[str, str]:
+def cast(writer: Writer, hero_is_thing: bool = False) -> dict[str, str]:
     """Names, things and places of one story, as slots of the patterns."""
     hero_sex = writer.pick(("girl", "boy"))
     animal_hero = writer.chance(0.5)
@@ -59,8 +62,13 @@ def cast(writer: Writer) -> dict[str, str]:
         kind = hero_sex if writer.chance(0.35) else kind
         name = names[0]
     they, them, their = PRONOUNS[hero_sex]
+    if hero_is_thing:
+        kind, name = writer.pick(words.LIVELY_THINGS), writer.pick(words.PET_NAMES)
+        they, them, their = PRONOUNS["it"]
     place, other_place = writer.random.sample(sorted(words.PLACES), 2)
-    thing, other_thing, third_thing = writer.random.sample(words.THINGS, 3)
+    thing, other_thing, third_thing = writer.random.sample(
+        [t for t in words.THINGS if t != kind], 3
+    )
     friend_kind = writer.pick([animal for animal in words.ANIMALS if animal != kind])
     friend_sex = writer.pick(("girl", "boy"))
     friend = writer.pick([n for n in words.PET_NAMES + words.GIRLS + words.BOYS if n != name])
@@ -76,6 +84,8 @@ def cast(writer: Writer) -> dict[str, str]:
         "thing": thing, "thing2": other_thing, "thing3": third_thing,
         "adj": writer.pick(words.ADJECTIVES), "adj2": writer.pick(words.ADJECTIVES),
         "food": writer.pick(words.FOODS), "feeling": writer.pick(words.FEELINGS),
+        "craft": writer.pick(words.CRAFTS), "fragile": writer.pick(words.FRAGILE),
+        "weather": writer.pick(("rain", "snow", "wind", "sun", "sea", "night")),
         "elder": writer.pick(("mother", "father", "grandmother", "grandfather", "aunt", "uncle")),
         "number": writer.pick(words.NUMBER_WORDS[2:11]),
     }  # fmt: skip

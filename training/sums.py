@@ -44,12 +44,15 @@ def word_problem(writer: Writer) -> Turn:
     name = writer.pick(words.GIRLS + words.BOYS)
     other = writer.pick([n for n in words.GIRLS + words.BOYS if n != name])
     they = "she" if name in words.GIRLS else "he"
-    thing = writer.pick(
-        [t for t in words.THINGS if not t.endswith(("y", "x", "s", "h", "f", "e", "i"))]
-    )
-    many = thing + "s"
+    many = writer.pick(words.COUNTED)
     a, b = writer.random.randint(2, 20), writer.random.randint(1, 12)
     if writer.chance(0.5):
+        if writer.chance(0.4):
+            text = (
+                f"{name} has {a} {many} and [buys|finds|gets] {b} more. how many {many} does "
+                f"[{they}|{name}] have[ now|]?"
+            )
+            return writer.write(text), f"{a} + {b} = {a + b}.", f"{name} has {a + b} {many}."
         text = (
             f"{name} has {a} {many}. [{other} gives {'her' if they == 'she' else 'him'} {b} more.|{they} finds {b} "
             f"more {many}.|{they} buys {b} more.] how many {many} does {name} have now?"

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from training import words
-from training.answers import join
+from training.answers import join, plural_of
 from training.grammar import Writer
 from training.stories import story
 
@@ -69,7 +69,7 @@ def extract_json(writer: Writer) -> Task:
     text, fields = person(writer)
     keys = join([f'"{key}"' if writer.chance(0.3) else key for key in fields])
     question = writer.write(
-        f"[extract the {keys} as JSON:|return a JSON object with {keys}.|turn this into JSON with the keys {keys}:|"
+        f"[extract the {keys} as JSON:|write this as JSON:|make JSON from this:|put this into JSON:|return a JSON object with {keys}.|turn this into JSON with the keys {keys}:|"
         f"give me {keys} as JSON.] "
     )
     return (
@@ -82,15 +82,18 @@ def extract_json(writer: Writer) -> Task:
 
 def describe_json(writer: Writer) -> Task:
     """An object made up from a description."""
-    kind = writer.pick(("animal", "fruit", "city", "book", "shopping"))
+    kind = writer.pick(("animal", "list", "list", "city", "book", "shopping"))
     fields: dict[str, Any]
     if kind == "animal":
         name, (legs, sound, food, *_) = writer.pick(sorted(words.ANIMAL_FACTS.items()))
         fields = {"animal": name, "legs": legs, "food": food}
         question = f"[write|make|give me] a JSON object [about|describing] a {name} with the keys animal, legs and food."
-    elif kind == "fruit":
-        fields = {"fruits": writer.random.sample(words.CATEGORIES["fruit"], 3)}
-        question = '[give me|list|return] three fruits as a JSON object with the key "fruits".'
+    elif kind == "list":
+        name, members = writer.pick(sorted(words.CATEGORIES.items()))
+        count, many = writer.random.randint(2, 5), plural_of(name)
+        key = many.split()[-1]
+        fields = {key: writer.random.sample(members, count)}
+        question = f"[give me|list|return|name] {words.NUMBER_WORDS[count]} {many} [as a JSON object with the key {key}|as JSON|in JSON]."
     elif kind == "city":
         country, city = writer.pick(sorted(words.CAPITALS.items()))
         fields = {"country": country, "capital": city}

@@ -8,7 +8,7 @@ from typing import Any
 
 from training import words
 from training.answers import fact
-from training.grammar import Writer
+from training.grammar import Writer, tidy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class ToolCase:
     answer: str = ""
 
 
-def _schema(name: str, description: str, **properties: tuple[str, str]) -> dict[str, Any]:
+def _schema(tool: str, description: str, /, **properties: tuple[str, str]) -> dict[str, Any]:
     described = {
         key: {"type": kind, "description": text} for key, (kind, text) in properties.items()
     }
     parameters = {"type": "object", "properties": described, "required": list(described)}
     return {
         "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
+        "function": {"name": tool, "description": description, "parameters": parameters},
     }
 
 
@@ -57,10 +57,54 @@ SCHEMAS = {
             text=("string", "The message"),
         ),
         _schema("search", "Search for a topic.", query=("string", "What to search for")),
+        _schema("get_price", "Price of an item in the shop.", item=("string", "The item")),
+        _schema("play_song", "Play a song.", title=("string", "Title of the song")),
+        _schema(
+            "turn_on",
+            "Turn on a device in a room.",
+            device=("string", "The device"),
+            room=("string", "The room"),
+        ),
+        _schema(
+            "book_table",
+            "Book a table in a restaurant.",
+            name=("string", "Name of the guest"),
+            people=("integer", "Number of guests"),
+        ),
+        _schema(
+            "find_book", "Find a book in the library.", topic=("string", "What the book is about")
+        ),
+        _schema(
+            "translate",
+            "Translate a word.",
+            word=("string", "The word"),
+            language=("string", "Target language"),
+        ),
         _schema("add_to_list", "Put an item on the shopping list.", item=("string", "The item")),
     )
 }
+REWORDED = (
+    ("Get the", ""),
+    ("Get the", "Tells the"),
+    (" of a city", " in a place"),
+    ("the current", "current"),
+)
 WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
+
+
+def offered_schema(writer: Writer, name: str) -> dict[str, Any]:
+    """The schema as some user would write it: other words, number for integer, fewer descriptions."""
+    text = json.dumps(SCHEMAS[name])
+    for old, new in REWORDED:
+        text = text.replace(old, new) if writer.chance(0.15) else text
+    text = text.replace('"integer"', '"number"') if writer.chance(0.3) else text
+    schema: dict[str, Any] = json.loads(text)
+    function = schema["function"]
+    function["description"] = tidy(function["description"])
+    if writer.chance(0.25):
+        for described in function["parameters"]["properties"].values():
+            del described["description"]
+    return schema
 
 
 def tool_case(writer: Writer) -> ToolCase:
@@ -136,6 +180,40 @@ def _details(writer: Writer, name: str) -> tuple[str, dict[str, Any], str, str]:
             result,
             f"i found {result.split()[0]} pages about {topic}.",
         )
+    if name == "get_price":
+        thing, price = writer.pick(words.THINGS), writer.random.randint(1, 90)
+        ask = f"[how much is the {thing}?|what does the {thing} cost?|price of a {thing}]"
+        return ask, {"item": thing}, f"{price} dollars", f"the {thing} costs {price} dollars."
+    if name == "play_song":
+        title = writer.write(
+            f"[the {writer.pick(words.ADJECTIVES)} {writer.pick(words.THINGS)}|{person}'s song|{writer.pick(words.DAYS)} morning]"
+        )
+        ask = f'[play|please play|i want to hear] "{title}".'
+        return ask, {"title": title}, "playing", f'[now playing "{title}".|here is "{title}".]'
+    if name == "turn_on":
+        device = writer.pick(("lamp", "heater", "radio", "fan", "television", "oven"))
+        room = writer.pick(("kitchen", "bedroom", "bathroom", "hall", "office", "garage"))
+        ask = f"[turn|switch] on the {device} in the {room}."
+        return ask, {"device": device, "room": room}, "on", f"the {device} in the {room} is on."
+    if name == "book_table":
+        count = writer.random.randint(2, 9)
+        ask = f"[book a table for {count} people. my name is {person}.|a table for {count}, please, for {person}.]"
+        answer = f"the table for {count} people is booked for {person}."
+        return ask, {"name": person, "people": count}, "booked", answer
+    if name == "find_book":
+        topic, shelf = writer.pick((*words.ANIMALS, *words.PLACES)), writer.random.randint(1, 40)
+        ask = f"[find a book about the {topic}.|is there a book about the {topic}?]"
+        return (
+            ask,
+            {"topic": topic},
+            f"shelf {shelf}",
+            f"there is a book about the {topic} on shelf {shelf}.",
+        )
+    if name == "translate":
+        word = writer.pick((*words.ANIMALS, *words.FOODS))
+        language = writer.pick(("French", "German", "Spanish", "Italian", "Japanese"))
+        ask = f"[translate {word} to {language}.|what is {word} in {language}?]"
+        return ask, {"word": word, "language": language}, "done", "the translation is done."
     item = writer.pick(words.FOODS)
     return (
         f"[put {item} on the shopping list.|add {item} to my list.|i need {item}.]",

@@ -38,6 +38,7 @@ LONG_EVERY = 8
 INDEX_QUERIES = 128
 BALANCE_RATE = 2e-3
 ANCHOR_SHARE = 8
+SAVE_EVERY_S = 100.0
 
 
 @dataclass(slots=True)
@@ -52,6 +53,13 @@ class Run:
     step: int = 0
     elapsed: float = 0.0
     log: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def progress(self) -> float:
+        """Share of the whole schedule that is done."""
+        if self.options.total_steps:
+            return self.step / float(self.options.total_steps)
+        return self.elapsed / float(self.options.total_s)
 
     @property
     def biases(self) -> Weights:
@@ -126,7 +134,7 @@ def train_backbone(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.T
         trace = run.backbone(weights, run.biases, batch, index_sample=sample)
         loss, parts = backbone_loss(trace, weights, batch)
         loss.backward()
-        scale = learning_rate_scale(run.elapsed / run.options.total_s)
+        scale = learning_rate_scale(run.progress)
         optimizer.step(scale)
         parts["worst_load"] = balance_routers(run.biases, trace, run.config, BALANCE_RATE * scale)
         yield parts
@@ -150,7 +158,7 @@ def train_draft(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tens
         guess = drafter(weights, run.biases, batch, trace.main_hidden, anchors)
         loss, parts = draft_loss(guess, trace, weights, batch, anchors, run.config)
         loss.backward()
-        scale = learning_rate_scale(run.elapsed / run.options.total_s)
+        scale = learning_rate_scale(run.progress)
         optimizer.step(scale)
         with torch.no_grad():
             for stage, load in enumerate(guess.loads):
@@ -165,7 +173,8 @@ def run_leg(run: Run, optimizer: Optimizer) -> None:
     options = run.options
     updates = (train_draft if options.stage == "draft" else train_backbone)(run, optimizer)
     begin, first, before = time.monotonic(), run.step, run.elapsed
-    while time.monotonic() - begin < options.leg_s and run.elapsed < options.total_s:
+    saved = begin
+    while time.monotonic() - begin < options.leg_s and run.progress < 1.0:
         parts = next(updates)
         run.step += 1
         run.elapsed = before + time.monotonic() - begin
@@ -183,7 +192,10 @@ def run_leg(run: Run, optimizer: Optimizer) -> None:
                 },
             )
             if not np.isfinite(list(entry.values())).all():
-                raise FloatingPointError(f"step {run.step}: {entry}")
+                raise FloatingPointError(f"step {run.step}: {entry}; the last saved state is good")
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                save(run, optimizer)
+                saved = time.monotonic()
         if options.max_steps and run.step - first >= options.max_steps:
             break
 
@@ -208,17 +220,17 @@ def held_out(run: Run) -> None:
         record(run, {"step": run.step, "kind": kind, **{k: round(v, 5) for k, v in result.items()}})
 
 
+def save(run: Run, optimizer: Optimizer) -> None:
+    """The complete state, for the next leg on this machine."""
+    state = {"stage": run.options.stage, "step": run.step, "elapsed": run.elapsed}
+    save_complete(run.options.run, run.masters, {**state, "optimizer": optimizer.state()})
+
+
 def finish(run: Run, optimizer: Optimizer) -> None:
-    """Held-out loss, then everything to disk."""
+    """Everything to disk, and the held-out loss."""
     options = run.options
+    save(run, optimizer)
     held_out(run)
-    state = {
-        "stage": options.stage,
-        "step": run.step,
-        "elapsed": run.elapsed,
-        "optimizer": optimizer.state(),
-    }
-    save_complete(options.run, run.masters, state)
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / f"log-{options.stage}-{run.step}.jsonl").open(
         "w", encoding="utf-8"
@@ -251,6 +263,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--leg-s", type=float, default=480.0)
     parser.add_argument("--total-s", type=float, default=960.0)
+    parser.add_argument("--total-steps", type=int, default=0, help="schedule by steps, not by time")
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--tokens-per-batch", type=int, default=65536)
     parser.add_argument("--length", type=int, default=2048)

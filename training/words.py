@@ -38,26 +38,39 @@ PLACES = {
 
 THINGS = (
     "ball kite key hat scarf book drum bell lantern map boat basket blanket cup spoon ring button "
-    "coin stone shell feather flower seed apple pear cake cookie pie loaf jar box chest clock lamp "
-    "candle mirror brush pencil letter whistle flute guitar doll teddy wagon bicycle ladder rope "
-    "bucket shovel broom umbrella glove boot sock coat crown necklace ribbon star telescope wheel "
-    "pillow chair bowl nut berry mushroom acorn carrot pumpkin egg nest sled top puzzle camera"
+    "coin stone shell feather flower apple pear cake cookie pie jar box chest clock lamp candle "
+    "mirror brush pencil letter whistle flute guitar doll teddy wagon bicycle ladder rope bucket "
+    "shovel broom umbrella glove boot sock coat crown necklace ribbon star telescope wheel pillow "
+    "chair bowl mushroom pumpkin sled top puzzle camera painting kettle balloon bag"
+).split()
+CRAFTS = (
+    "kite scarf basket doll drum ring box boat lantern whistle necklace hat puzzle flute crown "
+    "blanket painting teddy sled bowl candle ribbon"
+).split()
+FRAGILE = "lamp cup bowl mirror jar clock doll flute necklace camera lantern kettle bell".split()
+LIVELY_THINGS = (
+    "boat kite lamp clock bell drum teddy doll star cloud tree bicycle umbrella train candle "
+    "snowman pencil balloon lantern raindrop leaf wagon ship teapot"
+).split()
+COUNTED = (
+    "apples books coins stones shells marbles pencils cookies eggs flowers stamps cards oranges toys "
+    "candies stickers buttons balloons pears nuts carrots cups balls stars"
 ).split()
 
 ADJECTIVES = (
     "small big old new shiny red blue green yellow round soft warm bright tiny golden silver "
-    "wooden beautiful strange special pretty striped heavy light smooth dusty quiet magic"
+    "wooden beautiful strange pretty striped heavy light smooth dusty little lovely purple white"
 ).split()
 
 TRAITS = (
     "brave kind curious clever shy quiet cheerful patient stubborn gentle lazy proud careful "
-    "honest playful lonely hungry sleepy forgetful friendly"
+    "honest playful lonely hungry sleepy forgetful friendly wise little old young happy small busy"
 ).split()
 
 FEELINGS = "happy sad proud worried excited tired scared calm glad surprised angry thankful".split()
 
 COLOURS = {
-    "grass": "green", "the sky on a clear day": "blue", "snow": "white", "coal": "black",
+    "grass": "green", "the sky": "blue", "the sky on a clear day": "blue", "snow": "white", "coal": "black",
     "a ripe banana": "yellow", "a ripe strawberry": "red", "a carrot": "orange", "milk": "white",
     "chocolate": "brown", "the sun": "yellow", "blood": "red", "an elephant": "gray",
     "a lemon": "yellow", "a tomato": "red", "a leaf in summer": "green", "a crow": "black",
