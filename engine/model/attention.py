@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from deepinfer.kernels.attention import sparse_attention
@@ -49,10 +50,10 @@ class Attention:
         New global KV must have been written (``Compressor.write``).  ``kv`` may be None for a layer
         without compressed keys.
         """
-        latent_q, window_kv = quantized_linear(x, self.wq_a_kv).split(self.widths, dim=-1)
+        latent_q, window_kv = torch.split(quantized_linear(x, self.wq_a_kv), self.widths, -1)
         latent_q = fake_quantize_fp8(rms_norm(latent_q, self.q_norm, self.eps))
         rope = tokens.rope[rope_key(self.plan)]
-        q = apply_rope(linear(latent_q, self.wq_b).unflatten(-1, self.q_shape), *rope)
+        q = apply_rope(torch.unflatten(linear(latent_q, self.wq_b), -1, self.q_shape), *rope)
         window_rows = tokens.window.exchange(ring, self._pack(window_kv, rope))
         main_rows = main_index = None
         if kv is not None and self.plan.kv_source is not None:
@@ -65,7 +66,7 @@ class Attention:
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale
         )
         out = apply_rope(out, *rope, inverse=True).flatten(1)
-        grouped = grouped_linear(out.unflatten(-1, (len(self.wo_a.values), -1)), self.wo_a)
+        grouped = grouped_linear(torch.unflatten(out, -1, (len(self.wo_a.values), -1)), self.wo_a)
         return quantized_linear(grouped.flatten(1), self.wo_b)
 
     def window_rows(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

@@ -59,7 +59,7 @@ class Compressor:
         A pair may begin in an earlier pass: unpooled keys and gates are kept in a ring.
         """
         ring = kv.cache.partial[self.plan.layer_id]
-        key_gate = fp32_linear(x, self.wkv_gate).unflatten(-1, (2, -1))
+        key_gate = torch.unflatten(fp32_linear(x, self.wkv_gate), -1, (2, -1))
         slots, positions = tokens.slots[completing], tokens.positions[completing]
         earlier = ring[slots, (positions - 1) % HISTORY_RING_SIZE]
         in_pass = (tokens.offsets[completing] > 0)[:, None, None]

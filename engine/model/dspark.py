@@ -88,7 +88,8 @@ class DraftModel:
         """See ``Model.draft``."""
         hidden = self._block_hidden(anchor_token_ids, positions, slots, start, cache)
         normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        base = fp32_linear(normed.flatten(0, 1), self.head).unflatten(0, hidden.shape[:2])
+        base = fp32_linear(normed.flatten(0, 1), self.head)
+        base = torch.unflatten(base, 0, hidden.shape[:2])
         previous = anchor_token_ids
         ids, logits, embedded = [], [], []
         for step in range(self.config.dspark_block_size):
@@ -101,7 +102,7 @@ class DraftModel:
         return DraftOutput(
             token_ids=torch.stack(ids, dim=1),
             logits=torch.stack(logits, dim=1),
-            confidence=sigmoid(confidence).unflatten(0, hidden.shape[:2]),
+            confidence=sigmoid(confidence).view(hidden.shape[:2]),
         )
 
     def _block_hidden(
@@ -136,4 +137,4 @@ class DraftModel:
         streams, pre = initial_streams(self.embed[token_ids.flatten()], config.hc_mult)
         for stage, block in enumerate(self.blocks):
             streams, pre = block(streams, pre, tokens, cache.draft[stage], None)
-        return collapse_streams(streams, pre).unflatten(0, (len(anchors), size))
+        return collapse_streams(streams, pre).view(len(anchors), size, -1)

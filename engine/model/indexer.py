@@ -55,7 +55,7 @@ class Indexer:
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
         else:
-            queries = linear(latent_q, self.wq_b).unflatten(-1, (self.heads, -1))
+            queries = torch.unflatten(linear(latent_q, self.wq_b), -1, (self.heads, -1))
             queries = apply_rope(queries, *tokens.rope[rope_key(self.plan)])
             weights = linear(x, self.weights_proj) * self.weight_scale
             picks = self._pick(fake_quantize_fp4(queries).float(), weights, visible, tokens, kv)
@@ -72,7 +72,7 @@ class Indexer:
         for requests, rows in _groups(tokens):
             keys = self._keys(requests, kv)
             tile = max(1, _TILE_ELEMENTS // (len(requests) * heads * keys.shape[1]))
-            for part in rows.split(tile, dim=1):
+            for part in torch.split(rows, tile, dim=1):
                 scores = index_scores(queries[part], weights[part], keys)
                 if self.plan.uses_candidates:
                     scores = self._within_candidates(scores, part, kv)

@@ -49,7 +49,7 @@ def engram_gate_reference(
     """
     num_streams, width = q_weight.shape
     x = streams.float()
-    keys, value = key_value.float().split([num_streams * width, width], dim=-1)
+    keys, value = torch.split(key_value.float(), [num_streams * width, width], -1)
     keys = split_last(keys, width)
     weight = q_weight.float() * k_weight.float()
     dot = (x * weight * keys).sum(-1, keepdim=True)

@@ -31,10 +31,11 @@ def hyper_mix_reference(
     normalisation last.  Batch-invariant: yes.
     """
     num_streams = streams.shape[1]
+    parts = [num_streams, num_streams, num_streams**2]
     x = streams.flatten(1).float()
     mixed = fp32_linear(x, fn) * inverse_rms(x, _NORM_EPS)
-    pre, post, comb = mixed.split([num_streams, num_streams, num_streams**2], dim=-1)
-    pre_base, post_base, comb_base = base.split([num_streams, num_streams, num_streams**2])
+    pre, post, comb = torch.split(mixed, parts, -1)
+    pre_base, post_base, comb_base = torch.split(base, parts)
     comb = comb * scale[2] + comb_base
     return HyperMix(
         pre=sigmoid(pre * scale[0] + pre_base) + constant(eps),
