@@ -1,4 +1,4 @@
-"""The whole chain at toy size: legs, resuming, draft stages, export; the engine reads the result."""
+"""The whole chain at toy size: legs, resuming, draft stages, export, loading the result."""
 
 from __future__ import annotations
 
