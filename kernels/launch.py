@@ -31,6 +31,11 @@ def has_native_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
+def has_tensor_memory(device: torch.device) -> bool:
+    """Whether matrix sums live in tensor memory instead of registers (NVIDIA from SM100 on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+
+
 def bf16_pairs(name: str, x: Tensor) -> Tensor:
     """Adjacent bf16 values as one i32 (the even one in the low half): [..., D] -> [..., D/2].
 
