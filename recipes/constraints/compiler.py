@@ -57,7 +57,7 @@ class ConstraintCompiler:
         self._max_cached = max_cached
         self._cache: OrderedDict[ConstraintSpec, Future[CompiledConstraint]] = OrderedDict()
         self._lock = threading.Lock()
-        self._trials: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+        self._trials: queue.LifoQueue[Trial] = queue.LifoQueue()  # the last used is warm
         self.trials = [Trial(self._limits) for _ in range(num_workers)]
         for trial in self.trials:
             self._trials.put(trial)

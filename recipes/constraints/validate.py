@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ def matches(spec: ConstraintSpec, text: str) -> bool:
 
 def _json_matches(spec: ConstraintSpec, text: str) -> bool:
     try:
-        value = parse_json(text, "answer", parse_float=Decimal)
+        value = parse_json(text, "answer", parse_float=_exact)
     except RowError:
         return False
     if spec.kind == "json_object":
@@ -63,7 +63,7 @@ def _calls_match(spec: ConstraintSpec, calls: Sequence[ParsedToolCall]) -> bool:
 
 def _call_matches(function: dict[str, Any], call: ParsedToolCall) -> bool:
     try:
-        arguments = parse_json(call.arguments, "arguments", parse_float=Decimal)
+        arguments = parse_json(call.arguments, "arguments", parse_float=_exact)
     except RowError:
         return False
     if not isinstance(arguments, dict) or not call.is_finished:
@@ -74,10 +74,18 @@ def _call_matches(function: dict[str, Any], call: ParsedToolCall) -> bool:
     return bool(_validator(json.dumps(schema)).is_valid(arguments))
 
 
+def _exact(text: str) -> Fraction | int | float:
+    """The decimal number itself: as a binary fraction 0.07 would be no multiple of 0.01."""
+    nearest = float(text)
+    if not 1e-300 < abs(nearest) < 1e300:
+        return nearest  # its fraction could have millions of digits
+    number = Fraction(text)
+    return number.numerator if number.denominator == 1 else number
+
+
 @lru_cache(maxsize=1024)
 def _validator(schema_text: str) -> Any:
-    # Decimals: as binary fractions 0.07 would be no multiple of 0.01.
-    schema = json.loads(schema_text, parse_float=Decimal)
+    schema = json.loads(schema_text, parse_float=_exact)
     draft = jsonschema.validators.validator_for(
         schema, default=jsonschema.validators.Draft202012Validator
     )

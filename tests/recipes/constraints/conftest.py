@@ -60,8 +60,8 @@ def walk(tokenizer_of: Callable[[ConstraintCompiler], Tokenizer]) -> Walk:
     ) -> list[int] | None:
         """The tokens of the answer; None if it did not end."""
         tokenizer = tokenizer_of(compiler)
-        closing = [tokenizer.tool_marker_id]
-        closing += [tokenizer.encode_plain(text)[0] for text in ('"', "}", "]", "</", ">", "@")]
+        closers = [tokenizer.encode_plain(text) for text in ('"', "}", "]", "@")]
+        closers.append([*tokenizer.encode_plain("</"), tokenizer.tool_marker_id])
         choice = random.Random(seed)
         tokens: list[int] = []
         while len(tokens) < max_tokens:
@@ -71,11 +71,14 @@ def walk(tokenizer_of: Callable[[ConstraintCompiler], Tokenizer]) -> Walk:
             if matcher.eos_id in ids and (len(ids) == 1 or choice.random() < 0.2):
                 matcher.push(matcher.eos_id)
                 return tokens
-            liked = [token_id for token_id in closing if is_allowed(mask, token_id)]
-            others = ids[ids != matcher.eos_id]
-            pool = liked if liked and choice.random() < 0.3 else others
-            tokens.append(int(choice.choice(pool)))
-            matcher.push(tokens[-1])
+            if choice.random() < 0.3:
+                for token_id in choice.choice(closers):
+                    if is_allowed(matcher.mask(), token_id):
+                        matcher.push(token_id)
+                        tokens.append(token_id)
+            else:
+                tokens.append(int(choice.choice(ids[ids != matcher.eos_id])))
+                matcher.push(tokens[-1])
         return None
 
     return run
