@@ -32,7 +32,7 @@ from training.state import COMPLETE, load_compact, load_complete, save_compact, 
 
 from deepinfer.engine.model.config import ModelConfig
 
-WARMUP, DECAY_FROM, FINAL_SCALE = 0.02, 0.55, 0.02
+WARMUP_STEPS, DECAY_FROM, FINAL_SCALE = 100, 0.5, 0.02
 REPLAY_SHARE = 0.4
 LONG_EVERY = 8
 INDEX_QUERIES = 128
@@ -52,6 +52,7 @@ class Run:
     backbone: Backbone
     step: int = 0
     elapsed: float = 0.0
+    cold_start: int = 0
     log: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -62,16 +63,22 @@ class Run:
         return self.elapsed / float(self.options.total_s)
 
     @property
+    def scale(self) -> float:
+        """Of all learning rates now.  The warm-up counts the updates of this optimizer."""
+        planned = self.options.total_steps or 10 * WARMUP_STEPS
+        warmup = min(WARMUP_STEPS, planned // 10)
+        return learning_rate_scale(self.progress) * min(
+            1.0, (self.step - self.cold_start + 1) / warmup
+        )
+
+    @property
     def biases(self) -> Weights:
         return {name: m for name, m in self.masters.items() if name.endswith(".gate.bias")}
 
 
 def learning_rate_scale(progress: float) -> float:
-    """Warm-up, constant, linear decay; ``progress`` from 0 to 1."""
-    if progress < WARMUP:
-        return max(progress / WARMUP, 0.01)
-    left = (1 - progress) / (1 - DECAY_FROM)
-    return max(FINAL_SCALE, min(1.0, left))
+    """Constant, then a linear decay; ``progress`` from 0 to 1."""
+    return max(FINAL_SCALE, min(1.0, (1 - progress) / (1 - DECAY_FROM)))
 
 
 def prepare(options: argparse.Namespace) -> Run:
@@ -105,6 +112,7 @@ def resume(run: Run, optimizer: Optimizer) -> None:
         progress = load_compact(run.options.compact, run.masters)
         if run.options.stage == ("draft" if progress["draft"] else "backbone"):
             run.step, run.elapsed = int(progress["step"]), progress["elapsed"]
+            run.cold_start = run.step
 
 
 def batches(run: Run) -> Iterator[Batch]:
@@ -134,7 +142,7 @@ def train_backbone(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.T
         trace = run.backbone(weights, run.biases, batch, index_sample=sample)
         loss, parts = backbone_loss(trace, weights, batch)
         loss.backward()
-        scale = learning_rate_scale(run.progress)
+        scale = run.scale
         optimizer.step(scale)
         parts["worst_load"] = balance_routers(run.biases, trace, run.config, BALANCE_RATE * scale)
         yield parts
@@ -158,7 +166,7 @@ def train_draft(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tens
         guess = drafter(weights, run.biases, batch, trace.main_hidden, anchors)
         loss, parts = draft_loss(guess, trace, weights, batch, anchors, run.config)
         loss.backward()
-        scale = learning_rate_scale(run.progress)
+        scale = run.scale
         optimizer.step(scale)
         with torch.no_grad():
             for stage, load in enumerate(guess.loads):
