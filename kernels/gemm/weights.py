@@ -8,8 +8,12 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from deepinfer.kernels.quant import dequantize_weight
+
+# MKL splits columns among threads, and gives a narrow rest of them to another kernel.
+F32_COLUMN_MULTIPLE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +35,15 @@ class Weight:
         return dequantize_weight(self.values, self.scales)
 
     @cached_property
-    def dense_f32(self) -> Tensor:
-        """[..., N, K] f32; made once, on first use."""
-        return self.dense.float()
+    def padded_f32(self) -> Tensor:
+        """[N padded to a multiple of 16, K] f32; made once, on first use."""
+        dense = self.dense.float()
+        return functional.pad(dense, (0, 0, 0, -dense.shape[0] % F32_COLUMN_MULTIPLE))
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.values.shape[-2]
 
     def __getitem__(self, expert: int) -> Weight:
         """One [N, K] weight of a stack; its dense copy is kept too."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .reference import experts_reference as experts
-from .reference import route_reference as route
-from .reference import swiglu_reference as swiglu
+from .dispatch import experts as experts
+from .dispatch import route as route
+from .dispatch import swiglu as swiglu
 
 __all__ = ["experts", "route", "swiglu"]

@@ -1,0 +1,53 @@
+"""Mixture of experts on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from deepinfer.kernels.gemm import Weight
+
+from .reference import experts_reference, route_reference, swiglu_reference
+
+
+def route(
+    x: Tensor,
+    gate: Weight,
+    bias: Tensor,
+    *,
+    num_experts_per_tok: int,
+    normalize: bool,
+    scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
+    """``route_reference``."""
+    if x.is_cuda:
+        from .triton_kernel import route_triton as implementation
+    else:
+        implementation = route_reference
+    return implementation(
+        x,
+        gate,
+        bias,
+        num_experts_per_tok=num_experts_per_tok,
+        normalize=normalize,
+        scaling_factor=scaling_factor,
+    )
+
+
+def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
+    """``swiglu_reference``."""
+    if gate_up.is_cuda:
+        from .triton_kernel import swiglu_triton
+
+        return swiglu_triton(gate_up, limit, weights)
+    return swiglu_reference(gate_up, limit, weights)
+
+
+def experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Weight, down: Weight, limit: float
+) -> Tensor:
+    """``experts_reference``; on a GPU weights stay packed and -1 among the ids adds nothing."""
+    if x.is_cuda:
+        from .triton_kernel import experts_triton
+
+        return experts_triton(x, ids, weights, gate_up, down, limit)
+    return experts_reference(x, ids, weights, gate_up, down, limit)

@@ -1,0 +1,268 @@
+"""Mixture of experts in Triton: choice of experts, gated activation, experts, sum of their outputs.
+
+T tokens, E experts, K chosen per token, P = T K pairs, d model width, I expert width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.activations import (
+    Activations,
+    chunk_pairs,
+    quantize_activations,
+    store_quantized,
+)
+from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
+from deepinfer.kernels.gemm.triton_kernel import (
+    ExpertTiles,
+    expert_linear_triton,
+    fp32_linear_triton,
+)
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
+from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
+
+from .pair_order import order_pairs
+
+_ROUTED_ROWS = 4
+_COLUMNS = 1024
+_PLAIN_OUTPUT = {"BLOCK": 128, "PATH": -1, "SPLIT": False, "NATIVE": False}
+
+
+def route_triton(
+    x: Tensor,
+    gate: Weight,
+    bias: Tensor,
+    *,
+    num_experts_per_tok: int,
+    normalize: bool,
+    scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
+    """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights."""
+    logits = fp32_linear_triton(x, gate)
+    rows, experts = logits.shape
+    check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
+    if not 0 < num_experts_per_tok <= experts:
+        raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
+    ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
+    weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
+    if rows:
+        _route_kernel[(triton.cdiv(rows, _ROUTED_ROWS),)](
+            logits, bias, ids, weights,
+            0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
+            CHOSEN=num_experts_per_tok,
+            CHOSEN_PADDED=triton.next_power_of_2(num_experts_per_tok),
+            EXPERTS=triton.next_power_of_2(experts),
+            NORMALIZE=normalize and num_experts_per_tok > 1,
+            ROWS=_ROUTED_ROWS,
+        )  # fmt: skip
+    return ids, weights
+
+
+def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
+    """As ``swiglu_reference``."""
+    rows, both = gate_up.shape
+    halves = _halves(gate_up)
+    out = torch.empty(rows, both // 2, dtype=torch.bfloat16, device=gate_up.device)
+    if weights is not None:
+        check_tensor("weights", weights, torch.float32, (rows,), gate_up)
+    if rows:
+        words = out.view(torch.int32)
+        chunks = triton.cdiv(both // 2, 1024)
+        _swiglu_kernel[(rows, chunks)](
+            halves, words if weights is None else weights, words, words, words, words,
+            rows, both // 4, both // 2, limit,
+            WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT,
+        )  # fmt: skip
+    return out
+
+
+def experts_triton(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    limit: float,
+    *,
+    path: MatrixPath | None = None,
+) -> Tensor:
+    """As ``experts_reference``; choices outside [0, E), as of other ranks' experts, add nothing.
+
+    Nothing waits for the device and no size depends on the routing: fit for a graph.
+    """
+    tokens, per_token = ids.shape
+    num_experts, width, _ = down.values.shape
+    check_tensor("ids", ids, torch.int64, (len(x), None), x)
+    check_tensor("weights", weights, torch.float32, (tokens, per_token), x)
+    out = torch.zeros(tokens, width, dtype=torch.float32, device=x.device)
+    if not ids.numel():
+        return out
+    path = MatrixPath.of(x.device) if path is None else path
+    split = gate_up.values.dtype == torch.int8
+    tiles = order_pairs(ids, num_experts, tile_for(ids.numel() // num_experts, path))
+    acts = quantize_activations(x, path, split)
+    hidden = expert_linear_triton(acts, gate_up, tiles, per_token=per_token)
+    activated = _swiglu_quantized(hidden, limit, weights, tiles, path, split)
+    outputs = expert_linear_triton(activated, down, tiles, per_token=None)
+    _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
+        outputs, ids, out, num_experts, width, per_token, _COLUMNS
+    )
+    return out
+
+
+def _swiglu_quantized(
+    gate_up: Tensor,
+    limit: float,
+    weights: Tensor,
+    tiles: ExpertTiles,
+    path: MatrixPath,
+    split: bool,
+) -> Activations:
+    """The gated activation of rows in the order of ``tiles``, ready for the second product."""
+    rows, both = gate_up.shape
+    out = Activations.empty(rows, both // 2, path, split, gate_up.device)
+    _swiglu_kernel[(rows, out.num_chunks)](
+        _halves(gate_up), weights, tiles.order, tiles.offsets[-1:], *out.writer,
+        rows, both // 4, out.values.shape[1], limit,
+        WEIGHT=2, **out.layout,
+    )  # fmt: skip
+    return out
+
+
+def _halves(gate_up: Tensor) -> Tensor:
+    """Gate and up rows as pairs of bf16; each half must be whole pairs."""
+    if gate_up.shape[1] % 4 or not gate_up.is_contiguous():
+        raise TensorError(
+            f"gate_up: expected contiguous [N, 2 I] with an even I, found {describe(gate_up)}"
+        )
+    return bf16_pairs("gate_up", gate_up)
+
+
+@triton.jit
+def _route_kernel(
+    logits,
+    bias,
+    ids,
+    weights,
+    bias_stride,
+    num_rows,
+    num_experts,
+    scaling_factor,
+    CHOSEN: tl.constexpr,
+    CHOSEN_PADDED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    expert = tl.arange(0, EXPERTS)[None, :]
+    valid = (row < num_rows)[:, None] & (expert < num_experts)
+    place = row.to(tl.int64)[:, None]
+    logit = tl.load(logits + place * num_experts + expert, mask=valid, other=0.0)
+    score = tl.sqrt(_softplus(logit))
+    key = score + tl.load(bias + place * bias_stride + expert, mask=valid, other=0.0)
+    key = tl.where(key == key, key, float("-inf"))
+    free = expert < num_experts
+    slot = tl.arange(0, CHOSEN_PADDED)[None, :]
+    chosen = tl.full([ROWS, CHOSEN_PADDED], EXPERTS, tl.int32)
+    weight = tl.zeros([ROWS, CHOSEN_PADDED], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for choice in tl.static_range(CHOSEN):
+        best = tl.max(tl.where(free, key, float("-inf")), axis=1)
+        ties = free & (key == best[:, None])
+        pick = tl.min(tl.where(ties, expert, EXPERTS), axis=1)
+        taken = expert == pick[:, None]
+        plain = tl.sum(tl.where(taken, score, 0.0), axis=1)
+        free = free & (expert != pick[:, None])
+        chosen = tl.where(slot == choice, pick[:, None], chosen)
+        weight = tl.where(slot == choice, plain[:, None], weight)
+        total += plain
+    if NORMALIZE:
+        weight = weight / (total + 1e-20)[:, None]
+    lower = (chosen[:, None, :] < chosen[:, :, None]).to(tl.int32)
+    target = place * CHOSEN + tl.sum(lower, axis=2)
+    written = (row < num_rows)[:, None] & (slot < CHOSEN)
+    tl.store(ids + target, chosen.to(tl.int64), mask=written)
+    tl.store(weights + target, weight * scaling_factor, mask=written)
+
+
+@triton.jit
+def _softplus(x):
+    """``log(1 + exp(x))``, x above 20; the small part of 1 + exp(x) that rounding drops is kept."""
+    grown = tl.exp(tl.where(x > 20.0, 20.0, x))
+    one_more = 1.0 + grown
+    kept = one_more - 1.0
+    log = tl.where(kept == 0.0, grown, tl.log(one_more) * (grown / tl.where(kept == 0, 1.0, kept)))
+    return tl.where(x > 20.0, x, log)
+
+
+@triton.jit
+def _swiglu_kernel(
+    gate_up,
+    weights,
+    order,
+    num_ordered,
+    values,
+    scales,
+    rows,
+    num_pairs,
+    padded,
+    limit,
+    WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PATH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """WEIGHT: 0 none, 1 by row, 2 by pair number for as many rows as are in order."""
+    row = tl.program_id(0).to(tl.int64)
+    pair = chunk_pairs(tl.program_id(1), BLOCK)
+    if WEIGHT == 2:  # noqa: SIM102 (the outer condition is known to the compiler)
+        if row >= tl.load(num_ordered):
+            return
+    inside = pair < num_pairs
+    source = gate_up + row * (2 * num_pairs) + pair
+    gate = tl.load(source, mask=inside, other=0)
+    up = tl.load(source + num_pairs, mask=inside, other=0)
+    even = _gated(even_bf16(gate), even_bf16(up), limit)
+    odd = _gated(odd_bf16(gate), odd_bf16(up), limit)
+    if WEIGHT > 0:
+        weight = tl.load(weights + (tl.load(order + row) if WEIGHT == 2 else row))
+        even = even * weight
+        odd = odd * weight
+    if PATH < 0:
+        tl.store(values + row * num_pairs + pair, bf16_pair(even, odd), mask=inside)
+    else:
+        store_quantized(
+            round_bf16(even), round_bf16(odd), pair, values, scales, row, rows, padded,
+            BLOCK, PATH, SPLIT, NATIVE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _gated(gate, up, limit):
+    """Comparisons, not minima, so that NaN passes through."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (tl.exp(-gate) + 1.0) * up
+
+
+@triton.jit
+def _sum_kernel(outputs, ids, out, num_experts, width, per_token, COLUMNS: tl.constexpr):
+    """A token's rows, in the order of its choices."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for choice in range(per_token):
+        pair = token * per_token + choice
+        expert = tl.load(ids + pair)
+        if (expert >= 0) & (expert < num_experts):
+            row = tl.load(outputs + pair * width + column, mask=column < width, other=0.0)
+            total += row.to(tl.float32)
+    tl.store(out + token * width + column, total, mask=column < width)

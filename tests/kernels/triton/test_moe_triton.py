@@ -1,0 +1,280 @@
+"""Mixture of experts in Triton against its reference, on every matrix path the machine can run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath
+from deepinfer.kernels.moe.pair_order import order_pairs
+from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
+from deepinfer.kernels.moe.triton_kernel import experts_triton, route_triton, swiglu_triton
+from deepinfer.kernels.testing import assert_bitwise_equal, assert_close, relative_error
+
+_LIMIT = 10.0
+
+
+def _paths(device: torch.device) -> list[MatrixPath]:
+    if device.type == "cpu":
+        return list(MatrixPath)
+    return sorted({MatrixPath.DECODED, MatrixPath.of(device)})
+
+
+def _packed(experts: int, n: int, k: int, kind: str, device: torch.device) -> Weight:
+    if kind == "fp4":
+        values = torch.randint(-128, 128, (experts, n, k // 2), dtype=torch.int8)
+        scales = torch.randint(122, 125, (experts, n, k // 32), dtype=torch.uint8)
+    else:
+        values = torch.randn(experts, n, k).mul(60).clamp(-400, 400).to(torch.float8_e4m3fn)
+        scales = torch.randint(116, 119, (experts, n // 32, k // 32), dtype=torch.uint8)
+    return Weight(values.to(device), scales.view(torch.float8_e8m0fnu).to(device))
+
+
+def _choices(tokens: int, per_token: int, experts: int, device: torch.device) -> Tensor:
+    order = torch.rand(tokens, experts).argsort(1)[:, :per_token]
+    return order.sort(1).values.to(device)
+
+
+@pytest.mark.parametrize(
+    "tokens, per_token, experts", [(1, 2, 3), (40, 3, 5), (0, 2, 4), (9, 1, 1)]
+)
+def test_order_and_tiles_cover_each_pair_once(
+    tokens: int, per_token: int, experts: int, device: torch.device
+) -> None:
+    ids = _choices(tokens, per_token, experts, device)
+    if tokens:
+        ids[0, 0] = -1
+        ids[-1, -1] = experts
+    tiles = order_pairs(ids, experts, TILES[0])
+    flat = ids.flatten().cpu()
+    expected = torch.cat([(flat == e).nonzero()[:, 0] for e in range(experts)])
+    counts = torch.tensor([int((flat == e).sum()) for e in range(experts)])
+    offsets = tiles.offsets.cpu()
+    assert offsets.tolist() == [0, *counts.cumsum(0).tolist()]
+    assert tiles.order[: len(expected)].cpu().tolist() == expected.tolist()
+    covered: list[int] = []
+    for e, row in zip(tiles.expert.tolist(), tiles.row.tolist(), strict=True):
+        if e >= 0:
+            assert offsets[e] <= row < offsets[e + 1]
+            covered += range(row, min(row + TILES[0].tokens, int(offsets[e + 1])))
+    assert covered == list(range(len(expected)))
+
+
+def test_order_when_one_expert_takes_all(device: torch.device) -> None:
+    """More pairs than a block of the sorting kernel, all of the last expert."""
+    ids = torch.full((700, 2), 2, device=device)
+    tiles = order_pairs(ids, 3, TILES[0])
+    assert tiles.offsets.tolist() == [0, 0, 0, 1400]
+    assert tiles.order.tolist() == list(range(1400))
+    assert (tiles.expert >= 0).sum() == -(-1400 // 16)
+
+
+def _route(x: Tensor, gate: Weight, bias: Tensor, per_token: int = 6) -> tuple[Tensor, Tensor]:
+    args = {"num_experts_per_tok": per_token, "normalize": True, "scaling_factor": 1.5}
+    ids, weights = route_triton(x, gate, bias, **args)  # type: ignore[arg-type]
+    expected_ids, expected_weights = route_reference(x, gate, bias, **args)  # type: ignore[arg-type]
+    assert_bitwise_equal(ids, expected_ids, "ids")
+    assert_close(weights, expected_weights, atol=1e-6, rtol=1e-5, what="weights")
+    return ids, weights
+
+
+@pytest.mark.parametrize(
+    "rows, experts, per_token", [(1, 384, 6), (7, 20, 3), (5, 6, 6), (0, 8, 2)]
+)
+@pytest.mark.parametrize("bias_rows", [False, True])
+def test_route(
+    rows: int, experts: int, per_token: int, bias_rows: bool, device: torch.device
+) -> None:
+    x = torch.randn(rows, 96, device=device).to(torch.bfloat16)
+    gate = Weight((torch.randn(experts, 96, device=device) / 4).to(torch.bfloat16))
+    bias = torch.randn(*([rows] if bias_rows else []), experts, device=device)
+    _route(x, gate, bias, per_token)
+
+
+def test_ties_go_to_the_lower_expert(device: torch.device) -> None:
+    x = torch.ones(2, 32, dtype=torch.bfloat16, device=device)
+    x[1] = -0.5
+    gate = Weight(torch.ones(16, 32, dtype=torch.bfloat16, device=device))
+    bias = torch.zeros(16, device=device)
+    bias[9] = 1.0
+    ids, weights = _route(x, gate, bias)
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 9]] * 2
+    assert_close(weights, torch.full_like(weights, 0.25), atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("size", [-40.0, -20.0, -1.0, 0.0, 19.9, 20.1, 300.0])
+def test_scores_of_large_and_tiny_logits(size: float, device: torch.device) -> None:
+    """softplus must neither overflow nor lose what is left of exp(x) beside 1."""
+    x = torch.zeros(1, 32, dtype=torch.bfloat16, device=device)
+    x[0, 0] = size
+    gate = torch.zeros(4, 32, dtype=torch.bfloat16, device=device)
+    gate[:, 0] = torch.tensor([1.0, 0.5, 0.75, 0.9])
+    args = {"num_experts_per_tok": 2, "normalize": False, "scaling_factor": 1.0}
+    bias = torch.zeros(4, device=device)
+    _, weights = route_triton(x, Weight(gate), bias, **args)  # type: ignore[arg-type]
+    _, expected = route_reference(x, Weight(gate), bias, **args)  # type: ignore[arg-type]
+    assert_close(weights, expected, atol=0.0, rtol=2e-5)
+
+
+def test_a_nan_token_is_routed_somewhere(device: torch.device) -> None:
+    x = torch.randn(3, 32, device=device).to(torch.bfloat16)
+    x[1] = float("nan")
+    gate = Weight(torch.randn(8, 32, device=device).to(torch.bfloat16))
+    bias = torch.zeros(8, device=device)
+    args = {"num_experts_per_tok": 2, "normalize": True, "scaling_factor": 1.0}
+    ids, weights = route_triton(x, gate, bias, **args)  # type: ignore[arg-type]
+    assert ids[1].tolist() == [0, 1]
+    assert weights.isnan().any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("rows, inner", [(1, 2), (3, 96), (2, 1300), (0, 64)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_swiglu(rows: int, inner: int, weighted: bool, device: torch.device) -> None:
+    gate_up = (torch.randn(rows, 2 * inner, device=device) * 8).to(torch.bfloat16)
+    if rows:
+        gate_up[0, 0], gate_up[0, inner] = -200.0, 200.0
+        gate_up[-1, 1], gate_up[-1, inner + 1] = _LIMIT, -_LIMIT
+    weights = torch.rand(rows, device=device) if weighted else None
+    expected = swiglu_reference(gate_up, _LIMIT, weights)
+    assert_close(swiglu_triton(gate_up, _LIMIT, weights), expected, atol=1e-6, rtol=8e-3)
+
+
+def test_nan_passes_the_clamps(device: torch.device) -> None:
+    gate_up = torch.ones(1, 8, dtype=torch.bfloat16, device=device)
+    gate_up[0, 1] = gate_up[0, 6] = float("nan")
+    assert swiglu_triton(gate_up, _LIMIT).isnan()[0].tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["fp4", "fp8"])
+@pytest.mark.parametrize(
+    "tokens, per_token, experts, width, inner", [(1, 2, 3, 32, 32), (9, 2, 4, 160, 96)]
+)
+def test_experts(
+    tokens: int, per_token: int, experts: int, width: int, inner: int, kind: str,
+    device: torch.device,
+) -> None:  # fmt: skip
+    x = torch.randn(tokens, width, device=device).to(torch.bfloat16)
+    ids = _choices(tokens, per_token, experts, device)
+    weights = torch.rand(tokens, per_token, device=device)
+    gate_up = _packed(experts, 2 * inner, width, kind, device)
+    down = _packed(experts, width, inner, kind, device)
+    expected = experts_reference(x, ids, weights, gate_up, down, _LIMIT)
+    for path in _paths(device):
+        actual = experts_triton(x, ids, weights, gate_up, down, _LIMIT, path=path)
+        assert float(relative_error(actual, expected).max()) < 2e-2, path.name
+
+
+def test_experts_of_other_ranks_add_nothing(device: torch.device) -> None:
+    """Choices of -1 or beyond, one token without any expert, one expert without any token."""
+    x = torch.randn(5, 64, device=device).to(torch.bfloat16)
+    ids = torch.tensor([[-1, 0], [-1, -1], [0, 3], [0, 2], [-1, 2]], device=device)
+    weights = torch.rand(5, 2, device=device)
+    gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    actual = experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    absent = (ids < 0) | (ids > 2)
+    expected = experts_reference(
+        x, ids.masked_fill(absent, 0), weights.masked_fill(absent, 0), gate_up, down, _LIMIT
+    )
+    assert not actual[1].any()
+    assert float(relative_error(actual, expected)[[0, 2, 3, 4]].max()) < 2e-2
+
+
+def test_no_tokens(device: torch.device) -> None:
+    gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    empty = torch.empty(0, 2, device=device)
+    x = torch.empty(0, 64, dtype=torch.bfloat16, device=device)
+    assert experts_triton(x, empty.long(), empty, gate_up, down, _LIMIT).shape == (0, 64)
+
+
+def test_a_nan_token_harms_no_other(device: torch.device) -> None:
+    x = torch.randn(4, 64, device=device).to(torch.bfloat16)
+    ids, weights = _choices(4, 2, 3, device), torch.rand(4, 2, device=device)
+    gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    clean = experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    x[2] = float("nan")
+    harmed = experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    assert harmed[2].isnan().all()
+    assert_bitwise_equal(harmed[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["fp4", "fp8"])
+def test_a_token_has_the_same_bits_in_any_batch(kind: str, device: torch.device) -> None:
+    """Batches that choose every tile, in another order, twice."""
+    experts, width, inner = 16, 1024, 512
+    x = torch.randn(1600, width, device=device).to(torch.bfloat16)
+    ids, weights = _choices(1600, 6, experts, device), torch.rand(1600, 6, device=device)
+    gate_up = _packed(experts, 2 * inner, width, kind, device)
+    down = _packed(experts, width, inner, kind, device)
+
+    def run(rows: Tensor) -> Tensor:
+        return experts_triton(x[rows], ids[rows], weights[rows], gate_up, down, _LIMIT)
+
+    everyone = torch.arange(1600, device=device)
+    whole = run(everyone)
+    for count in (1, 2, 7, 64, 256, 1500):
+        assert_bitwise_equal(run(everyone[:count]), whole[:count], f"{count} tokens")
+    shuffled = torch.randperm(1600, device=device)
+    assert_bitwise_equal(run(shuffled), whole[shuffled], "shuffled")
+    assert_bitwise_equal(run(everyone), whole, "second run")
+
+
+@pytest.mark.gpu
+def test_experts_in_a_graph(device: torch.device) -> None:
+    """Captured with one routing, replayed with another: nothing in it depends on the routing."""
+    x = torch.randn(64, 256, device=device).to(torch.bfloat16)
+    ids, weights = _choices(64, 2, 8, device), torch.rand(64, 2, device=device)
+    gate_up, down = _packed(8, 256, 256, "fp4", device), _packed(8, 256, 128, "fp4", device)
+    experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    ids.fill_(7)
+    x.normal_()
+    graph.replay()
+    assert_bitwise_equal(out, experts_triton(x, ids, weights, gate_up, down, _LIMIT))
+
+
+@pytest.mark.gpu
+def test_experts_of_the_real_size(device: torch.device) -> None:
+    """5,120 x 2,304, weights beyond 2**31 bytes, one token in the last expert."""
+    experts = 384
+    gate_up = _packed(experts, 4608, 5120, "fp4", device)
+    down = _packed(experts, 5120, 2304, "fp4", device)
+    x = torch.randn(33, 5120, device=device).to(torch.bfloat16)
+    ids, weights = _choices(33, 6, experts, device), torch.rand(33, 6, device=device)
+    ids[0, -1] = experts - 1
+    actual = experts_triton(x, ids, weights, gate_up, down, _LIMIT)
+    used = sorted(set(ids.flatten().tolist()))
+    place = torch.zeros(experts, dtype=torch.int64, device=device)
+    place[used] = torch.arange(len(used), device=device)
+    expected = experts_reference(
+        x, place[ids], weights, _some(gate_up, used), _some(down, used), _LIMIT
+    )
+    assert float(relative_error(actual, expected).max()) < 1e-2
+
+
+def _some(weight: Weight, experts: list[int]) -> Weight:
+    assert weight.scales is not None
+    scales = weight.scales.view(torch.uint8)[experts].view(torch.float8_e8m0fnu)
+    return Weight(weight.values[experts], scales)
+
+
+def test_what_does_not_fit_is_named(device: torch.device) -> None:
+    gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    x = torch.zeros(2, 64, dtype=torch.bfloat16, device=device)
+    ids = torch.zeros(2, 2, dtype=torch.int64, device=device)
+    weights = torch.zeros(2, 2, device=device)
+    with pytest.raises(TensorError, match="ids: expected"):
+        experts_triton(x, ids.int(), weights, gate_up, down, _LIMIT)
+    with pytest.raises(TensorError, match="weights: expected"):
+        experts_triton(x, ids, weights[:1], gate_up, down, _LIMIT)
+    with pytest.raises(TensorError, match="cannot choose 9 of 4"):
+        gate = Weight(torch.zeros(4, 64, dtype=torch.bfloat16, device=device))
+        bias = torch.zeros(4, device=device)
+        route_triton(x, gate, bias, num_experts_per_tok=9, normalize=True, scaling_factor=1.0)
+    with pytest.raises(TensorError, match="gate_up: expected"):
+        swiglu_triton(torch.zeros(2, 6, dtype=torch.bfloat16, device=device), _LIMIT)
