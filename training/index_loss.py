@@ -9,7 +9,11 @@ from torch import Tensor
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.kernels.indexer import candidate_blocks, index_scores, select_topk
+from deepinfer.kernels.indexer.reference import (
+    candidate_blocks_reference,
+    index_scores_reference,
+    select_topk_reference,
+)
 
 SCORES_AT_ONCE = 1 << 28
 
@@ -40,21 +44,21 @@ def select(
     picks, kept = [], []
     for rows in torch.arange(batch).split(at_once):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        scores = index_scores(
+        scores = index_scores_reference(
             index.queries[part].float(), index.weights[part], index.keys[part].float()
         )
         first = starts[part].div(plan.ratio, rounding_mode="floor")[..., None]
         scores.masked_fill_(torch.arange(entries, device=scores.device) < first, -torch.inf)
         if plan.is_candidate_source:
             kept.append(
-                candidate_blocks(
+                candidate_blocks_reference(
                     scores, visible[part], config.candidate_block_size, config.candidate_topk_blocks
                 )
             )
         if plan.uses_candidates and candidates is not None:
             allowed = candidates[part].repeat_interleave(config.candidate_block_size, dim=-1)
             scores.masked_fill_(~allowed[..., :entries], -torch.inf)
-        picks.append(select_topk(scores, visible[part], config.index_topk))
+        picks.append(select_topk_reference(scores, visible[part], config.index_topk))
     return torch.cat(picks), torch.cat(kept) if kept else None
 
 

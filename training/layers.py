@@ -1,7 +1,8 @@
 """Sub-blocks of the model in differentiable form, on rows of packed documents.
 
 The numbers are those of the reference operations in ``deepinfer.kernels``; only the arrangement is the
-trainer's: windows are computed in blocks, all experts run on all tokens with weight 0 where unchosen.
+trainer's: windows are computed in blocks, all experts run on all tokens with weight 0 where unchosen.  The
+``*_reference`` forms are used on every device, because the kernels that replace them have no gradients.
 B rows, T tokens per row, N = B * T, H heads, D latent width, S streams, W window, K picks, E experts.
 """
 
@@ -18,10 +19,10 @@ from training.straight_through import compiled, fp4, fp4_e4m3, fp8
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.kernels.compressor import pool_pairs
-from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.compressor.reference import pool_pairs_reference
+from deepinfer.kernels.norm.reference import rms_norm_reference
 from deepinfer.kernels.numeric import softplus
-from deepinfer.kernels.rope import apply_rope
+from deepinfer.kernels.rope.reference import apply_rope_reference
 
 Rope = tuple[Tensor, Tensor]
 
@@ -46,11 +47,11 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
-    return rms_norm(x, weight, config.rms_norm_eps)
+    return rms_norm_reference(x, weight, config.rms_norm_eps)
 
 
 def rotate(x: Tensor, rope: Rope, inverse: bool = False) -> Tensor:
-    return apply_rope(x, *rope, inverse)
+    return apply_rope_reference(x, *rope, inverse)
 
 
 def mix(streams: Tensor, scope: Scope, name: str, config: ModelConfig) -> Mix:
@@ -99,7 +100,7 @@ def compress(
     else:
         key_gate = linear(x.float(), torch.cat([wkv, scope["compressor.wgate.weight"]]).float())
         pairs = key_gate.view(-1, 2, 2, key_gate.shape[-1] // 2)
-        pooled = pool_pairs(pairs[:, 0], pairs[:, 1])
+        pooled = pool_pairs_reference(pairs[:, 0], pairs[:, 1])
     latent = norm(pooled, scope["compressor.norm.weight"], config)
     key = norm(
         linear(latent.detach(), scope["indexer.wk.weight"]), scope["indexer.k_norm.weight"], config

@@ -19,7 +19,7 @@ from deepinfer.engine.model.engram import hash_multipliers
 from deepinfer.engine.model.rotary import RopeTables, Rotary, rope_key
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.streams import initial_streams
-from deepinfer.kernels.engram import engram_hash
+from deepinfer.kernels.engram.reference import engram_hash_reference
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class Backbone:
         lookback = lookback.masked_fill(absent, config.engram_pad_token_id).flatten(0, 1)
         primes = self.primes[engram_index]
         offsets = primes.flatten().cumsum(0).view_as(primes) - primes
-        return engram_hash(lookback, self.multipliers[engram_index], primes, offsets)
+        return engram_hash_reference(lookback, self.multipliers[engram_index], primes, offsets)
 
     def _attention(
         self,

@@ -11,8 +11,8 @@ from torch import Tensor
 from training.pointwise import round_fp8
 
 from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
-from deepinfer.kernels import quant
-from deepinfer.kernels.quant import dequantize_weight
+from deepinfer.kernels.quant.formats import fake_quantize_fp4, fake_quantize_fp4_e4m3
+from deepinfer.kernels.quant.weights import dequantize_weight
 
 
 class _Rounded(torch.autograd.Function):
@@ -44,12 +44,12 @@ def fp8(x: Tensor) -> Tensor:
 
 def fp4(x: Tensor) -> Tensor:
     """Index queries and keys."""
-    return _Rounded.apply(x, quant.fake_quantize_fp4)
+    return _Rounded.apply(x, fake_quantize_fp4)
 
 
 def fp4_e4m3(x: Tensor) -> Tensor:
     """Compressed main KV."""
-    return _Rounded.apply(x, quant.fake_quantize_fp4_e4m3)
+    return _Rounded.apply(x, fake_quantize_fp4_e4m3)
 
 
 def fp8_weight(weight: Tensor) -> Tensor:

@@ -250,7 +250,8 @@ def finish(run: Run, optimizer: Optimizer) -> None:
             "step": run.step,
             "elapsed": run.elapsed,
         }
-        save_compact(options.out, run.masters, progress)
+        kept = run.masters if options.stage == "draft" else backbone_masters(run)
+        save_compact(options.out, kept, progress)
     if options.export:
         export(
             run.masters, run.config, options.out / "checkpoint", options.model / "tokenizer.json"
