@@ -40,7 +40,15 @@ EVERYTHING: CharSet = complement(EMPTY)
 
 def is_disjoint(left: CharSet, right: CharSet) -> bool:
     """Whether no character is in both."""
-    return all(b < c or d < a for a, b in left for c, d in right)
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i][1] < right[j][0]:
+            i += 1
+        elif right[j][1] < left[i][0]:
+            j += 1
+        else:
+            return False
+    return True
 
 
 def to_regex(ranges: CharSet) -> str:

@@ -8,7 +8,7 @@ characters.  The analysis ignores context, so it may find conflicts that are non
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from .charset import EMPTY, CharSet, is_disjoint, union
@@ -21,40 +21,44 @@ def greedy_conflicts(rules: Mapping[str, Node]) -> set[Node]:
 
     ``rules`` are over terminals and start at ``root``.
     """
-    following, at_start = _following(rules)
-    _share_following(following, at_start)
-    conflicts: set[Node] = set()
-    for terminal, successors in following.items():
-        begins = union(*(first(successor.expression) for successor in successors))
-        if not terminal.is_single and not is_disjoint(extensions(terminal.expression), begins):
-            conflicts.add(terminal.expression)
-    for expected in {frozenset(at_start), *map(frozenset, following.values())}:
-        for left, right in _overlaps(expected):
-            conflicts |= {t.expression for t in (left, right) if not t.is_single}
-    return conflicts
-
-
-def _overlaps(expected: Iterable[Terminal]) -> list[tuple[Terminal, Terminal]]:
-    terminals = list(expected)
-    return [
-        (left, right)
-        for place, left in enumerate(terminals)
-        for right in terminals[:place]
-        if not is_disjoint(first(left.expression), first(right.expression))
+    following_of, at_start = _following(rules)
+    terminals = list(following_of)
+    number = {terminal: place for place, terminal in enumerate(terminals)}
+    following = [{number[t] for t in following_of[terminal]} for terminal in terminals]
+    starts = [first(terminal.expression) for terminal in terminals]
+    alike = [
+        {j for j, other in enumerate(starts) if j != i and not is_disjoint(start, other)}
+        for i, start in enumerate(starts)
     ]
+    places = [{number[t] for t in at_start}, *following]
+    _share_following(following, places, alike)
+    conflicts: set[int] = set()
+    for i, terminal in enumerate(terminals):
+        begins = union(*(starts[j] for j in following[i]))
+        if not is_disjoint(extensions(terminal.expression), begins):
+            conflicts.add(i)
+    for expected in places:
+        conflicts |= {i for i in expected if alike[i] & expected}
+    return {terminals[i].expression for i in conflicts if not terminals[i].is_single}
 
 
-def _share_following(following: dict[Terminal, set[Terminal]], at_start: set[Terminal]) -> None:
-    """Single characters that may be read at the same place are followed by what follows either."""
+def _share_following(
+    following: list[set[int]], places: list[set[int]], alike: list[set[int]]
+) -> None:
+    """Terminals that may be read at one place are followed by what follows either of them.
+
+    ``places`` are sets of terminals that are expected together, those of ``following`` among them;
+    ``alike[i]`` are the terminals that can begin like ``i``.
+    """
     changed = True
     while changed:
         changed = False
-        for expected in (at_start, *map(set, following.values())):
-            for left, right in _overlaps(expected):
-                both = following[left] | following[right]
-                if following[left] != both or following[right] != both:
-                    following[left], following[right] = both, set(both)
-                    changed = True
+        for expected in places:
+            for i in expected.copy():
+                for j in alike[i] & expected:
+                    if not following[j] <= following[i]:
+                        following[i] |= following[j]
+                        changed = True
 
 
 def _following(

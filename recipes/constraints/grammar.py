@@ -34,6 +34,7 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
         return str(matcher.grammar_from_lark(regex_as_lark(spec.text)))
     if spec.kind == "lark":
         _check_embedded_schemas(spec.text)
+        _check_token_references(spec.text)
         return str(matcher.grammar_from_lark(spec.text))
     if spec.kind == "gbnf":
         return str(matcher.grammar_from_lark(gbnf_to_lark(spec.text)))
@@ -61,6 +62,22 @@ def _json_grammar(schema: Any) -> str:
         raise RowError("invalid_schema", "json_schema: false matches no value")
     text = json.dumps({} if schema is True else schema)
     return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+
+
+_LARK_PIECES = re.compile(
+    r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<token><[^>\s]*>)'
+)
+
+
+def _check_token_references(lark: str) -> None:
+    """Control tokens are not text; one of them would end the answer in its middle."""
+    for found in _LARK_PIECES.finditer(lark):
+        if found["token"]:
+            line = lark.count("\n", 0, found.start()) + 1
+            raise RowError(
+                "invalid_grammar",
+                f"lark line {line}: the token {found['token']:.40} is not text; write the text",
+            )
 
 
 def _check_embedded_schemas(lark: str) -> None:

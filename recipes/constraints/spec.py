@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -18,6 +19,8 @@ TOOL_KINDS = frozenset({"tool_call", "tool_call_required"})
 
 # A schema of this size is already far beyond use; parsing it costs tens of milliseconds.
 MAX_TEXT_CHARS = 256 * 1024
+# Rewriting a grammar costs more by the character.
+MAX_GBNF_CHARS = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ def lark(grammar: str) -> ConstraintSpec:
 def gbnf(grammar: str) -> ConstraintSpec:
     """An EBNF grammar in the GBNF dialect; it starts at the rule ``root``."""
     return _text_spec("gbnf", grammar)
+
+
+def grammar(text: str) -> ConstraintSpec:
+    """A grammar in either dialect: GBNF where a rule is written ``name ::=``, else Lark."""
+    is_gbnf = isinstance(text, str) and re.search(r"^[ \t]*[\w-]+[ \t]*::=", text, re.MULTILINE)
+    return gbnf(text) if is_gbnf else lark(text)
 
 
 def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
@@ -128,13 +137,13 @@ def _text_spec(kind: ConstraintKind, text: str) -> ConstraintSpec:
         raise RowError("invalid_value", f"{kind}: the empty text constrains nothing; remove it")
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
         raise RowError("invalid_value", f"{kind}: holds a lone surrogate, which is not text")
-    _check_size(text, kind)
+    _check_size(text, kind, MAX_GBNF_CHARS if kind == "gbnf" else MAX_TEXT_CHARS)
     return ConstraintSpec(kind, text)
 
 
-def _check_size(text: str, where: str) -> None:
-    if len(text) > MAX_TEXT_CHARS:
+def _check_size(text: str, where: str, max_chars: int = MAX_TEXT_CHARS) -> None:
+    if len(text) > max_chars:
         raise RowError(
             "constraint_too_complex",
-            f"{where}: {len(text)} characters, the limit is {MAX_TEXT_CHARS}",
+            f"{where}: {len(text)} characters, the limit is {max_chars}",
         )

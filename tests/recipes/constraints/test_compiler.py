@@ -117,6 +117,8 @@ def test_closing_is_quick_and_leaves_no_process(vocabulary: ConstraintVocabulary
         (spec.regex(r"(a)\1"), "invalid_regex", "backreferences"),
         (spec.lark('start: "a" b'), "invalid_grammar", "at 1(8)"),
         (spec.lark('begin: "a"'), "invalid_grammar", "start"),
+        (spec.lark('start: "a"\n  <[1]> "b"'), "invalid_grammar", "line 2: the token <[1]>"),
+        (spec.lark("start: <think>"), "invalid_grammar", "line 1: the token <think>"),
         (spec.gbnf('root ::= "a" | b'), "invalid_grammar", "line 1, column 16"),
         (spec.lark('start: %json {"type": "string", "contentEncoding": "base64"}'),
          "unsupported_keyword", "contentEncoding"),
@@ -132,3 +134,10 @@ def test_errors_say_what_and_where(
         golden_compiler.compile(bad)
     assert caught.value.kind == kind
     assert words in str(caught.value)
+
+
+def test_angle_brackets_in_text_are_no_token_references(
+    golden_compiler: ConstraintCompiler,
+) -> None:
+    grammar = 'start: "<a>" /<b>/ C // <c>\nC: "\\"<d>" # <e>'
+    assert golden_compiler.compile(spec.lark(grammar)).new_matcher().mask().any()

@@ -52,6 +52,7 @@ def test_kind_is_part_of_the_digest() -> None:
         (lambda: spec.json_schema("[" * 100_000), "constraint_too_complex", "nested too deeply"),
         (lambda: spec.json_schema({"enum": ["x" * 300_000]}), "constraint_too_complex", "limit"),
         (lambda: spec.regex("a" * 300_000), "constraint_too_complex", "limit"),
+        (lambda: spec.gbnf("a" * 40_000), "constraint_too_complex", "limit is 32768"),
         (lambda: spec.regex(""), "invalid_value", "empty"),
         (lambda: spec.regex(None), "invalid_type", "NoneType"),
         (lambda: spec.gbnf("\ud800"), "invalid_value", "surrogate"),
@@ -75,3 +76,17 @@ def test_what_the_recipe_asks() -> None:
     assert spec.from_recipe("tool_call", tools(None)) is None
     assert spec.from_recipe("tool_call", tools(True)).kind == "tool_call"
     assert spec.from_recipe("tool_call_required", tools(None)).kind == "tool_call_required"
+
+
+@pytest.mark.parametrize(
+    "text, kind",
+    [
+        ('root ::= "a"', "gbnf"),
+        ('# words\n  root   ::= x\nx-y ::= "b"', "gbnf"),
+        ('start: "a"', "lark"),
+        ('start: "x ::= y"', "lark"),
+        ("start: A\nA: /::=/", "lark"),
+    ],
+)
+def test_dialect_of_a_grammar(text: str, kind: str) -> None:
+    assert spec.grammar(text).kind == kind
