@@ -18,6 +18,16 @@ def constant(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 
+def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``torch.bmm``, [n, M, K] x [n, K, N] -> [n, M, N], each product the same bits in any batch.
+
+    A CPU computes each product of a batch in one thread, but splits a product that is alone.
+    """
+    if a.shape[0] != 1 or a.is_cuda:
+        return torch.bmm(a, b)
+    return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+
+
 def split_last(x: Tensor, size: int) -> Tensor:
     """[..., K] -> [..., K / size, size]."""
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.numeric import constant
+from deepinfer.kernels.numeric import batched_matmul, constant
 from deepinfer.kernels.quant import unpack_main_rows, unpack_window_rows
 
 # Keys of one tile stay in the cache of a core.
@@ -55,12 +55,12 @@ def sparse_attention_reference(
 
 def _attend(q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scale: float) -> Tensor:
     """q [t, H, D] bf16, keys [t, K, D] f32, present [t, 1, K] f32 (0 or 1) -> [t, H, D] bf16."""
-    scores = torch.bmm(q.float(), keys.transpose(1, 2)) * constant(scale)
+    scores = batched_matmul(q.float(), keys.transpose(1, 2)) * constant(scale)
     listed = torch.where(present > 0, scores, -torch.inf)
     highest = listed.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = torch.exp((listed - highest).clamp(min=_LOWEST_EXPONENT)) * present
     total = weights.sum(-1, keepdim=True) + torch.exp(sink[:, None] - highest)
-    out = torch.bmm(weights.to(torch.bfloat16).float(), keys)
+    out = batched_matmul(weights.to(torch.bfloat16).float(), keys)
     return (out / total).to(torch.bfloat16)
 
 

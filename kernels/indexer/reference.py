@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.kernels.numeric import split_last
+from deepinfer.kernels.numeric import batched_matmul, split_last
 
 # Below the key of -inf, and high enough that no subtraction of an entry number wraps around.
 _LOWEST = 1 - (1 << 31)
@@ -25,7 +25,7 @@ def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) 
     Batch-invariant: yes.
     """
     requests, count, heads, width = queries.shape
-    dots = torch.bmm(queries.view(requests, count * heads, width), keys.transpose(1, 2))
+    dots = batched_matmul(queries.view(requests, count * heads, width), keys.transpose(1, 2))
     scores = dots.view(requests, count, heads, -1).to(torch.bfloat16).relu_()
     return (scores * head_weights[..., None]).float().sum(2).to(torch.bfloat16)
 
