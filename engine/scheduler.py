@@ -140,7 +140,6 @@ class Scheduler:
             return None
         state.blocks = shared + self.blocks.allocate(needed)
         state.slot = self.slots.allocate()
-        state.num_published_blocks = len(shared)
         state.num_computed_tokens = hit.start
         state.write_start = hit.num_tokens
         state.encoder_start = 0 if self.config.restores_snapshots else hit.start

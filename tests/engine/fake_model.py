@@ -88,6 +88,7 @@ class FakeModel:
                 assert int(batch.positions[row]) == position
                 assert int(batch.request_rows[row]) == r
                 self._write(batch, cache, r, position, int(batch.token_ids[row]))
+                self._check_windows(batch, cache, r, position)
                 if row in wanted:
                     logits.append(self._read(batch, cache, r, position))
                 row += 1
@@ -156,14 +157,31 @@ class FakeModel:
             )
             for p in range(position + 1)
         ]
-        assert position >= int(batch.decoder_start[r])
         self._history[int(batch.state_slots[r])] = history
-        windows = []
+        encoder, decoder = self._windows(batch, cache, r, position)
+        assert decoder is not None
+        return next_logits(self.config, history, encoder=encoder, decoder=decoder)
+
+    def _windows(
+        self, batch: ForwardBatch, cache: FakeCache, r: int, position: int
+    ) -> tuple[list[int], list[int] | None]:
+        """What the two rings hold for a token; no decoder window before ``decoder_start``."""
+        windows: list[list[int]] = []
         for ring, start in enumerate((batch.encoder_start[r], batch.decoder_start[r])):
             first = max(position - self.config.sliding_window + 1, int(start))
-            slots = torch.arange(first, position + 1) % cache.ring_size
+            slots = torch.arange(first, max(first, position + 1)) % cache.ring_size
             windows.append(cache.rings[ring, int(batch.state_slots[r])][slots].tolist())
-        return next_logits(self.config, history, encoder=windows[0], decoder=windows[1])
+        return windows[0], windows[1] or None
+
+    def _check_windows(self, batch: ForwardBatch, cache: FakeCache, r: int, position: int) -> None:
+        """Every token that is run finds its own past in the rings, not somebody else's."""
+        block_size = cache.block_size
+        width = self.config.sliding_window
+        for window in self._windows(batch, cache, r, position):
+            keys = range(position, position - width, -1)
+            for key, token in zip(keys, (window or [])[::-1], strict=False):
+                block = cache.blocks[int(batch.block_table[r, key // block_size])]
+                assert token == int(block[key % block_size]), "a ring was not rebuilt"
 
 
 def make_engine(model: FakeModel | None = None, **settings: object) -> LLMEngine:

@@ -65,6 +65,9 @@ def watch(engine: LLMEngine) -> list[Batch]:
             assert all(chunk.end > chunk.start for chunk in batch.chunks)
             assert all(chunk.start == chunk.state.num_computed_tokens for chunk in batch.chunks)
             assert all(state.phase is Phase.PREFILLING for state in states)
+            # Decoder layers run on every token from there on, also after a preemption.
+            first = [chunk for chunk in batch.chunks if chunk.is_first and chunk.restore is None]
+            assert all(chunk.start <= chunk.state.decoder_start for chunk in first)
         else:
             states = batch.states
             num_tokens = len(states) + sum(batch.num_drafts)
@@ -169,6 +172,29 @@ def test_the_last_come_is_preempted_and_keeps_its_replay_start() -> None:
         if batch.context_lens[0] - batch.query_lens[0] == 0 and batch.context_lens[0] > 10
     ]
     assert again and all(int(batch.decoder_start[0]) == len(second) - 4 for batch in again)
+
+
+@pytest.mark.parametrize("mode", ["default", "batch_invariant", "exact"])
+def test_a_preempted_request_may_hit_its_own_blocks_only_up_to_its_replay_start(mode: str) -> None:
+    """Its rings are gone by then; the decoder layers must run on every token they ran on before."""
+    modes = {} if mode == "default" else {mode: True}
+    model = FakeModel()
+    engine = make_engine(model, **modes)
+    watch(engine)
+    asked = request("a", list(range(2, 12)), max_tokens=30, ignore_eos=True)
+    engine.add_request(asked)
+    for _ in range(21):
+        engine.step()
+    (state,) = engine.scheduler.decoding
+    engine.scheduler._preempt(state)
+    model.batches.clear()
+    run(engine, [request("b", [3] * 9, max_tokens=40, ignore_eos=True)])  # takes the slot's rings
+    first = model.batches[0]
+    start = first.context_lens[0] - first.query_lens[0]
+    assert start > 0 and len(state.token_ids) == 40
+    assert start == {"default": 8 - 4, "batch_invariant": 4, "exact": 8}[mode]
+    undisturbed = run(make_engine(**modes), [asked])["a"]
+    assert tuple(state.token_ids[10:]) == undisturbed.output_token_ids
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
