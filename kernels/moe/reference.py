@@ -66,7 +66,7 @@ def experts_reference(
     activated = swiglu_reference(hidden, limit, weights.flatten()[order])
     outputs = _per_expert(fake_quantize_fp8(activated), counts, down)
     by_pair = torch.empty_like(outputs).index_copy(0, order, outputs)
-    pairs = by_pair.view(num_tokens, per_token, -1).float()
+    pairs = by_pair.view(num_tokens, per_token, x.shape[1]).float()
     total = pairs[:, 0]
     for choice in range(1, per_token):
         total = total + pairs[:, choice]

@@ -87,7 +87,8 @@ def decode_e4m3(values: Tensor) -> Tensor:
 def decode_e2m1(packed: Tensor) -> Tensor:
     """Values of packed E2M1 bytes, [..., K/2] u8 -> [..., K] f32."""
     pairs = _e2m1_pairs(packed.device).index_select(0, packed.reshape(-1).to(torch.int32))
-    return pairs.view(torch.bfloat16).to(torch.float32).view(*packed.shape[:-1], -1)
+    values = pairs.view(torch.bfloat16).to(torch.float32)
+    return values.view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 @cache

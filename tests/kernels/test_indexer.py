@@ -1,0 +1,79 @@
+"""Index scores, top-k and candidate blocks against the obvious loops."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer.kernels.indexer import candidate_blocks, index_scores, select_topk
+from deepinfer.kernels.quant import fake_quantize_fp4
+from deepinfer.kernels.testing import assert_bitwise_equal
+
+SCORES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
+
+
+def naive_topk(scores, visible, k):
+    listed = [i for i in range(min(visible, len(scores))) if scores[i] != float("-inf")]
+    best = sorted(sorted(listed, key=lambda i: (-scores[i], i))[:k])
+    return best + [-1] * (k - len(best))
+
+
+@given(st.lists(SCORES, min_size=1, max_size=30), st.integers(0, 35), st.integers(1, 12))
+def test_topk_is_the_sorted_prefix(scores, visible, k):
+    """Few different scores, so that nearly every cut goes through a tie."""
+    chosen = select_topk(torch.tensor([scores]), torch.tensor([visible]), k)
+    assert chosen[0].tolist() == naive_topk(scores, visible, k)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 300), st.integers(1, 64))
+def test_topk_of_bf16_scores(seed, count, k):
+    scores = torch.randn(3, count, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    visible = torch.tensor([count, count // 2, 0])
+    chosen = select_topk(scores, visible, k)
+    for row in range(3):
+        assert chosen[row].tolist() == naive_topk(scores[row].tolist(), int(visible[row]), k)
+
+
+@given(
+    st.lists(SCORES.filter(lambda s: s > -3), min_size=1, max_size=40),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 8]),
+    st.integers(1, 6),
+)
+def test_candidate_blocks(scores, visible, block_size, num_blocks):
+    visible = min(visible, len(scores))
+    kept = candidate_blocks(torch.tensor([scores]), torch.tensor([visible]), block_size, num_blocks)
+    best = {}
+    for entry in range(visible):
+        block = entry // block_size
+        best[block] = max(best.get(block, float("-inf")), scores[entry])
+    best[(visible - 1) // block_size] = float("inf")
+    expected = sorted(best, key=lambda block: (-best[block], block))[:num_blocks]
+    assert kept[0].nonzero()[:, 0].tolist() == sorted(expected)
+
+
+def random_case(requests, queries, heads, width, entries, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(requests, queries, heads, width, generator=generator)
+    keys = torch.randn(requests, entries, width, generator=generator)
+    weights = torch.randn(requests, queries, heads, generator=generator).bfloat16()
+    return fake_quantize_fp4(q), weights, fake_quantize_fp4(keys)
+
+
+def test_scores_follow_the_definition():
+    q, weights, keys = random_case(2, 3, 4, 32, 17)
+    scores = index_scores(q, weights, keys)
+    for r, t, e in ((0, 0, 0), (1, 2, 16), (0, 1, 9)):
+        dots = (q[r, t].double() @ keys[r, e].double()).bfloat16()
+        terms = (dots.relu() * weights[r, t]).double()
+        assert float(scores[r, t, e]) == float(terms.sum().bfloat16())
+
+
+def test_a_score_does_not_depend_on_what_else_is_scored():
+    q, weights, keys = random_case(5, 6, 4, 128, 203)
+    whole = index_scores(q, weights, keys)
+    for entries in (1, 7, 64, 200):
+        assert_bitwise_equal(index_scores(q, weights, keys[:, :entries]), whole[..., :entries])
+    one = index_scores(q[2:3, 1:2], weights[2:3, 1:2], keys[2:3])
+    assert_bitwise_equal(one, whole[2:3, 1:2])
