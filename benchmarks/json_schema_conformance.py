@@ -152,6 +152,8 @@ CASES: list[Case] = [
      [1], ["a"]),
     ("$schema: draft-04", {"$schema": "http://json-schema.org/draft-04/schema#", **_INT,
                            "minimum": 0, "exclusiveMinimum": True}, [1], [0]),
+    ("$schema: unknown", {"$schema": "https://a.example/dialect", **_INT}, [], []),
+    ("$schema inside", {"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, [], []),
     _array("items", {"items": _INT}, [[], [1, 2]], [["a"]]),
     _array("items: false", {"items": False}, [[]], [[1]]),
     _array("prefixItems", {"prefixItems": [_INT, _STR]}, [[], [1], [1, "a", None]], [["a"]]),

@@ -53,7 +53,11 @@ def regex_as_lark(expression: str) -> str:
 
     ``\\d \\w \\s`` mean ASCII, as in JSON Schema: what else is a digit or a letter depends on
     the Unicode version of whoever reads the answer.
+
+    Raises: RowError ``invalid_regex``.
     """
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:
+        raise RowError("invalid_regex", "regex: ends in a backslash that escapes nothing")
     return f"start: /{llguidance.regex_to_lark(expression, 'dws')}/"
 
 

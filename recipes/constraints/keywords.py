@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -37,6 +38,9 @@ _KNOWN_BUT_REFUSED = frozenset(
     | {"unevaluatedItems", "unevaluatedProperties", "contentEncoding", "contentMediaType"}
     | {"contentSchema", "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"}
 )
+_DIALECT = re.compile(
+    r"https?://json-schema\.org/(draft-0[467]|draft/2019-09|draft/2020-12)/schema#?"
+)
 FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
@@ -49,6 +53,7 @@ def checked_schema(schema: Any) -> Any:
     ``constraint_too_complex`` when nested too deeply.
     """
     _check_depth(schema, 0)
+    _check_dialect(schema)
     cleaned = _clean(schema, "#")
     _check_valid(schema)
     return cleaned
@@ -60,6 +65,16 @@ def _check_depth(value: Any, depth: int) -> None:
     if isinstance(value, Mapping | list):
         for inner in value.values() if isinstance(value, Mapping) else value:
             _check_depth(inner, depth + 1)
+
+
+def _check_dialect(schema: Any) -> None:
+    dialect = schema.get("$schema") if isinstance(schema, Mapping) else None
+    if dialect is not None and not (isinstance(dialect, str) and _DIALECT.fullmatch(dialect)):
+        raise RowError(
+            "unsupported_keyword",
+            f"json_schema #/$schema: {dialect!r:.80} is not supported; "
+            "use draft 2020-12, 2019-09, 7, 6 or 4",
+        )
 
 
 def _check_valid(schema: Any) -> None:
@@ -84,7 +99,7 @@ def _clean(schema: Any, place: str) -> Any:
     for keyword, value in schema.items():
         if _is_without_effect(keyword, value, place):
             continue
-        if keyword not in ENFORCED:
+        if keyword not in ENFORCED or (keyword == "$schema" and place != "#"):
             _refuse(keyword, place)
         cleaned[keyword] = _clean_value(keyword, value, f"{place}/{keyword}")
     _check_references(cleaned, place)

@@ -113,6 +113,8 @@ def test_closing_is_quick_and_leaves_no_process(vocabulary: ConstraintVocabulary
     "bad, kind, words",
     [
         (spec.regex("a(b"), "invalid_regex", "unclosed group"),
+        (spec.regex("a\\\\\\"), "invalid_regex", "ends in a backslash"),
+        (spec.regex(r"\bword\b"), "invalid_regex", "lookarounds not supported"),
         (spec.regex("(?=a)b"), "invalid_regex", "look-ahead"),
         (spec.regex(r"(a)\1"), "invalid_regex", "backreferences"),
         (spec.lark('start: "a" b'), "invalid_grammar", "at 1(8)"),
