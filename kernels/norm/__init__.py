@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .reference import rms_norm_reference as rms_norm
+from .dispatch import rms_norm as rms_norm
 
 __all__ = ["rms_norm"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .reference import apply_rope_reference as apply_rope
+from .dispatch import apply_rope as apply_rope
 from .tables import rope_frequencies as rope_frequencies
 from .tables import rope_table as rope_table
 

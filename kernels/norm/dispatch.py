@@ -1,0 +1,16 @@
+"""RMS norm on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .reference import rms_norm_reference
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See ``rms_norm_reference``."""
+    if x.is_cuda:
+        from deepinfer.kernels.rows.triton_kernel import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps)
+    return rms_norm_reference(x, weight, eps)

@@ -1,0 +1,16 @@
+"""Rotary embedding on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .reference import apply_rope_reference
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
+    """See ``apply_rope_reference``."""
+    if x.is_cuda:
+        from deepinfer.kernels.rows.triton_kernel import apply_rope_triton
+
+        return apply_rope_triton(x, cos, sin, inverse)
+    return apply_rope_reference(x, cos, sin, inverse)

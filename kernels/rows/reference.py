@@ -1,0 +1,61 @@
+"""Fused row operations as compositions of the plain ones: the specification."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from deepinfer.kernels.norm.reference import rms_norm_reference
+from deepinfer.kernels.quant import (
+    fake_quantize_fp8,
+    pack_index_rows,
+    pack_main_rows,
+    pack_window_rows,
+)
+from deepinfer.kernels.rope.reference import apply_rope_reference
+
+RowFormat = Literal["window", "main", "index"]
+
+_PACK = {"window": pack_window_rows, "main": pack_main_rows, "index": pack_index_rows}
+
+
+def normalize_and_round_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm, then rounding to FP8 in blocks of 32 with a shared power of two.
+
+    Shapes: x [N, D] bf16, weight [D]; returns [N, D] bf16.  Batch-invariant: yes.
+    """
+    return fake_quantize_fp8(rms_norm_reference(x, weight, eps))
+
+
+def pack_latents_reference(
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    row_format: RowFormat,
+    *,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Optional RMS norm, rotation, packing into cache rows.
+
+    Shapes: x [T, D] or [T, H, D] bf16, rope two [T, R] f32 of ``rope_table``, weight [D] or None;
+    returns [..., bytes of a row] u8.  Batch-invariant: yes.
+    """
+    if weight is not None:
+        x = rms_norm_reference(x, weight, eps)
+    return _PACK[row_format](apply_rope_reference(x, *rope))
+
+
+def store_latents_reference(
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    row_format: RowFormat,
+    cache: Tensor,
+    rows: Tensor,
+    *,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """``pack_latents`` written into ``cache`` [M, bytes] u8 at ``rows`` [T] i64; -1 is left out."""
+    packed = pack_latents_reference(x, rope, row_format, weight=weight, eps=eps)
+    cache[rows[rows >= 0]] = packed[rows >= 0]

@@ -1,0 +1,280 @@
+"""Norm, rotation, rounding and packing of rows in one Triton kernel, each step optional.
+
+N rows of D values, seen as D/2 pairs: a rotation turns pairs, a byte of FP4 is a pair.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.quant.triton_bits import (
+    bf16_pair,
+    bf16_value,
+    e2m1_code,
+    e4m3_code,
+    e4m3_value,
+    e8m0_value,
+    even_bf16,
+    exponent_above,
+    odd_bf16,
+    round_bf16,
+)
+
+from .reference import RowFormat
+
+_TILE_PAIRS = 2048
+# Names of what the kernel writes, as compile-time numbers.
+_BF16, _ROUNDED, _FP8, _FP4, _FP4_E4M3 = range(5)
+_CODES = {"window": _FP8, "index": _FP4, "main": _FP4_E4M3}
+
+
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``rms_norm_reference`` of x [..., D] bf16 (rows may have gaps between them)."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    _launch(x, _BF16, bf16_pairs("out", out), weight=weight, eps=eps)
+    return out
+
+
+def normalize_and_round_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``normalize_and_round_reference``."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    _launch(x, _ROUNDED, bf16_pairs("out", out), weight=weight, eps=eps)
+    return out
+
+
+def apply_rope_triton(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
+    """``apply_rope_reference``."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    _launch(x, _BF16, bf16_pairs("out", out), rope=(cos, sin), inverse=inverse)
+    return out
+
+
+def quantize_rows_triton(
+    x: Tensor, weight: Tensor | None = None, eps: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``quantize_fp8`` of x [..., D] bf16, after an RMS norm if there is a weight."""
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    exponents = torch.empty(*x.shape[:-1], x.shape[-1] // 32, dtype=torch.uint8, device=x.device)
+    _launch(x, _FP8, values.view(torch.int16), exponents, weight=weight, eps=eps)
+    return values, exponents
+
+
+def pack_latents_triton(
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    row_format: RowFormat,
+    *,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """``pack_latents_reference``."""
+    num_bytes = _row_bytes(row_format, x.shape[-1])
+    packed = torch.empty(*x.shape[:-1], num_bytes, dtype=torch.uint8, device=x.device)
+    _launch_packed(x, rope, row_format, packed.view(-1, num_bytes), None, weight, eps)
+    return packed
+
+
+def store_latents_triton(
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    row_format: RowFormat,
+    cache: Tensor,
+    rows: Tensor,
+    *,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """``store_latents_reference``; rows of ``cache`` may have gaps between them."""
+    num_bytes = _row_bytes(row_format, x.shape[-1])
+    if cache.dtype != torch.uint8 or cache.shape[-1] != num_bytes or cache.stride(-1) != 1:
+        raise TensorError(f"cache: expected uint8 [any, {num_bytes}], found {describe(cache)}")
+    check_tensor("rows", rows, torch.int64, (x.shape[0],), x)
+    _launch_packed(x, rope, row_format, cache, rows, weight, eps)
+
+
+def _row_bytes(row_format: RowFormat, width: int) -> int:
+    return {"window": width + width // 32, "main": width // 2 + width // 16}.get(
+        row_format, width // 2 + width // 32
+    )
+
+
+def _launch_packed(
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    row_format: RowFormat,
+    cache: Tensor,
+    rows: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+) -> None:
+    codes = _CODES[row_format]
+    values = cache[:, : x.shape[-1] // (1 if codes == _FP8 else 2)]
+    scales = cache[:, values.shape[1] :]
+    values = values.view(torch.int16) if codes == _FP8 else values
+    _launch(x, codes, values, scales, weight=weight, eps=eps, rope=rope, rows=rows)
+
+
+def _launch(
+    x: Tensor,
+    form: int,
+    values: Tensor,
+    scales: Tensor | None = None,
+    *,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+    rope: tuple[Tensor, Tensor] | None = None,
+    inverse: bool = False,
+    rows: Tensor | None = None,
+) -> None:
+    width = x.shape[-1]
+    if x.dim() != 2:
+        x = x.reshape(-1, width)
+    pairs = bf16_pairs("x", x)
+    if form != _BF16 and width % 32:
+        raise TensorError(f"x: expected a multiple of 32 values per row, found {describe(x)}")
+    if weight is not None:
+        check_tensor("weight", weight, weight.dtype, (width,), x)
+    tokens, rotary_pairs = len(x), 0
+    if rope is not None:
+        tokens, rotary_pairs = rope[0].shape[0], rope[0].shape[1] // 2
+        for number, table in enumerate(rope):
+            check_tensor(f"rope[{number}]", table, torch.float32, (tokens, 2 * rotary_pairs), x)
+        if tokens and len(x) % tokens:
+            raise TensorError(f"rope: {tokens} positions do not divide {len(x)} rows")
+    if not len(x):
+        return
+    tile_pairs = max(16, triton.next_power_of_2(width // 2))
+    tile_rows = max(1, _TILE_PAIRS // tile_pairs)
+    cos, sin = rope if rope is not None else (x, x)
+    scales = x if scales is None else scales
+    row_kernel[(triton.cdiv(len(x), tile_rows),)](
+        pairs, _bits(x if weight is None else weight), cos, sin, rows,
+        values, scales, len(x), pairs.stride(0), values.stride(-2), scales.stride(-2),
+        len(x) // max(tokens, 1), eps,
+        D=width, ROTARY=rotary_pairs, INVERSE=inverse, HAS_NORM=weight is not None,
+        WEIGHT_BF16=weight is not None and weight.dtype == torch.bfloat16,
+        HAS_ROWS=rows is not None, FORM=form, TILE_ROWS=tile_rows, TILE_PAIRS=tile_pairs,
+        NATIVE=has_native_fp8(x.device), num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _bits(weight: Tensor) -> Tensor:
+    return weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+
+
+@triton.jit
+def row_kernel(
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, rows_ptr, values_ptr, scales_ptr,
+    num_rows, x_stride, values_stride, scales_stride, rows_per_token, eps,
+    D: tl.constexpr, ROTARY: tl.constexpr, INVERSE: tl.constexpr, HAS_NORM: tl.constexpr,
+    WEIGHT_BF16: tl.constexpr, HAS_ROWS: tl.constexpr, FORM: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_PAIRS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    is_row = row < num_rows
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    is_value = is_row[:, None] & (pair < D // 2)
+    packed = tl.load(x_ptr + row[:, None] * x_stride + pair, mask=is_value, other=0)
+    even, odd = even_bf16(packed), odd_bf16(packed)
+    if HAS_NORM:
+        mean_square = tl.sum(even * even + odd * odd, 1) * (1.0 / D)
+        factor = tl.rsqrt(mean_square + eps)[:, None]
+        w_even = tl.load(weight_ptr + 2 * pair, mask=pair < D // 2, other=0)
+        w_odd = tl.load(weight_ptr + 2 * pair + 1, mask=pair < D // 2, other=0)
+        if WEIGHT_BF16:
+            w_even, w_odd = bf16_value(w_even), bf16_value(w_odd)
+        even, odd = round_bf16(w_even * (even * factor)), round_bf16(w_odd * (odd * factor))
+    if ROTARY > 0:
+        turning = pair - (D // 2 - ROTARY)
+        place = 2 * ((row // rows_per_token)[:, None] * ROTARY + turning)
+        is_turned = is_value & (turning >= 0)
+        cos = tl.load(cos_ptr + place, mask=is_turned, other=1.0)
+        sin = tl.load(sin_ptr + place + 1, mask=is_turned, other=0.0)
+        sin = -sin if INVERSE else sin
+        turned_even, turned_odd = even * cos - odd * sin, odd * cos + even * sin
+        # Pairs that do not turn keep their bits, infinities included.
+        even = tl.where(turning >= 0, round_bf16(turned_even), even)
+        odd = tl.where(turning >= 0, round_bf16(turned_odd), odd)
+
+    target = row
+    if HAS_ROWS:
+        target = tl.load(rows_ptr + row, mask=is_row, other=-1)
+    is_target = (target >= 0)[:, None] & is_value
+    value_ptr = values_ptr + target[:, None] * values_stride + pair
+    if FORM == 0:
+        tl.store(value_ptr, bf16_pair(even, odd), mask=is_target)
+    elif FORM == 4:
+        even, odd, scale = _scaled_by_e4m3(even, odd, TILE_ROWS, TILE_PAIRS, NATIVE)
+        tl.store(value_ptr, (e2m1_code(even) | (e2m1_code(odd) << 4)).to(tl.uint8), mask=is_target)
+        _store_scales(scales_ptr, scale, target, is_row, scales_stride, D // 16, TILE_PAIRS // 8)
+    else:
+        LIMIT: tl.constexpr = 6.0 if FORM == 3 else 448.0
+        MIN_AMAX: tl.constexpr = 7.052966104933725e-38 if FORM == 3 else 1e-4
+        even, odd, exponent = _scaled_by_power(even, odd, LIMIT, MIN_AMAX, TILE_ROWS, TILE_PAIRS)
+        if FORM == 1:
+            even = e4m3_value(e4m3_code(even, NATIVE))
+            odd = e4m3_value(e4m3_code(odd, NATIVE))
+            scale = _spread(e8m0_value(exponent), TILE_ROWS, TILE_PAIRS, 16)
+            tl.store(value_ptr, bf16_pair(even * scale, odd * scale), mask=is_target)
+        else:
+            if FORM == 2:
+                codes = e4m3_code(even, NATIVE) | (e4m3_code(odd, NATIVE) << 8)
+                tl.store(value_ptr, codes.to(tl.int16), mask=is_target)
+            else:
+                codes = e2m1_code(even) | (e2m1_code(odd) << 4)
+                tl.store(value_ptr, codes.to(tl.uint8), mask=is_target)
+            exponent = tl.minimum(exponent, 246)
+            _store_scales(
+                scales_ptr, exponent, target, is_row, scales_stride, D // 32, TILE_PAIRS // 16
+            )
+
+
+@triton.jit
+def _scaled_by_power(
+    even, odd, LIMIT: tl.constexpr, MIN_AMAX: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Values over a power of two per 32, within +-LIMIT; biased exponents [ROWS, PAIRS / 16]."""
+    amax = tl.maximum(_block_amax(even, odd, ROWS, PAIRS, 16), MIN_AMAX)
+    exponent = exponent_above(amax * (1.0 / LIMIT))
+    # Over the scale of an infinite block every finite value is 0.
+    inverse = tl.where(exponent < 255, e8m0_value(254 - exponent), 0.0)
+    inverse = _spread(inverse, ROWS, PAIRS, 16)
+    even = tl.minimum(tl.maximum(even * inverse, -LIMIT), LIMIT)
+    odd = tl.minimum(tl.maximum(odd * inverse, -LIMIT), LIMIT)
+    return even, odd, exponent
+
+
+@triton.jit
+def _scaled_by_e4m3(even, odd, ROWS: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr):
+    """Values over an E4M3 scale per 16; the scales' codes [ROWS, PAIRS / 8]."""
+    amax = tl.maximum(_block_amax(even, odd, ROWS, PAIRS, 8), 0.01171875)
+    code = e4m3_code(tl.minimum(tl.div_rn(amax, 6.0), 448.0), NATIVE)
+    scale = _spread(e4m3_value(code), ROWS, PAIRS, 8)
+    return tl.div_rn(even, scale), tl.div_rn(odd, scale), code
+
+
+@triton.jit
+def _block_amax(even, odd, ROWS: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr):
+    largest = tl.maximum(tl.abs(even), tl.abs(odd))
+    return tl.max(tl.reshape(largest, (ROWS, PAIRS // SIZE, SIZE)), 2)
+
+
+@triton.jit
+def _spread(blocks, ROWS: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr):
+    """[ROWS, PAIRS / SIZE] -> [ROWS, PAIRS], each value SIZE times."""
+    spread = tl.broadcast_to(blocks[:, :, None], (ROWS, PAIRS // SIZE, SIZE))
+    return tl.reshape(spread, (ROWS, PAIRS))
+
+
+@triton.jit
+def _store_scales(
+    ptr, scales, target, is_row, stride, COUNT: tl.constexpr, TILE_BLOCKS: tl.constexpr
+):
+    block = tl.arange(0, TILE_BLOCKS)[None, :]
+    is_target = (is_row & (target >= 0))[:, None] & (block < COUNT)
+    tl.store(ptr + target[:, None] * stride + block, scales.to(tl.uint8), mask=is_target)
