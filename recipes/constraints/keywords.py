@@ -157,7 +157,7 @@ def _check_counts(schema: Mapping[str, Any], place: str) -> None:
 
 def _refuse(keyword: str, place: str) -> NoReturn:
     nearest: list[str] = []
-    if keyword not in _KNOWN_BUT_REFUSED:
+    if keyword not in _KNOWN_BUT_REFUSED | ENFORCED:
         nearest = difflib.get_close_matches(keyword, sorted(ENFORCED | ANNOTATIONS), n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     raise RowError(

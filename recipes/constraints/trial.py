@@ -111,7 +111,8 @@ class Trial:
 
 _TOO_COMPLEX = ("too large", "too big", "fuel", "limit", "too many", "too complex", "too deeply")
 _UNDECIDED = "unable to determine if regex is empty"
-_UNSUPPORTED = ("unimplemented keys", "oneof constraints", "only supported when")
+_OVERLAPPING_ONE_OF = "oneof constraints are not supported"
+_UNSUPPORTED = ("unimplemented keys", _OVERLAPPING_ONE_OF, "only supported when")
 _INVALID = {"json_object": "invalid_schema", "json_schema": "invalid_schema"} | {
     "regex": "invalid_regex"
 }
@@ -126,4 +127,9 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
     elif any(words in lowered for words in (_UNDECIDED, *_TOO_COMPLEX)):
         kind = "constraint_too_complex"
     reason = message.replace("<non-verbose/>", "").strip()[:500]
+    if _OVERLAPPING_ONE_OF in lowered:
+        reason = (
+            "oneOf: it cannot be shown that its branches exclude each other; use anyOf, or give "
+            "each branch a required property with a const of its own"
+        )
     return RowError(kind, f"{constraint_kind}: {reason}")
