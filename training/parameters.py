@@ -62,6 +62,8 @@ def _initial(
         return _initial_mixing(config, name, noise)
     if name.endswith(("attn_sink", ".gate.bias")):
         return torch.zeros(shape)
+    if name == "head.weight":
+        return 0.02 * noise
     if name == "embed.weight":
         return 0.7 * noise
     if name.endswith(("engram.embed.weight", "markov_head.embed.weight")):
