@@ -28,6 +28,8 @@ class Seen:
 
     token_ids: Tensor
     decoder_start: int = 0
+    encoder_start: int = 0
+    write_start: int = 0
     num_done: int = 0
     logits: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[int, Tensor] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Fleet:
             positions += list(span)
             rows += [row] * count
         numbers = torch.tensor([number for number, _ in parts])
-        zeros = torch.zeros(len(parts), dtype=torch.int64)
+        members = [self.requests[number] for number, _ in parts]
         ends = tuple(self.requests[n].num_done + count for n, count in parts)
         output = self.model.forward(
             ForwardBatch(
@@ -69,9 +71,9 @@ class Fleet:
                 context_lens=ends,
                 block_table=self.tables[numbers],
                 state_slots=self.slots[numbers],
-                encoder_start=zeros,
-                decoder_start=torch.tensor([self.requests[n].decoder_start for n, _ in parts]),
-                write_start=zeros,
+                encoder_start=torch.tensor([seen.encoder_start for seen in members]),
+                decoder_start=torch.tensor([seen.decoder_start for seen in members]),
+                write_start=torch.tensor([seen.write_start for seen in members]),
                 logit_rows=torch.tensor(wanted, dtype=torch.int64),
             ),
             self.cache,
