@@ -99,8 +99,9 @@ class Trial:
         with self._lock:
             if self._is_closed:
                 raise CancelledError
+            memory_bytes, parent = self._limits.trial_memory_bytes, os.getpid()
             self._process = self._process or subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT), str(self._limits.trial_memory_bytes)],
+                [sys.executable, "-P", str(_SCRIPT), str(memory_bytes), str(parent)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """The other side of ``trial``: compiles grammars where a crash or an endless loop harms nobody.
 
 Run as a script, it imports nothing of deepinfer.  It answers each line of JSON on stdin (grammar,
-limits) with one line on stdout: the error, or the empty string.
+limits) with one line on stdout: the error, or the empty string.  Arguments: bytes of memory it may
+use, process id of its parent.
 """
 
 from __future__ import annotations
@@ -73,4 +74,8 @@ if __name__ == "__main__":
     threading.stack_size(_STACK_BYTES)
     server = threading.Thread(target=_serve, args=(int(sys.argv[1]),))
     server.start()
-    server.join()
+    parent = int(sys.argv[2])
+    while server.is_alive():
+        server.join(0.5)
+        if os.getppid() != parent:  # killed; an endless compile would outlive it
+            os._exit(1)

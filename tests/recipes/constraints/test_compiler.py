@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError, wait
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +110,41 @@ def test_closing_is_quick_and_leaves_no_process(vocabulary: ConstraintVocabulary
     compiler.close()
     assert stuck.done()
     assert all(trial.process_id is None for trial in compiler.trials)
+
+
+def test_child_process_ends_with_a_killed_parent() -> None:
+    script = """
+import sys
+from deepinfer.recipes.constraints.limits import ConstraintLimits
+from deepinfer.recipes.constraints.trial import Trial
+import threading, time
+trial = Trial(ConstraintLimits(compile_timeout_s=600.0))
+grammar = "start: X\\nX: " + " & ".join(f"/.*a{{{n}}}.*b/" for n in range(1, 40))
+threading.Thread(target=trial.check, args=("lark", grammar), daemon=True).start()
+while trial.process_id is None:
+    time.sleep(0.01)
+print(trial.process_id, flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-P", "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    assert Path(f"/proc/{child}").exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 60
+    while _is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_running(child)
+
+
+def _is_running(process_id: int) -> bool:
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(
