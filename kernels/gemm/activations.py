@@ -31,10 +31,11 @@ class Activations:
     """R rows of K numbers; P is K rounded up to a multiple of 128.
 
     DECODED: values [R, P] bf16, rounded in blocks of 32, no scales.
-    FP8: values [R, P] e4m3fn, scales [P/128, R] f32.  Rounding in blocks of 128 differs from the
-    model's 32 only for numbers below 2**-14 of the largest in the 128, because a power-of-two scale
-    does not move the rounding of normal numbers.  With ``split`` each 128 has its even members
-    first, as the even and odd nibbles of an FP4 weight want them.
+    FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read on
+    past its last row.  Rounding in blocks of 128 differs from the model's 32 only for numbers below
+    2**-14 of the largest in the 128, because a power-of-two scale does not move the rounding of
+    normal numbers.  With ``split`` each 128 has its even members first, as the even and odd nibbles
+    of an FP4 weight want them.
     SCALED: values [R, P] e4m3fn, scales [R, P/32] u8 (E8M0).
     """
 
@@ -54,7 +55,8 @@ class Activations:
             return Activations(values, None, path, False)
         values = torch.empty(rows, padded, dtype=torch.float8_e4m3fn, device=device)
         if path is MatrixPath.FP8:
-            scales = torch.empty(padded // GROUP, rows, dtype=torch.float32, device=device)
+            stride = (rows // GROUP + 2) * GROUP
+            scales = torch.empty(padded // GROUP, stride, dtype=torch.float32, device=device)
             return Activations(values, scales, path, split)
         scales = torch.empty(rows, padded // 32, dtype=torch.uint8, device=device)
         return Activations(values, scales, path, False)
@@ -65,6 +67,10 @@ class Activations:
         word = torch.int32 if self.scales is None else torch.uint8 if self.split else torch.int16
         values = self.values.view(word)
         return values, values if self.scales is None else self.scales
+
+    @property
+    def scale_stride(self) -> int:
+        return 0 if self.scales is None else self.scales.stride(0)
 
     @property
     def layout(self) -> dict[str, int]:
@@ -89,7 +95,13 @@ def quantize_activations(x: Tensor, path: MatrixPath, split: bool) -> Activation
     if rows:
         pairs = bf16_pairs("x", x)
         _quantize_kernel[(rows, out.num_chunks)](
-            pairs, *out.writer, rows, k // 2, out.values.shape[1], pairs.stride(0), **out.layout
+            pairs,
+            *out.writer,
+            out.scale_stride,
+            k // 2,
+            out.values.shape[1],
+            pairs.stride(0),
+            **out.layout,
         )
     return out
 
@@ -99,7 +111,7 @@ def _quantize_kernel(
     x,
     values,
     scales,
-    rows,
+    scale_stride,
     num_pairs,
     padded,
     row_stride,
@@ -112,7 +124,7 @@ def _quantize_kernel(
     pair = chunk_pairs(tl.program_id(1), BLOCK)
     both = tl.load(x + row * row_stride + pair, mask=pair < num_pairs, other=0)
     store_quantized(
-        even_bf16(both), odd_bf16(both), pair, values, scales, row, rows, padded,
+        even_bf16(both), odd_bf16(both), pair, values, scales, row, scale_stride, padded,
         BLOCK, PATH, SPLIT, NATIVE,
     )  # fmt: skip
 
@@ -132,7 +144,7 @@ def store_quantized(
     values,
     scales,
     row,
-    rows,
+    scale_stride,
     padded,
     BLOCK: tl.constexpr,
     PATH: tl.constexpr,
@@ -165,7 +177,7 @@ def store_quantized(
         words = even_code | (odd_code << 8)
         tl.store(values + row * (padded // 2) + pair, words.to(tl.int16), mask=inside)
     if PATH == 1:
-        place = block.to(tl.int64) * rows + row
+        place = block.to(tl.int64) * scale_stride + row
         tl.store(scales + place, e8m0_value(exponent), mask=block < num_blocks)
     elif PATH == 2:
         place = row * num_blocks + block

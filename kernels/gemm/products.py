@@ -67,7 +67,7 @@ def decoded_product(
 
 @triton.jit
 def folded_product(
-    x, x_scales, rows, w, w_scales, K,
+    x, x_scales, scale_stride, w, w_scales, K,
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, NATIVE: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):  # fmt: skip
@@ -86,7 +86,7 @@ def folded_product(
             part = tl.dot(even, first)
             part = tl.dot(odd, second, part)
         sums += part * (factor[:, None] * tl.load(x_scales)[None, :])
-        x_scales += rows
+        x_scales += scale_stride
     return sums
 
 

@@ -141,6 +141,7 @@ def _launch(
         values.shape[-1],
         x.stride(0),
         x.stride(1),
+        0 if scales is None else scales.stride(0),
         out.stride(0),
         num_token_tiles,
         FORMAT=_format(weight),
@@ -209,6 +210,7 @@ def _gemm_kernel(
     w_row_stride,
     x_row_stride,
     x_group_stride,
+    scale_stride,
     out_row_stride,
     num_token_tiles,
     FORMAT: tl.constexpr,
@@ -225,7 +227,8 @@ def _gemm_kernel(
     member = tl.program_id(1)
     lane = tl.arange(0, TOKENS)
     if SOURCE < 0:
-        row = token_tile * TOKENS + lane
+        first = token_tile * TOKENS
+        row = first + lane
         inside = row < rows
         source = tl.minimum(row, rows - 1)
         target = source
@@ -234,7 +237,8 @@ def _gemm_kernel(
         if member < 0:
             return
         end = tl.load(offsets + member + 1)
-        row = tl.load(tile_row + token_tile) + lane
+        first = tl.load(tile_row + token_tile)
+        row = first + lane
         inside = row < end
         row = tl.minimum(row, end - 1)
         pair = tl.load(order + row)
@@ -246,8 +250,8 @@ def _gemm_kernel(
             target = pair
     n = n_tile * WIDTH + tl.arange(0, WIDTH)
     member = member.to(tl.int64)
-    w_row = member * N + tl.minimum(n, N - 1)
-    w += w_row[:, None] * w_row_stride
+    safe_n = tl.minimum(n, N - 1)
+    w += (member * N + safe_n)[:, None] * w_row_stride
     x += source.to(tl.int64)[None, :] * x_row_stride
     if SOURCE < 0:
         x += member * x_group_stride
@@ -255,13 +259,14 @@ def _gemm_kernel(
     if FORMAT == 0:
         sums = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
     else:
-        scale_row = w_row // 32 if FORMAT == 1 else w_row
+        scale_row = member * (N >> 5) + (safe_n >> 5) if FORMAT == 1 else member * N + safe_n
         w_scales += scale_row * (K // 128 if EVEN_K else K // 32)
         if PATH == 0:
             sums = decoded_product(x, w, w_scales, K, FORMAT, WIDTH, TOKENS, DTYPE, NATIVE, EVEN_K)
         elif PATH == 1:
+            x_scales += source if SOURCE > 0 else first + lane
             sums = folded_product(
-                x, x_scales + source, rows, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
+                x, x_scales, scale_stride, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
             )
         else:
             x_scales += source.to(tl.int64)[:, None] * (tl.cdiv(K, 128) * 4)

@@ -14,7 +14,7 @@ from deepinfer.kernels.gemm.matrix_path import Tile
 from deepinfer.kernels.gemm.triton_kernel import ExpertTiles
 
 _BLOCK = 1024
-_TILES = 64
+_TILES = 32
 
 
 def order_pairs(ids: Tensor, num_experts: int, tile: Tile) -> ExpertTiles:

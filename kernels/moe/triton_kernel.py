@@ -76,7 +76,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
         chunks = triton.cdiv(both // 2, 1024)
         _swiglu_kernel[(rows, chunks)](
             halves, words if weights is None else weights, words, words, words, words,
-            rows, both // 4, both // 2, limit,
+            0, both // 4, both // 2, limit,
             WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT,
         )  # fmt: skip
     return out
@@ -129,7 +129,7 @@ def _swiglu_quantized(
     out = Activations.empty(rows, both // 2, path, split, gate_up.device)
     _swiglu_kernel[(rows, out.num_chunks)](
         _halves(gate_up), weights, tiles.order, tiles.offsets[-1:], *out.writer,
-        rows, both // 4, out.values.shape[1], limit,
+        out.scale_stride, both // 4, out.values.shape[1], limit,
         WEIGHT=2, **out.layout,
     )  # fmt: skip
     return out
@@ -210,7 +210,7 @@ def _swiglu_kernel(
     num_ordered,
     values,
     scales,
-    rows,
+    scale_stride,
     num_pairs,
     padded,
     limit,
@@ -240,7 +240,7 @@ def _swiglu_kernel(
         tl.store(values + row * num_pairs + pair, bf16_pair(even, odd), mask=inside)
     else:
         store_quantized(
-            round_bf16(even), round_bf16(odd), pair, values, scales, row, rows, padded,
+            round_bf16(even), round_bf16(odd), pair, values, scales, row, scale_stride, padded,
             BLOCK, PATH, SPLIT, NATIVE,
         )  # fmt: skip
 
