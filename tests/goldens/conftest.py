@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -131,11 +132,37 @@ def load_golden(name: str) -> Golden:
     model = Model.from_tensors(
         checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer)
     )
-    facts = json.loads((folder / "goldens.json").read_text(encoding="utf-8"))
-    return Golden(name, checkpoint.config, model, load_file(folder / "goldens.safetensors"), facts)
+    data = load_file(folder / "goldens.safetensors")
+    return Golden(name, checkpoint.config, model, data, load_facts(name))
 
 
-@pytest.fixture(params=NAMES)
+@cache
+def load_facts(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((FOLDER / name / "goldens.json").read_text(encoding="utf-8"))
+    return facts
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test on both folders, and on each stored length of the kind that its argument names."""
+    kinds = {"prompt_length": "p", "greedy_length": "greedy", "replay_length": "ced",
+             "draft_length": "draft"}  # fmt: skip
+    if "stream_length" in metafunc.fixturenames:
+        argument, cases = "stream_length", [(n, t) for n in NAMES for t in load_facts(n)["streams"]]
+    elif found := set(kinds).intersection(metafunc.fixturenames):
+        argument = found.pop()
+        pattern = re.compile(kinds[argument] + r"(\d+)")
+        names = [(name, case) for name in NAMES for case in load_facts(name)["cases"]]
+        matches = [(name, pattern.fullmatch(case)) for name, case in names]
+        cases = [(name, int(match[1])) for name, match in matches if match]
+    elif "golden" in metafunc.fixturenames:
+        metafunc.parametrize("golden", NAMES, indirect=True)
+        return
+    else:
+        return
+    metafunc.parametrize(("golden", argument), cases, indirect=["golden"])
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     return load_golden(request.param)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import pytest
 import torch
 
 
@@ -31,11 +30,8 @@ def test_teacher_forced(golden, new_session):
             check(actual, expected, from_length)
 
 
-@pytest.mark.parametrize("length", [7, 31, 129])
-def test_greedy(golden, new_session, length):
-    case = f"greedy{length}"
-    if case not in golden.facts["cases"]:
-        pytest.skip("this folder has no such case")
+def test_greedy(golden, new_session, greedy_length):
+    length, case = greedy_length, f"greedy{greedy_length}"
     expected = golden.data[f"{case}.ids"]
     limits = golden.tolerance("logits", length + len(expected))
     steps = clear_steps(golden.data[f"{case}.margins"], limits["clear_margin"])
@@ -46,12 +42,9 @@ def test_greedy(golden, new_session, length):
         token = session.run(token[None]).logits[-1].argmax()
 
 
-@pytest.mark.parametrize("length", [9, 31, 129, 200, 300])
-def test_bounded_replay(golden, new_session, length):
+def test_bounded_replay(golden, new_session, replay_length):
     """Encoder layers on all tokens, decoder layers on the last window; then decoding."""
-    case = f"ced{length}"
-    if case not in golden.facts["cases"]:
-        pytest.skip("this folder has no such case")
+    length, case = replay_length, f"ced{replay_length}"
     data = golden.data
     replay = golden.facts["ced"][str(length)]["replay"]
     assert golden.facts["ced"][str(length)]["split_layer"] == golden.config.split_layer
@@ -79,11 +72,8 @@ def test_teacher_forced_after_bounded_replay(golden, new_session):
         golden.check_logits(actual, expected, from_length, allowed_misses=1)
 
 
-@pytest.mark.parametrize("length", [9, 31, 129, 200, 300])
-def test_greedy_after_bounded_replay(golden, new_session, length):
-    case = f"ced{length}"
-    if case not in golden.facts["cases"]:
-        pytest.skip("this folder has no such case")
+def test_greedy_after_bounded_replay(golden, new_session, replay_length):
+    length, case = replay_length, f"ced{replay_length}"
     data = golden.data
     limits = golden.tolerance("logits", length + 16)
     steps = clear_steps(data[f"{case}.greedy_margins"], limits["clear_margin"])

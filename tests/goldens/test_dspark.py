@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-
-CASES = [("draft", n) for n in (2, 7, 31, 64, 129)] + [("ced", n) for n in (9, 31, 129, 200, 300)]
 
 
 def forced_drafts(golden, session, case, first_ids, prompt):
@@ -22,31 +19,34 @@ def forced_drafts(golden, session, case, first_ids, prompt):
     return drafts
 
 
-@pytest.mark.parametrize("kind, length", CASES)
-def test_drafts(golden, new_session, kind, length):
-    case = f"{kind}{length}"
-    if case not in golden.facts["cases"]:
-        pytest.skip("this folder has no such case")
-    data = golden.data
-    window = golden.config.sliding_window
-    session = new_session(golden, decoder_start=length - window if kind == "ced" else 0)
-    first_ids = data[f"{case}.x0" if kind == "draft" else f"{case}.greedy_ids"]
-    drafts = forced_drafts(golden, session, case, first_ids, data[f"p{length}.input_ids"])
+def check_drafts(golden, session, case, first_ids, prompt):
+    drafts = forced_drafts(golden, session, case, first_ids, prompt)
+    length = len(prompt) + len(drafts)
     logits = torch.cat([draft.logits for draft in drafts])
-    golden.check_logits(logits, data[f"{case}.draft_logits"], length + len(drafts))
+    golden.check_logits(logits, golden.data[f"{case}.draft_logits"], length)
     confidence = torch.cat([draft.confidence for draft in drafts])
-    expected = torch.sigmoid(data[f"{case}.confidence_logit"])
-    limit = golden.tolerance("logits", length + len(drafts))["confidence"]
-    assert float((confidence - expected).abs().median()) <= limit
-    assert float((confidence - expected).abs().quantile(0.9)) <= 3 * limit
+    difference = (confidence - torch.sigmoid(golden.data[f"{case}.confidence_logit"])).abs()
+    limit = golden.tolerance("logits", length)["confidence"]
+    assert float(difference.median()) <= limit
+    assert float(difference.quantile(0.9)) <= 3 * limit
 
 
-@pytest.mark.parametrize("length", [2, 7, 31, 64, 129])
-def test_own_drafts_follow_the_golden_ones(golden, new_session, length):
+def test_drafts(golden, new_session, draft_length):
+    case = f"draft{draft_length}"
+    prompt = golden.data[f"p{draft_length}.input_ids"]
+    check_drafts(golden, new_session(golden), case, golden.data[f"{case}.x0"], prompt)
+
+
+def test_drafts_after_bounded_replay(golden, new_session, replay_length):
+    case = f"ced{replay_length}"
+    prompt = golden.data[f"p{replay_length}.input_ids"]
+    session = new_session(golden, decoder_start=replay_length - golden.config.sliding_window)
+    check_drafts(golden, session, case, golden.data[f"{case}.greedy_ids"], prompt)
+
+
+def test_own_drafts_follow_the_golden_ones(golden, new_session, draft_length):
     """Greedy drafting picks the golden tokens, up to the first unclear choice of each block."""
-    case = f"draft{length}"
-    if case not in golden.facts["cases"]:
-        pytest.skip("this folder has no such case")
+    length, case = draft_length, f"draft{draft_length}"
     data = golden.data
     limit = golden.tolerance("logits", length + 10)["clear_margin"]
     top = data[f"{case}.draft_logits"].topk(2, dim=-1).values
