@@ -5,7 +5,7 @@ from __future__ import annotations
 from training import words
 from training.answers import Turn
 from training.grammar import Writer
-from training.plots import OPENINGS
+from training.scenes import OPENINGS
 from training.stories import cast
 
 # Pairs of rhyming line endings; the first line of a pair may name the subject {x}.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from training import words
 from training.grammar import Writer
-from training.plots import ENDINGS, MORALS, OPENINGS, PLOTS, SCENES
+from training.plots import PLOTS
+from training.scenes import ENDINGS, MORALS, OPENINGS, SCENES
 
 PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "him", "his"), "it": ("it", "it", "its")}
 
