@@ -36,7 +36,7 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
         if line == 1 and raw.startswith(_BOM):
             raw = raw[len(_BOM) :]
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if not raw.strip():
+        if not too_long and not raw.strip():
             continue
         if too_long:
             message = (

@@ -51,22 +51,21 @@ def load_engine(settings: Settings) -> Engine:
 
 def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     """The application; tests give it another engine."""
-    app = typer.Typer(
-        cls=Group, help=_HELP, no_args_is_help=True, rich_markup_mode=None,
-        context_settings=_CONTEXT,
-    )  # fmt: skip
+    app = typer.Typer(cls=Group, help=_HELP, rich_markup_mode=None, context_settings=_CONTEXT)
     config = typer.Typer(
         cls=Group, help="Shows the settings in force, or writes a file of all of them."
     )
-    app.add_typer(config, name="config", no_args_is_help=True)
+    app.add_typer(config, name="config")
 
     @app.callback(invoke_without_command=True)
     def deepinfer(
+        context: typer.Context,
         version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     ) -> None:
         if version:
             print(f"deepinfer {__version__}")
-            raise typer.Exit
+        elif context.invoked_subcommand is None:
+            print(context.get_help())
 
     def run_verb(
         source: Annotated[
@@ -92,7 +91,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
         raise typer.Exit(run(request, resolve(flags, config=config), make_engine))
 
     run_verb.__doc__ = _RUN_HELP
-    app.command("run", cls=Command, no_args_is_help=True)(with_settings(run_verb))
+    app.command("run", cls=Command)(with_settings(run_verb))
     _add_config_verbs(config)
     return app
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from deepinfer.errors import ConfigError, LockedError
 
 _SCHEMA = "deepinfer.partial/1"
+_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +120,12 @@ class PartialFolder:
         return found
 
     def _acquire(self) -> int:
-        while True:
+        """Make, open and lock; once more if another run removed the folder in between."""
+        for _ in range(_ATTEMPTS):
             try:
-                self.path.mkdir(exist_ok=True)
-                lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except FileNotFoundError as error:
-                if self.path.parent.is_dir():
-                    continue  # another run has just finished and removed the folder
-                raise ConfigError(
-                    f"cannot write {self.paths.results}: there is no folder {self.path.parent}"
-                ) from error
-            except OSError as error:
-                raise ConfigError(
-                    f"cannot write in {self.path}: {(error.strerror or str(error)).lower()}; "
-                    "give another output (-o)"
-                ) from error
+                lock = self._open_lock()
+            except FileNotFoundError:
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -150,6 +142,21 @@ class PartialFolder:
                 os.pwrite(lock, me.encode(), 0)
                 return lock
             os.close(lock)
+        raise self._unwritable("no folder can be made there")
+
+    def _open_lock(self) -> int:
+        if not self.path.parent.is_dir():
+            raise self._unwritable(f"there is no folder {self.path.parent}")
+        try:
+            self.path.mkdir(exist_ok=True)
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._unwritable((error.strerror or str(error)).lower()) from error
+
+    def _unwritable(self, reason: str) -> ConfigError:
+        return ConfigError(f"cannot write {self.paths.results}: {reason}; give another output (-o)")
 
     def _is_current(self, lock: int) -> bool:
         """False if the folder was removed between opening its lock file and locking it."""

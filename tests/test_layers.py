@@ -21,7 +21,6 @@ _ALLOWED = {
     "recipes": set(),
 }
 _TENSOR_LIBRARIES = {"torch", "triton", "numpy", "safetensors"}
-# Only what the accelerator's own toolchain brings, beside the tensor libraries.
 _SLOW = ("torch", "triton", "pyarrow", "datasets", "tokenizers")
 
 

@@ -99,8 +99,3 @@ def process(in_tmp: Path, command: list[str]) -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
     return call
-
-
-def write_rows(path: Path, rows: list[Any]) -> Path:
-    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-    return path

@@ -74,9 +74,12 @@ def test_foreign_or_broken_manifests_are_not_touched(paths: OutputPaths) -> None
             folder.begin({}, force=True)
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no folder"):
-        PartialFolder(OutputPaths(tmp_path / "no" / "out.jsonl")).__enter__()
+@pytest.mark.parametrize(
+    "place, message",
+    [("no/out.jsonl", "there is no folder"), ("file/out.jsonl", "there is no folder"),
+     ("/proc/out.jsonl", "no folder can be made there")],
+)  # fmt: skip
+def test_places_that_cannot_be_written(tmp_path: Path, place: str, message: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot write in"):
-        PartialFolder(OutputPaths(tmp_path / "file" / "out.jsonl")).__enter__()
+    with pytest.raises(ConfigError, match=message):
+        PartialFolder(OutputPaths(tmp_path / place)).__enter__()

@@ -107,6 +107,11 @@ def test_long_lines_are_refused_and_the_next_line_is_good(tmp_path: Path) -> Non
     assert [row.line for row in rows] == [1, 2, 3, 4]
 
 
+def test_a_long_line_that_begins_with_blanks_is_not_lost(tmp_path: Path) -> None:
+    rows = _read(tmp_path / "a.jsonl", b" " * 10_000 + b'{"prompt":"a"}\n', max_row_bytes=5_000)
+    assert _fields(rows) == ["line_too_long"]
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.99])
 def test_cut_compressed_files_give_what_is_there_and_then_an_error(

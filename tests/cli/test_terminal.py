@@ -88,6 +88,12 @@ def test_help_fits_80_columns_and_begins_with_examples(command: list[str], verb:
         assert lines[2] == "Examples:" and lines[3].startswith("  deepinfer run ")
 
 
+def test_the_bare_command_prints_its_help(command: list[str]) -> None:
+    bare = subprocess.run(command, capture_output=True, text=True)
+    asked = subprocess.run([*command, "--help"], capture_output=True, text=True)
+    assert (bare.returncode, bare.stdout.strip()) == (0, asked.stdout.strip())
+
+
 def test_run_help_names_every_setting(command: list[str]) -> None:
     text = subprocess.run([*command, "run", "--help"], capture_output=True, text=True).stdout
     for name in FIELDS:
