@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .reference import candidate_blocks_reference as candidate_blocks
+from .dispatch import candidate_blocks as candidate_blocks
+from .dispatch import paged_index_scores as paged_index_scores
+from .dispatch import select_topk as select_topk
 from .reference import index_scores_reference as index_scores
-from .reference import select_topk_reference as select_topk
 
-__all__ = ["candidate_blocks", "index_scores", "select_topk"]
+__all__ = ["candidate_blocks", "index_scores", "paged_index_scores", "select_topk"]

@@ -43,3 +43,17 @@ def main_keys(bytes_ptr, index, HALF: tl.constexpr, TILE_K: tl.constexpr):
 def _scale_blocks(values, scales, ROWS: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
     blocks = tl.reshape(values, (ROWS, BLOCKS, SIZE)) * scales[:, :, None]
     return tl.reshape(blocks, (ROWS, BLOCKS * SIZE))
+
+
+@triton.jit
+def index_keys(bytes_ptr, row, present, HALF: tl.constexpr, TILE_K: tl.constexpr):
+    """Even and odd values, fp32 [K, D/2], of FP4 rows with powers of two as scales."""
+    BLOCKS: tl.constexpr = HALF // 16
+    row_ptr = bytes_ptr + row[:, None] * (HALF + BLOCKS)
+    is_present = present[:, None]
+    values = tl.load(row_ptr + tl.arange(0, HALF)[None, :], mask=is_present, other=0)
+    scale_ptr = row_ptr + HALF + tl.arange(0, BLOCKS)[None, :]
+    scales = e8m0_value(tl.load(scale_ptr, mask=is_present, other=0))
+    even = _scale_blocks(e2m1_value(values), scales, TILE_K, BLOCKS, 16)
+    odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, BLOCKS, 16)
+    return even, odd

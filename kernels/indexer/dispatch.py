@@ -1,0 +1,49 @@
+"""The indexer on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .paged import paged_index_scores_reference
+from .reference import candidate_blocks_reference, select_topk_reference
+
+
+def paged_index_scores(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    num_visible: Tensor,
+    num_entries: int,
+    kept: Tensor | None = None,
+    *,
+    kept_size: int = 8,
+) -> Tensor:
+    """See ``paged_index_scores_reference``."""
+    arguments = (query_rows, head_weights, pool, block_table, request_rows, num_visible)
+    if query_rows.is_cuda:
+        from .triton_kernel import paged_index_scores_triton
+
+        return paged_index_scores_triton(*arguments, num_entries, kept, kept_size=kept_size)
+    return paged_index_scores_reference(*arguments, num_entries, kept, kept_size=kept_size)
+
+
+def select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
+    """See ``select_topk_reference``."""
+    if scores.is_cuda:
+        from .triton_select import select_topk_triton
+
+        return select_topk_triton(scores, num_visible, k)
+    return select_topk_reference(scores, num_visible, k)
+
+
+def candidate_blocks(
+    scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
+) -> Tensor:
+    """See ``candidate_blocks_reference``."""
+    if scores.is_cuda:
+        from .triton_select import candidate_blocks_triton
+
+        return candidate_blocks_triton(scores, num_visible, block_size, num_blocks)
+    return candidate_blocks_reference(scores, num_visible, block_size, num_blocks)

@@ -1,0 +1,133 @@
+"""Index scores in Triton: tiles of keys against the heads of a few queries.
+
+Products of FP4 numbers are short, so their fp32 sums are exact and no tiling changes a bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import check_tensor, describe, matrix_dtype
+from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value, round_bf16
+from deepinfer.kernels.quant.triton_rows import index_keys
+
+_TILE_QUERIES = 4
+_TILE_ENTRIES = 128
+
+
+def paged_index_scores_triton(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    num_visible: Tensor,
+    num_entries: int,
+    kept: Tensor | None = None,
+    *,
+    kept_size: int = 8,
+) -> Tensor:
+    """``paged_index_scores_reference``; tiles that no query sees or keeps are not computed.
+
+    Fastest when queries of one request are neighbours.  Hidden entries keep arbitrary bits.
+    Raises: TensorError for a wrong dtype, shape, device or layout.
+    """
+    num_queries, heads, row_bytes = query_rows.shape
+    half = row_bytes * 16 // 17
+    if heads & (heads - 1) or half & (half - 1) or half < 16 or half + half // 16 != row_bytes:
+        raise TensorError(
+            "query_rows: expected a power of two of heads and 17/16 times one of bytes, found "
+            + describe(query_rows)
+        )
+    check_tensor("query_rows", query_rows, torch.uint8, (None, None, None), pool)
+    check_tensor("head_weights", head_weights, torch.bfloat16, (num_queries, heads), pool)
+    check_tensor("pool", pool, torch.uint8, (None, None, row_bytes), pool)
+    check_tensor("block_table", block_table, torch.int64, (None, None), pool)
+    check_tensor("request_rows", request_rows, torch.int64, (num_queries,), pool)
+    check_tensor("num_visible", num_visible, torch.int64, (num_queries,), pool)
+    if block_table.shape[1] * pool.shape[1] < num_entries:
+        raise TensorError(
+            f"block_table: {num_entries} entries need {-(-num_entries // pool.shape[1])} blocks "
+            f"per request, found {describe(block_table)}"
+        )
+    if kept is not None:
+        check_tensor("kept", kept, torch.bool, (num_queries, None), pool)
+        if kept.shape[1] * kept_size < num_entries:
+            raise TensorError(f"kept: too narrow for {num_entries} entries: {describe(kept)}")
+    scores = head_weights.new_empty(num_queries, num_entries)
+    if not scores.numel():
+        return scores
+    grid = (triton.cdiv(num_entries, _TILE_ENTRIES), triton.cdiv(num_queries, _TILE_QUERIES))
+    score_kernel[grid](
+        query_rows, head_weights.view(torch.int16), pool, block_table, request_rows, num_visible,
+        query_rows if kept is None else kept.view(torch.uint8), scores.view(torch.int16),
+        num_queries, num_entries, pool.shape[1], block_table.shape[1],
+        0 if kept is None else kept.shape[1],
+        H=heads, HALF=half, KEPT_SIZE=0 if kept is None else kept_size,
+        TILE_Q=_TILE_QUERIES, TILE_E=_TILE_ENTRIES, DOT=matrix_dtype(),
+        num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return scores
+
+
+@triton.jit
+def score_kernel(
+    query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr,
+    scores_ptr, num_queries, num_entries, block_entries, table_width, kept_width,
+    H: tl.constexpr, HALF: tl.constexpr, KEPT_SIZE: tl.constexpr,
+    TILE_Q: tl.constexpr, TILE_E: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(1).to(tl.int64) * TILE_Q
+    query = first + tl.arange(0, TILE_Q)
+    is_query = query < num_queries
+    entry = tl.program_id(0) * TILE_E + tl.arange(0, TILE_E)
+    is_entry = entry < num_entries
+    request = tl.load(requests_ptr + query, mask=is_query, other=-1)
+    visible = tl.load(visible_ptr + query, mask=is_query, other=0)
+    is_wanted = (entry[:, None] < visible[None, :]) & is_entry[:, None]
+    if KEPT_SIZE > 0:
+        kept = kept_ptr + query[None, :] * kept_width + (entry // KEPT_SIZE)[:, None]
+        is_wanted = is_wanted & (tl.load(kept, mask=is_wanted, other=0) != 0)
+    # The heads of all queries of the tile are the columns of one product.
+    column = first * H + tl.arange(0, TILE_Q * H)
+    is_column = column < num_queries * H
+    q_even, q_odd = index_keys(query_rows_ptr, column, is_column, HALF, TILE_Q * H)
+    q_even, q_odd = tl.trans(q_even.to(DOT)), tl.trans(q_odd.to(DOT))
+    weight = bf16_value(tl.load(weights_ptr + column, mask=is_column, other=0))
+
+    for number in range(TILE_Q):
+        is_number = tl.arange(0, TILE_Q) == number
+        own = tl.max(tl.where(is_number, request, -1), 0)
+        is_first = tl.min(tl.where(request == own, tl.arange(0, TILE_Q), TILE_Q), 0) == number
+        is_here = is_wanted & (request == own)[None, :]
+        if (own >= 0) & is_first & (tl.max(is_here.to(tl.int32)) > 0):
+            table = table_ptr + own * table_width + entry // block_entries
+            block = tl.load(table, mask=is_entry, other=0)
+            row = block * block_entries + entry % block_entries
+            k_even, k_odd = index_keys(pool_ptr, row, is_entry, HALF, TILE_E)
+            dots = tl.dot(k_even.to(DOT), q_even)
+            dots = tl.dot(k_odd.to(DOT), q_odd, dots)
+            scores = _weighted(dots, weight, TILE_E, TILE_Q, H, DOT)
+            place = scores_ptr + query[None, :] * num_entries + entry[:, None]
+            tl.store(place, bf16_bits(scores).to(tl.int16), mask=is_here)
+    if KEPT_SIZE > 0:
+        is_cut = (entry[:, None] < visible[None, :]) & is_entry[:, None] & (is_wanted == 0)
+        place = scores_ptr + query[None, :] * num_entries + entry[:, None]
+        tl.store(place, tl.full([TILE_E, TILE_Q], -128, tl.int16), mask=is_cut)  # bits of -inf
+
+
+@triton.jit
+def _weighted(
+    dots, weight, TILE_E: tl.constexpr, TILE_Q: tl.constexpr, H: tl.constexpr, DOT: tl.constexpr
+):
+    """Sum over heads of w * relu(dot), each step rounded to bf16: [E, Q * H] -> [E, Q] fp32."""
+    if DOT == tl.float32:  # noqa: SIM300
+        products = round_bf16(tl.maximum(round_bf16(dots), 0.0) * weight[None, :])
+    else:
+        positive = tl.maximum(dots, 0.0).to(DOT).to(tl.float32)
+        products = (positive * weight[None, :]).to(DOT).to(tl.float32)
+    return tl.sum(tl.reshape(products, (TILE_E, TILE_Q, H)), 2)

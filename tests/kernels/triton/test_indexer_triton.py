@@ -1,0 +1,162 @@
+"""Index scores, candidate blocks and top-k: Triton against the references."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.indexer import triton_select
+from deepinfer.kernels.indexer.paged import paged_index_scores_reference
+from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
+from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
+from deepinfer.kernels.indexer.triton_select import candidate_blocks_triton, select_topk_triton
+from deepinfer.kernels.quant import pack_index_rows
+from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
+
+
+def _paged(
+    device: torch.device, requests: list[int], heads: int, width: int, entries: int
+) -> dict[str, Tensor | int]:
+    """Queries of the given requests; each request's blocks lie anywhere in the pool."""
+    per_block, num_requests = 24, max(requests) + 1
+    blocks = -(-entries // per_block)
+    table = torch.randperm(blocks * num_requests + 3)[: blocks * num_requests]
+    pool = torch.randn(blocks * num_requests + 3, per_block, width)
+    queries = torch.randn(len(requests), heads, width)
+    return {
+        "query_rows": pack_index_rows(queries).to(device),
+        "head_weights": torch.randn(len(requests), heads).bfloat16().to(device),
+        "pool": pack_index_rows(pool).to(device),
+        "block_table": table.view(num_requests, blocks).to(device),
+        "request_rows": torch.tensor(requests, device=device),
+        "num_visible": torch.randint(0, entries + 1, (len(requests),)).to(device),
+        "num_entries": entries,
+    }
+
+
+def _check(case: dict[str, Tensor | int], **kept: Tensor | int) -> None:
+    actual = paged_index_scores_triton(**case, **kept)
+    expected = paged_index_scores_reference(**case, **kept)
+    hidden = torch.arange(actual.shape[1], device=actual.device) >= case["num_visible"][:, None]
+    actual = actual.masked_fill(hidden, -torch.inf)
+    assert_bitwise_equal(actual.isinf(), expected.isinf(), "where -inf is")
+    # Heads are summed in another order, then rounded to bf16: near zero by cancellation.
+    finite = torch.where(expected.isinf(), 0, expected)
+    assert_close(torch.where(actual.isinf(), 0, actual), finite, atol=0.05, rtol=2**-7)
+
+
+@pytest.mark.parametrize(
+    "requests, heads, width, entries",
+    [
+        ([0, 0, 0, 1, 1, 2], 32, 128, 300),  # the released model's heads
+        ([2, 0, 2, 1, 0], 8, 64, 131),  # mixed order
+        ([0], 4, 32, 7),
+    ],
+)
+def test_scores(
+    requests: list[int], heads: int, width: int, entries: int, device: torch.device
+) -> None:
+    _check(_paged(device, requests, heads, width, entries))
+
+
+def test_scores_of_kept_blocks(device: torch.device) -> None:
+    case = _paged(device, [0, 0, 1], 8, 64, 300)
+    kept = torch.rand(3, 40, device=device) < 0.3
+    kept[:, 16:32] = False  # a tile without any
+    _check(case, kept=kept)
+
+
+def test_scores_without_queries_or_entries(device: torch.device) -> None:
+    case = _paged(device, [0], 4, 32, 7)
+    assert paged_index_scores_triton(**case | {"num_entries": 0}).shape == (1, 0)
+    none = {name: case[name][:0] for name in ("query_rows", "head_weights", "request_rows")}
+    none["num_visible"] = case["num_visible"][:0]
+    assert paged_index_scores_triton(**case | none).shape == (0, 7)
+
+
+def test_a_narrow_block_table_is_refused(device: torch.device) -> None:
+    case = _paged(device, [0], 4, 32, 49)
+    with pytest.raises(TensorError, match="49 entries need 3 blocks"):
+        paged_index_scores_triton(**case | {"block_table": case["block_table"][:, :2].contiguous()})
+
+
+def _distributions(kind: str, shape: tuple[int, ...]) -> Tensor:
+    x = torch.randn(shape)
+    if kind == "ties":
+        return torch.randint(-2, 3, shape).float()
+    if kind == "equal":
+        return torch.full(shape, 0.25)
+    if kind == "bits":
+        bits = torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).int().view(torch.float32)
+        return torch.where(bits.isnan(), -torch.inf, bits)
+    if kind == "infinite":
+        return torch.where(x > 1, torch.inf, torch.where(x < 0, -torch.inf, 0.0 * x.sign()))
+    if kind == "none":
+        return torch.full(shape, -torch.inf)
+    return x * 1e4 + 100
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bits", "infinite", "none"])
+def test_topk(kind: str, dtype: torch.dtype, device: torch.device) -> None:
+    scores = _distributions(kind, (6, 700)).to(dtype).to(device)
+    visible = torch.tensor([700, 0, 1, 512, 333, 699], device=device)
+    for k in (1, 100, 512):
+        expected = select_topk_reference(scores, visible, k)
+        assert_bitwise_equal(select_topk_triton(scores, visible, k), expected, f"{k=}")
+
+
+@pytest.mark.parametrize("shape, k", [((2, 3, 40), 64), ((0, 40), 8), ((2, 0), 8), ((1, 16), 16)])
+def test_topk_shapes(shape: tuple[int, ...], k: int, device: torch.device) -> None:
+    scores = torch.randn(shape, device=device)
+    visible = torch.randint(-1, shape[-1] + 9, shape[:-1]).to(device)
+    if shape[-1]:
+        assert_bitwise_equal(
+            select_topk_triton(scores, visible, k), select_topk_reference(scores, visible, k)
+        )
+    else:
+        assert bool((select_topk_triton(scores, visible, k) == -1).all())
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+def test_topk_of_many_chunks(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_select, "_CHUNK", 256)
+    scores = _distributions(kind, (2, 3_001)).bfloat16().to(device)
+    visible = torch.tensor([3_001, 70], device=device)
+    expected = select_topk_reference(scores, visible, 64)
+    assert_bitwise_equal(select_topk_triton(scores, visible, 64), expected)
+
+
+def test_topk_of_a_million(device: torch.device) -> None:
+    scores = torch.randn(1, 1 << 20).bfloat16().to(device)
+    visible = torch.tensor([(1 << 20) - 5], device=device)
+    expected = select_topk_reference(scores, visible, 512)
+    assert_bitwise_equal(select_topk_triton(scores, visible, 512), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("entries, num_blocks", [(1000, 20), (1001, 126), (5, 1)])
+def test_candidate_blocks(
+    entries: int, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    scores = _distributions("ties", (5, entries)).to(dtype).to(device)
+    scores[0, : entries // 2] = -math.inf
+    visible = torch.tensor([entries, entries - 1, 1, 4, entries // 2], device=device)
+    expected = candidate_blocks_reference(scores, visible, 8, num_blocks)
+    assert_bitwise_equal(candidate_blocks_triton(scores, visible, 8, num_blocks), expected)
+
+
+def test_wrong_tensors_are_named(device: torch.device) -> None:
+    scores = torch.randn(2, 10, device=device)
+    with pytest.raises(TensorError, match="num_visible"):
+        select_topk_triton(scores, torch.tensor([3, 3], dtype=torch.int32, device=device), 4)
+    with pytest.raises(TensorError, match="scores: expected bf16 or fp32"):
+        select_topk_triton(scores.half(), torch.tensor([3, 3], device=device), 4)
+    with pytest.raises(TensorError, match="k=5000"):
+        select_topk_triton(scores, torch.tensor([3, 3], device=device), 5000)
