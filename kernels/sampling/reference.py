@@ -10,6 +10,8 @@ probable tokens is looked at next.  Nothing is ever sorted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -62,76 +64,108 @@ def sample(
         chosen[greedy_rows] = _first_argmax(_take(logits, greedy_rows))
     rows = (is_valid & ~is_greedy).nonzero()[:, 0]
     if len(rows):
-        limits = (top_p[rows], top_k[rows], min_p[rows])
+        filters = _Filters.of(top_p[rows], top_k[rows], min_p[rows])
         words = _row_words(seeds[rows], positions[rows])
-        chosen[rows] = _draw(_take(logits, rows), best[rows], temperature[rows], words, *limits)
+        chosen[rows] = _draw(_take(logits, rows), best[rows], temperature[rows], words, filters)
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """What may be drawn in each row, in the form that is cheapest to check.
+
+    max_mass, max_count [N] f32: the more probable tokens must have less than this mass and be fewer
+    than this (inf: no such limit); min_share [N] f32 of the largest probability.  A winner that is
+    more probable than ``sure`` [N] f32 is kept without a closer look: the more probable tokens have
+    at most 1 - p together.
+    """
+
+    max_mass: Tensor
+    max_count: Tensor
+    min_share: Tensor
+    sure: Tensor
+    is_counted: bool
+    is_floored: bool
+
+    @classmethod
+    def of(cls, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> _Filters | None:
+        """None when no row has a filter."""
+        is_counted, is_floored = bool((top_k > 0).any()), bool((min_p > 0).any())
+        if not (is_counted or is_floored or bool((top_p < 1).any())):
+            return None
+        max_mass = torch.where(top_p < 1, top_p, torch.inf)
+        sure = torch.where((top_k > 0) | (min_p > 0), torch.inf, 1.0001 - max_mass)
+        max_count = torch.where(top_k > 0, top_k, torch.inf)
+        return cls(max_mass, max_count, min_p, sure, is_counted, is_floored)
+
+    def dropped(self, probs: Tensor, token: Tensor, rows: Tensor | slice) -> Tensor:
+        """Which of the given probs [n, V] have their ``token`` [n] dropped, indices [m] i64.
+
+        ``rows`` are the places of these n rows in the batch.  The most probable token is kept.
+        """
+        prob = probs.gather(1, token[:, None])
+        unsure = (prob[:, 0] <= self.sure[rows]).nonzero()[:, 0]
+        if not len(unsure):
+            return unsure
+        probs, prob = _take(probs, unsure), prob[unsure]
+        # An f32 mask, because comparing into bool is several times slower on a CPU.
+        above = probs.clone().gt_(prob)
+        count = above.sum(-1) if self.is_counted else None
+        is_dropped = _ordered_sum(above.mul_(probs)) >= self.max_mass[rows][unsure]
+        if count is not None:
+            is_dropped |= count >= self.max_count[rows][unsure]
+        if self.is_floored:
+            is_dropped |= prob[:, 0] < self.min_share[rows][unsure] * probs.amax(-1)
+        return unsure[is_dropped]
+
+
 def _draw(
-    logits: Tensor,
-    best: Tensor,
-    temperature: Tensor,
-    words: Tensor,
-    top_p: Tensor,
-    top_k: Tensor,
-    min_p: Tensor,
+    logits: Tensor, best: Tensor, temperature: Tensor, words: Tensor, filters: _Filters | None
 ) -> Tensor:
-    """One token per row of finite rows at a positive temperature, [N] i64."""
+    """One token per row at a positive temperature, [N] i64; ``best`` [N] is the rows' maximum."""
     N, V = logits.shape
+    is_infinite = best == torch.inf
+    if bool(is_infinite.any()):
+        at_top = torch.where(logits == torch.inf, 0.0, -torch.inf)
+        logits = torch.where(is_infinite[:, None], at_top, logits)
+        best = torch.where(is_infinite, 0.0, best)
+    is_plain = bool((temperature == 1).all())
     size = max(1, _CPU_TILE_VALUES // V) if logits.device.type == "cpu" else N
     winners: list[Tensor] = []
     dropped: list[tuple[Tensor, Tensor, Tensor]] = []
     for begin in range(0, N, size):
         tile = slice(begin, begin + size)
-        probs = _probabilities(logits[tile], best[tile], temperature[tile])
+        scaled = logits[tile]
+        if not is_plain:  # at temperature 1 the softmax itself does this, with the same bits
+            scaled = (scaled - best[tile, None]).div_(temperature[tile, None])
+        probs = scaled.softmax(-1)
         noise = _noise(words[tile], V)
         scores = torch.div(probs, noise, out=noise)
-        winner = _first_argmax(scores)
-        winners.append(winner)
-        rows = _dropped_rows(probs, winner, top_p[tile], top_k[tile], min_p[tile])
-        if len(rows):
-            dropped.append((rows + begin, _take(probs, rows), _take(scores, rows)))
+        winners.append(_first_argmax(scores))
+        if filters is not None:
+            rows = filters.dropped(probs, winners[-1], tile)
+            if len(rows):
+                dropped.append((rows + begin, _take(probs, rows), _take(scores, rows)))
     winner = torch.cat(winners)
-    if dropped:
+    if filters is not None and dropped:
         rows, probs, scores = (torch.cat(parts) for parts in zip(*dropped, strict=True))
-        limits = (top_p[rows], top_k[rows], min_p[rows])
-        winner[rows] = _next_winners(winner[rows], probs, scores, *limits)
+        _replace(winner, rows, probs, scores, filters)
     return winner
 
 
-def _next_winners(
-    winner: Tensor, probs: Tensor, scores: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
-) -> Tensor:
-    """The best kept token of each row whose ``winner`` [N] is not kept, [N] i64."""
-    rows = torch.arange(len(winner), device=winner.device)
+def _replace(
+    winner: Tensor, rows: Tensor, probs: Tensor, scores: Tensor, filters: _Filters
+) -> None:
+    """Replace the dropped winners of ``rows`` [n] by the best kept ones, in place.
+
+    Shapes: winner [N] i64; probs, scores [n, V] f32 of those rows.
+    """
     while len(rows):
-        row_probs = _take(probs, rows)
-        prob = row_probs.gather(1, winner[rows, None])
-        winner[rows] = _first_argmax((row_probs > prob) * _take(scores, rows))
-        limits = (top_p[rows], top_k[rows], min_p[rows])
-        rows = rows[_dropped_rows(row_probs, winner[rows], *limits)]
-    return winner
-
-
-def _dropped_rows(
-    probs: Tensor, token: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
-) -> Tensor:
-    """Rows whose ``token`` [N] some filter drops.  The most probable token is never dropped."""
-    prob = probs.gather(1, token[:, None])[:, 0]
-    # The more probable tokens have at most 1 - p together: most rows need no closer look.
-    is_sure = (prob > 1.0 - top_p + 1e-4) | (top_p >= 1)
-    is_sure &= (top_k == 0) & (min_p == 0)
-    rows = (~is_sure).nonzero()[:, 0]
-    if not len(rows):
-        return rows
-    row_probs, prob = _take(probs, rows), prob[rows]
-    # An f32 mask, because comparing into bool is several times slower on a CPU.
-    above = row_probs.clone().gt_(prob[:, None])
-    is_dropped = (above.sum(-1) >= top_k[rows]) & (top_k[rows] > 0)
-    is_dropped |= (_ordered_sum(above.mul_(row_probs)) >= top_p[rows]) & (top_p[rows] < 1)
-    is_dropped |= prob < min_p[rows] * row_probs.amax(-1)
-    return rows[is_dropped]
+        prob = probs.gather(1, winner[rows, None])
+        token = _first_argmax(scores.mul_(probs > prob))
+        winner[rows] = token
+        again = filters.dropped(probs, token, rows)
+        rows, probs, scores = rows[again], _take(probs, again), _take(scores, again)
 
 
 def _ordered_sum(values: Tensor) -> Tensor:
@@ -139,18 +173,6 @@ def _ordered_sum(values: Tensor) -> Tensor:
     if len(values) == 1:
         return torch.cat((values, values)).sum(-1)[:1]
     return values.sum(-1)
-
-
-def _probabilities(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / temperature) in f32, with +inf logits sharing all of it."""
-    is_infinite = best == torch.inf
-    if bool(is_infinite.any()):
-        at_top = torch.where(logits == torch.inf, 0.0, -torch.inf)
-        logits = torch.where(is_infinite[:, None], at_top, logits)
-        best = torch.where(is_infinite, 0.0, best)
-    if bool((temperature == 1).all()):
-        return logits.softmax(-1)  # the same bits as below, two passes fewer
-    return (logits - best[:, None]).div_(temperature[:, None]).softmax(-1)
 
 
 def _first_argmax(x: Tensor) -> Tensor:
@@ -188,11 +210,12 @@ def _noise(words: Tensor, vocab_size: int) -> Tensor:
     first, second = words[:, :1], words[:, 1:] | 1
     hashed = token_words ^ first
     shifted = torch.empty_like(hashed)
-    for factor, shift in ((2146121005, 16), (second, 15), (-2073254261, 16)):
+    for factor, shift in ((2146121005, 16), (second, 15)):
         hashed.mul_(factor)
         torch.bitwise_right_shift(hashed, shift, out=shifted)
         hashed.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
-    hashed.bitwise_and_((1 << _HASH_BITS) - 1)
+    # The last product mixes its high bits best, and these lead the uniform.
+    hashed.mul_(-2073254261).bitwise_and_((1 << _HASH_BITS) - 1)
     # The factor 1 - 2**-24 keeps the largest uniform below 1 after rounding to f32.
     uniform = shifted.view(torch.float32).copy_(hashed)
     uniform.mul_(-(2.0**-_HASH_BITS) * (1 - 2.0**-24)).sub_(0.5 * 2.0**-_HASH_BITS)
