@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .dispatch import advance_streams as advance_streams
+from .dispatch import collapse_streams as collapse_streams
+from .dispatch import expand_streams as expand_streams
+from .dispatch import hyper_mix as hyper_mix
 from .reference import HyperMix as HyperMix
-from .reference import collapse_streams_reference as collapse_streams
-from .reference import expand_streams_reference as expand_streams
-from .reference import hyper_mix_reference as hyper_mix
 
-__all__ = ["HyperMix", "collapse_streams", "expand_streams", "hyper_mix"]
+__all__ = ["HyperMix", "advance_streams", "collapse_streams", "expand_streams", "hyper_mix"]

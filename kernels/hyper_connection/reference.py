@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from deepinfer.kernels.gemm import Weight, fp32_linear
+from deepinfer.kernels.gemm.reference import ROW_MULTIPLE
 from deepinfer.kernels.numeric import constant, inverse_rms, sigmoid, split_last
 
 _NORM_EPS = 1e-20
@@ -40,7 +44,7 @@ def hyper_mix_reference(
     return HyperMix(
         pre=sigmoid(pre * scale[0] + pre_base) + constant(eps),
         post=constant(2.0) * sigmoid(post * scale[1] + post_base),
-        comb=_sinkhorn(split_last(comb, num_streams), iterations, eps),
+        comb=_sinkhorn(comb, iterations, eps),
     )
 
 
@@ -56,11 +60,31 @@ def expand_streams_reference(streams: Tensor, output: Tensor, mix: HyperMix) -> 
 
 
 def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:
-    small = constant(eps)
-    exponentials = torch.exp(comb - comb.amax(-1, keepdim=True))
-    comb = exponentials / exponentials.sum(-1, keepdim=True) + small
-    comb = comb / comb.sum(-2, keepdim=True).add_(small)
+    """comb [T, S * S] logits, row-major -> [T, S, S].
+
+    A matmul with a matrix of ones and zeros sums each row (or column) of the S x S matrices and
+    spreads the sum over it in one step.  Tokens are padded as in ``fp32_linear``.
+    """
+    num_tokens, num_streams = comb.shape[0], math.isqrt(comb.shape[1])
+    comb = functional.pad(comb, (0, 0, 0, -num_tokens % ROW_MULTIPLE))
+    highest = split_last(comb, num_streams).amax(-1, keepdim=True)
+    comb = torch.exp(split_last(comb, num_streams) - highest).flatten(1)
+    row_sums, column_sums = _summing_matrices(num_streams, comb.device)
+    small = constant(eps).to(comb.device).expand(num_streams**2)
+    comb = comb / (comb @ row_sums) + small
+    comb = comb / torch.addmm(small, comb, column_sums)
     for _ in range(iterations - 1):
-        comb = comb / comb.sum(-1, keepdim=True).add_(small)
-        comb = comb / comb.sum(-2, keepdim=True).add_(small)
-    return comb
+        comb = comb / torch.addmm(small, comb, row_sums)
+        comb = comb / torch.addmm(small, comb, column_sums)
+    return split_last(comb, num_streams)[:num_tokens]
+
+
+@cache
+def _summing_matrices(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two [size^2, size^2] matrices: x @ them holds, in each place, its row's (column's) sum."""
+    with torch.inference_mode(False):
+        same, all_of_them = torch.eye(size), torch.ones(size, size)
+        return (
+            torch.kron(same, all_of_them).to(device),
+            torch.kron(all_of_them, same).to(device),
+        )
