@@ -39,12 +39,14 @@ def complete_decode(
     for state, tokens, logprobs, num_drafts in zip(
         batch.states, result.tokens, result.logprobs, result.num_drafts, strict=True
     ):
-        before = state.num_output_tokens
+        before = len(state.token_ids)
         if any(map(state.append, tokens)):
             finished.append(state)
-        count = state.num_output_tokens - before
+        count = len(state.token_ids) - before
         scheduler.decoded(state, count)
-        state.logprobs += logprobs[:count]
-        state.num_draft_tokens += num_drafts
-        state.num_accepted_tokens += max(count - 1, 0)
+        if logprobs:
+            state.logprobs += logprobs[:count]
+        if num_drafts:
+            state.num_draft_tokens += num_drafts
+            state.num_accepted_tokens += max(count - 1, 0)
     return finished

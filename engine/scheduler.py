@@ -213,8 +213,9 @@ class Scheduler:
         for state in list(self.decoding):
             if state.phase is not Phase.DECODING:
                 continue
-            remaining = state.max_output_tokens - state.num_output_tokens
-            drafts = min(most, remaining - 1)
+            drafts = most
+            if most:
+                drafts = min(most, state.max_output_tokens - state.num_output_tokens - 1)
             if state.num_computed_tokens + 1 + drafts > len(state.blocks) * block_size:
                 drafts = self._make_room(state, drafts)
                 if drafts < 0:

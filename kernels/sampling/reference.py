@@ -60,10 +60,10 @@ def sample(
     is_greedy = temperature == 0
     chosen = torch.full_like(positions, INVALID_TOKEN)
     greedy_rows = (is_valid & is_greedy).nonzero()[:, 0]
-    if len(greedy_rows):
+    if greedy_rows.numel():
         chosen[greedy_rows] = _first_argmax(_take(logits, greedy_rows))
     rows = (is_valid & ~is_greedy).nonzero()[:, 0]
-    if len(rows):
+    if rows.numel():
         filters = _Filters.of(top_p[rows], top_k[rows], min_p[rows])
         words = _row_words(seeds[rows], positions[rows])
         chosen[rows] = _draw(_take(logits, rows), best[rows], temperature[rows], words, filters)
@@ -105,7 +105,7 @@ class _Filters:
         """
         prob = probs.gather(1, token[:, None])
         unsure = (prob[:, 0] <= self.sure[rows]).nonzero()[:, 0]
-        if not len(unsure):
+        if not unsure.numel():
             return unsure
         probs, prob = _take(probs, unsure), prob[unsure]
         # An f32 mask, because comparing into bool is several times slower on a CPU.
@@ -144,7 +144,7 @@ def _draw(
         winners.append(_first_argmax(scores))
         if filters is not None:
             rows = filters.dropped(probs, winners[-1], tile)
-            if len(rows):
+            if rows.numel():
                 dropped.append((rows + begin, _take(probs, rows), _take(scores, rows)))
     winner = torch.cat(winners)
     if filters is not None and dropped:
@@ -160,7 +160,7 @@ def _replace(
 
     Shapes: winner [N] i64; probs, scores [n, V] f32 of those rows.
     """
-    while len(rows):
+    while rows.numel():
         prob = probs.gather(1, winner[rows, None])
         token = _first_argmax(scores.mul_(probs > prob))
         winner[rows] = token
@@ -170,7 +170,7 @@ def _replace(
 
 def _ordered_sum(values: Tensor) -> Tensor:
     """Row sums [N] whose bits do not depend on N (one long row alone would be split by threads)."""
-    if len(values) == 1:
+    if values.shape[0] == 1:
         return torch.cat((values, values)).sum(-1)[:1]
     return values.sum(-1)
 
@@ -188,7 +188,7 @@ def _first_argmax(x: Tensor) -> Tensor:
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
     """Those rows of x; x itself when they are all of them."""
-    return x if len(rows) == len(x) else x.index_select(0, rows)
+    return x if rows.shape[0] == x.shape[0] else x.index_select(0, rows)
 
 
 def _row_words(seeds: Tensor, positions: Tensor) -> Tensor:
