@@ -21,7 +21,7 @@ from deepinfer.kernels.quant import fake_quantize_fp8
 
 from .weights import Weight
 
-_ROW_MULTIPLE = 8
+ROW_MULTIPLE = 8
 
 
 def quantized_linear_reference(x: Tensor, weight: Weight) -> Tensor:
@@ -62,7 +62,7 @@ def fp32_linear_reference(x: Tensor, weight: Weight) -> Tensor:
 def _matmul_f32(x: Tensor, weight: Weight) -> Tensor:
     """x [T, K] f32 times weight [N, K], [T, N] f32."""
     rows = x.shape[0]
-    padding = -rows % _ROW_MULTIPLE
+    padding = -rows % ROW_MULTIPLE
     if padding:
         x = functional.pad(x, (0, 0, 0, padding))
     return (x @ weight.padded_f32.t())[:rows, : weight.num_rows]

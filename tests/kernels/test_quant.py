@@ -22,6 +22,7 @@ from deepinfer.kernels.quant import (
     unpack_main_rows,
     unpack_window_rows,
 )
+from deepinfer.kernels.quant.formats import _round_e4m3
 from deepinfer.kernels.quant.rows import decode_e2m1, decode_e4m3, pack_nibbles
 from deepinfer.kernels.testing import assert_bitwise_equal
 
@@ -71,6 +72,18 @@ def test_fp8_is_the_nearest_value_under_the_next_power_of_two(seed, exponent):
     rounded = fake_quantize_fp8(x) / scale
     assert bool(torch.isin(rounded, finite).all())
     assert_bitwise_equal((scaled - rounded).abs(), distance.min(1).values)
+
+
+def test_e4m3_rounding_equals_the_conversion():
+    """Every midpoint, its neighbours, and a dense sweep through the subnormals."""
+    finite = e4m3_values()
+    finite = finite[finite.isfinite()].unique()
+    middles = (finite[1:] + finite[:-1]) / 2
+    sweep = torch.linspace(-0.03, 0.03, 4001)
+    x = torch.cat(
+        [finite, middles, middles.nextafter(finite[1:]), middles.nextafter(finite[:-1]), sweep]
+    )
+    assert_bitwise_equal(_round_e4m3(x), x.to(torch.float8_e4m3fn).float())
 
 
 @given(st.integers(0, 2**31), st.integers(-40, 40))
