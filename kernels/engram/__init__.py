@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .reference import engram_gate_reference as engram_gate
-from .reference import engram_hash_reference as engram_hash
-from .reference import engram_lookup_reference as engram_lookup
+from .dispatch import engram_gate as engram_gate
+from .dispatch import engram_hash as engram_hash
+from .dispatch import engram_lookup as engram_lookup
 
 __all__ = ["engram_gate", "engram_hash", "engram_lookup"]

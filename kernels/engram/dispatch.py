@@ -1,0 +1,34 @@
+"""Engram on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .reference import engram_gate_reference, engram_hash_reference, engram_lookup_reference
+
+
+def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    """See ``engram_hash_reference``."""
+    if lookback.is_cuda:
+        from .triton_kernel import engram_hash_triton
+
+        return engram_hash_triton(lookback, multipliers, primes, offsets)
+    return engram_hash_reference(lookback, multipliers, primes, offsets)
+
+
+def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    """See ``engram_lookup_reference``; on a GPU the table may lie in pinned host memory."""
+    if rows.is_cuda:
+        from .triton_kernel import engram_lookup_triton
+
+        return engram_lookup_triton(table, scales, rows)
+    return engram_lookup_reference(table, scales, rows)
+
+
+def engram_gate(streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
+    """See ``engram_gate_reference``."""
+    if streams.is_cuda:
+        from .triton_kernel import engram_gate_triton
+
+        return engram_gate_triton(streams, key_value, q_weight, k_weight)
+    return engram_gate_reference(streams, key_value, q_weight, k_weight)

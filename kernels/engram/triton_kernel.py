@@ -1,0 +1,173 @@
+"""Engram in Triton: n-gram hash, table rows, gated addition.  T tokens, S streams, d width."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
+from deepinfer.kernels.quant.triton_bits import (
+    bf16_pair,
+    e4m3_value,
+    e8m0_value,
+    even_bf16,
+    load_floats,
+    odd_bf16,
+)
+
+_TILE_TOKENS = 64
+_TILE_ROWS = 8
+_TILE_PAIRS = 1024
+_NORM_EPS = 1e-20
+_MIN_DOT = 1e-6
+
+
+def engram_hash_triton(
+    lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor
+) -> Tensor:
+    """``engram_hash_reference``; ids must not be negative."""
+    tokens, reach = lookback.shape
+    heads = primes.shape[1]
+    check_tensor("lookback", lookback, torch.int64, (tokens, reach), lookback)
+    check_tensor("multipliers", multipliers, torch.int64, (reach,), lookback)
+    check_tensor("primes", primes, torch.int64, (reach - 1, heads), lookback)
+    check_tensor("offsets", offsets, torch.int64, (reach - 1, heads), lookback)
+    rows = torch.empty(tokens, (reach - 1) * heads, dtype=torch.int64, device=lookback.device)
+    if rows.numel():
+        hash_kernel[(triton.cdiv(tokens, _TILE_TOKENS),)](
+            lookback, multipliers, primes, offsets, rows, tokens,
+            REACH=reach, HEADS=heads, TILE_HEADS=triton.next_power_of_2(heads),
+            TILE_T=_TILE_TOKENS, num_warps=4,
+        )  # fmt: skip
+    return rows
+
+
+def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    """``engram_lookup_reference``; the table may lie in pinned host memory."""
+    width = table.shape[1]
+    for name, held, dtype in (
+        ("table", table, torch.float8_e4m3fn),
+        ("scales", scales, torch.float8_e8m0fnu),
+    ):
+        if held.dtype != dtype or not held.is_contiguous():
+            raise TensorError(f"{name}: expected contiguous {dtype}, found {describe(held)}")
+    if width % 32 or scales.shape != (len(table), width // 32):
+        raise TensorError(f"scales: expected one per 32 values, found {describe(scales)}")
+    check_tensor("rows", rows, torch.int64, (None, None), rows)
+    out = torch.empty(len(rows), rows.shape[1] * width, dtype=torch.bfloat16, device=rows.device)
+    if out.numel():
+        lookup_kernel[(triton.cdiv(rows.numel(), _TILE_ROWS),)](
+            table.view(torch.int16), scales.view(torch.uint8), rows, bf16_pairs("out", out),
+            rows.numel(), PAIRS=width // 2, TILE_PAIRS=triton.next_power_of_2(width // 2),
+            TILE_ROWS=_TILE_ROWS, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def engram_gate_triton(
+    streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor
+) -> Tensor:
+    """``engram_gate_reference``."""
+    tokens, num_streams, width = streams.shape
+    check_tensor(
+        "key_value", key_value, torch.bfloat16, (tokens, (num_streams + 1) * width), streams
+    )
+    check_tensor("q_weight", q_weight, q_weight.dtype, (num_streams, width), streams)
+    check_tensor("k_weight", k_weight, q_weight.dtype, (num_streams, width), streams)
+    out = torch.empty(streams.shape, dtype=torch.bfloat16, device=streams.device)
+    is_bf16 = q_weight.dtype == torch.bfloat16
+    weights = [w.view(torch.int16) if is_bf16 else w for w in (q_weight, k_weight)]
+    pairs = bf16_pairs("streams", streams)
+    if out.numel():
+        gate_kernel[(tokens, num_streams)](
+            pairs, bf16_pairs("key_value", key_value), *weights, bf16_pairs("out", out),
+            pairs.stride(0), pairs.stride(1), width**-0.5,
+            D=width, WEIGHT_BF16=is_bf16, NORM_EPS=_NORM_EPS, MIN_DOT=_MIN_DOT,
+            TILE_PAIRS=_TILE_PAIRS, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def hash_kernel(
+    lookback_ptr, multipliers_ptr, primes_ptr, offsets_ptr, rows_ptr, num_tokens,
+    REACH: tl.constexpr, HEADS: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_T: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
+    is_token = token < num_tokens
+    head = tl.arange(0, TILE_HEADS)
+    is_head = head < HEADS
+    ids = tl.load(lookback_ptr + token * REACH, mask=is_token, other=0)
+    mixed = ids * tl.load(multipliers_ptr)
+    for order in tl.static_range(1, REACH):
+        ids = tl.load(lookback_ptr + token * REACH + order, mask=is_token, other=0)
+        mixed = mixed ^ (ids * tl.load(multipliers_ptr + order))
+        column = (order - 1) * HEADS + head
+        prime = tl.load(primes_ptr + column, mask=is_head, other=1)
+        offset = tl.load(offsets_ptr + column, mask=is_head, other=0)
+        row = mixed[:, None] % prime[None, :] + offset[None, :]
+        place = token[:, None] * ((REACH - 1) * HEADS) + column[None, :]
+        tl.store(rows_ptr + place, row, mask=is_token[:, None] & is_head[None, :])
+
+
+@triton.jit
+def lookup_kernel(
+    table_ptr, scales_ptr, rows_ptr, out_ptr, num_rows,
+    PAIRS: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    row = tl.load(rows_ptr + place, mask=place < num_rows, other=0)[:, None]
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    is_value = (place < num_rows)[:, None] & (pair < PAIRS)
+    codes = tl.load(table_ptr + row * PAIRS + pair, mask=is_value, other=0)
+    scale_place = row * (PAIRS // 16) + pair // 16
+    scale = e8m0_value(tl.load(scales_ptr + scale_place, mask=is_value, other=0))
+    values = bf16_pair(e4m3_value(codes) * scale, e4m3_value(codes >> 8) * scale)
+    tl.store(out_ptr + place[:, None] * PAIRS + pair, values, mask=is_value)
+
+
+@triton.jit
+def gate_kernel(
+    streams_ptr, key_value_ptr, q_weight_ptr, k_weight_ptr, out_ptr,
+    token_stride, stream_stride, scale,
+    D: tl.constexpr, WEIGHT_BF16: tl.constexpr, NORM_EPS: tl.constexpr, MIN_DOT: tl.constexpr,
+    TILE_PAIRS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    stream = tl.program_id(1)
+    PAIRS: tl.constexpr = D // 2
+    x_ptr = streams_ptr + token * token_stride + stream * stream_stride
+    keys_ptr = key_value_ptr + token * (tl.num_programs(1) + 1) * PAIRS
+    dots = tl.zeros([TILE_PAIRS], tl.float32)
+    x_squares = tl.zeros([TILE_PAIRS], tl.float32)
+    key_squares = tl.zeros([TILE_PAIRS], tl.float32)
+    for first in range(0, PAIRS, TILE_PAIRS):
+        pair = first + tl.arange(0, TILE_PAIRS)
+        is_pair = pair < PAIRS
+        x = tl.load(x_ptr + pair, mask=is_pair, other=0)
+        key = tl.load(keys_ptr + stream * PAIRS + pair, mask=is_pair, other=0)
+        for odd in tl.static_range(2):
+            place = stream * D + 2 * pair + odd
+            weight = load_floats(q_weight_ptr, place, is_pair, WEIGHT_BF16)
+            weight *= load_floats(k_weight_ptr, place, is_pair, WEIGHT_BF16)
+            one_x = odd_bf16(x) if odd else even_bf16(x)
+            one_key = odd_bf16(key) if odd else even_bf16(key)
+            dots += one_x * weight * one_key
+            x_squares += one_x * one_x
+            key_squares += one_key * one_key
+    dot = tl.sum(dots, 0) * tl.rsqrt(tl.sum(x_squares, 0) * (1.0 / D) + NORM_EPS)
+    dot = dot * tl.rsqrt(tl.sum(key_squares, 0) * (1.0 / D) + NORM_EPS) * scale
+    strength = tl.sqrt(tl.maximum(tl.abs(dot), MIN_DOT))
+    gate = 1.0 / (1.0 + tl.exp(tl.where(dot < 0.0, strength, -strength)))
+    for first in range(0, PAIRS, TILE_PAIRS):
+        pair = first + tl.arange(0, TILE_PAIRS)
+        is_pair = pair < PAIRS
+        x = tl.load(x_ptr + pair, mask=is_pair, other=0)
+        value = tl.load(keys_ptr + tl.num_programs(1) * PAIRS + pair, mask=is_pair, other=0)
+        even = even_bf16(x) + gate * even_bf16(value)
+        odd = odd_bf16(x) + gate * odd_bf16(value)
+        target = out_ptr + (token * tl.num_programs(1) + stream) * PAIRS + pair
+        tl.store(target, bf16_pair(even, odd), mask=is_pair)
