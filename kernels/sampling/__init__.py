@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from .dispatch import exponential_noise as exponential_noise
+from .dispatch import sample as sample
 from .logits import apply_penalties as apply_penalties
 from .logits import token_logprobs as token_logprobs
-from .reference import exponential_noise as exponential_noise
-from .reference import sample as sample

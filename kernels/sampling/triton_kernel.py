@@ -44,7 +44,7 @@ def sample_triton(
 
 
 def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """``exponential_noise``: the same uniform variables, their logarithm within 2e-7 of its size."""
+    """``exponential_noise``: same uniform variables, logarithms within 2 units of the last place."""
     rows = len(seeds)
     check_tensor("seeds", seeds, torch.int64, (rows,), seeds)
     check_tensor("positions", positions, torch.int64, (rows,), seeds)
@@ -84,9 +84,7 @@ def sample_kernel(
         # Only tokens above the weight of the last dropped winner are looked at.
         floor, is_searching = -1.0, 1
         while is_searching > 0:
-            chosen, weight = _winner(
-                logits, best, temperature, word, floor, vocab_size, TILE
-            )
+            chosen, weight = _winner(logits, best, temperature, word, floor, vocab_size, TILE)
             is_searching = 0
             if is_filtered:
                 count, above, total = _more_likely(
@@ -174,9 +172,8 @@ def _exponential(word, token):
     second = (word >> 32).to(tl.int32) | 1
     hashed = ((token * -1640531527) ^ first) * 2146121005
     hashed = (hashed ^ ((hashed >> 16) & 0xFFFF)) * second
-    hashed = (hashed ^ ((hashed >> 15) & 0x1FFFF)) * -2073254261
-    hashed = (hashed ^ ((hashed >> 16) & 0xFFFF)) & 0x7FFFFFFF
-    negative = hashed.to(tl.float32) * -4.6566126e-10 - 2.3283064365386963e-10
+    hashed = ((hashed ^ ((hashed >> 15) & 0x1FFFF)) * -2073254261) & 0x7FFFFFFF
+    negative = hashed.to(tl.float32) * -4.6566125955216364e-10 - 2.3283064365386963e-10
     return -_log1p(negative)
 
 

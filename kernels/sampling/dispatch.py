@@ -1,0 +1,33 @@
+"""Sampling on the device of its tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import reference
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See ``reference.sample``; on a GPU the host waits for nothing."""
+    if logits.is_cuda:
+        from .triton_kernel import sample_triton
+
+        return sample_triton(logits, temperature, top_p, top_k, min_p, seeds, positions)
+    return reference.sample(logits, temperature, top_p, top_k, min_p, seeds, positions)
+
+
+def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """See ``reference.exponential_noise``."""
+    if seeds.is_cuda:
+        from .triton_kernel import exponential_noise_triton
+
+        return exponential_noise_triton(seeds, positions, vocab_size)
+    return reference.exponential_noise(seeds, positions, vocab_size)
