@@ -28,17 +28,18 @@ def plain_product(x, w, K, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DTYPE: tl.
 
 @triton.jit
 def _load_packed(w, w_scales, group, K, FORMAT: tl.constexpr, EVEN_K: tl.constexpr):
-    """Codes [WIDTH, 128 or 64] u8 and scales [WIDTH, 4] i32 of one group of 128 inputs."""
+    """Codes [WIDTH, 128 or 64] u8 and scales [WIDTH] i32 of one group of 128 inputs."""
     BYTES: tl.constexpr = 128 // FORMAT
     byte = group * BYTES + tl.arange(0, BYTES)[None, :]
-    part = tl.arange(0, 4)[None, :]
     if EVEN_K:
         codes = tl.load(w + byte)
-        scales = (tl.load(w_scales + group)[:, None] >> (8 * part)) & 255
+        scales = tl.load(w_scales + group)
     else:
         codes = tl.load(w + byte, mask=byte < K // FORMAT, other=0)
-        block = group * 4 + part
-        scales = tl.load(w_scales[:, None] + block, mask=block < K // 32, other=0).to(tl.int32)
+        part = tl.arange(0, 4)[None, :]
+        inside = group * 4 + part < K // 32
+        bytes = tl.load(w_scales[:, None] + group * 4 + part, mask=inside, other=0)
+        scales = tl.sum(bytes.to(tl.int32) << (8 * part), axis=1)
     return codes, scales
 
 
@@ -76,6 +77,7 @@ def folded_product(
     sums = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
         codes, scales = _load_packed(w, w_scales, group, K, FORMAT, EVEN_K)
+        row_scales = tl.load(x_scales)
         first = tl.load(x + group * 128 + k)
         if FORMAT == 1:
             left, factor = folded_fp8(codes, scales, NATIVE)
@@ -85,7 +87,7 @@ def folded_product(
             even, odd, factor = folded_fp4(codes, scales, NATIVE)
             part = tl.dot(even, first)
             part = tl.dot(odd, second, part)
-        sums += part * (factor[:, None] * tl.load(x_scales)[None, :])
+        sums += part * (factor[:, None] * row_scales[None, :])
         x_scales += scale_stride
     return sums
 
@@ -104,5 +106,6 @@ def scaled_product(
         codes, scales = _load_packed(w, w_scales, group, K, FORMAT, EVEN_K)
         right = tl.load(x + group * 128 + k)
         right_scales = tl.load(x_scales + group * 4 + block)
-        sums = tl.dot_scaled(codes, scales.to(tl.uint8), KIND, right, right_scales, "e4m3", sums)
+        left_scales = (scales[:, None] >> (8 * block)).to(tl.uint8)
+        sums = tl.dot_scaled(codes, left_scales, KIND, right, right_scales, "e4m3", sums)
     return sums

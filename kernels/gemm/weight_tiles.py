@@ -1,7 +1,7 @@
 """Device functions that turn a tile of a packed weight into operands of the matrix unit.
 
-N weight rows, groups of 128 inputs (K).  A tile of scales is [N, 4] i32, one E8M0 exponent for each
-32 inputs; beyond a group's end scales are 0 and values are 0.
+N weight rows, groups of 128 inputs (K).  Scales are [N] i32: a row's four E8M0 exponents, each of
+32 inputs, the first in the lowest byte.  Beyond the end of K scales are 0 and values are 0.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ or.b32 $0, reduced, sign;
 @triton.jit
 def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
     """[N, 128] E4M3 codes u8 -> [N, 128] numbers."""
-    factor = _per_value(e8m0_value(scales), 32)
+    factor = e8m0_value(_per_value(scales, 32))
     if NATIVE:  # by way of fp16, from which fp32 is one instruction and bf16 is not
         numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
     else:
@@ -68,7 +68,7 @@ def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 @triton.jit
 def decoded_fp4(codes, scales, DTYPE: tl.constexpr):
     """[N, 64] pairs of E2M1 codes u8, the even one low -> [N, 128] numbers."""
-    factor = _per_value(e8m0_value(scales), 16)
+    factor = e8m0_value(_per_value(scales, 16))
     low = (e2m1_value(codes) * factor).to(DTYPE)
     high = (e2m1_value(codes >> 4) * factor).to(DTYPE)
     return tl.interleave(low, high)
@@ -80,9 +80,9 @@ def folded_fp8(codes, scales, NATIVE: tl.constexpr):
 
     Exact but for numbers below 2**-15 of the largest that the row's largest scale allows.
     """
-    top = tl.max(scales, axis=1)
-    drop = tl.minimum(top[:, None] - scales, 15) * 8
-    drop = _per_value(drop.to(tl.uint8), 32)
+    top = _largest(scales)
+    drops = _drop(scales, top, 0) | _drop(scales, top, 1) | _drop(scales, top, 2)
+    drop = _per_value(drops | _drop(scales, top, 3), 32).to(tl.uint8)
     if NATIVE:
         bits = tl.inline_asm_elementwise(
             _E4M3_DIVIDE, "=r,r,r", [codes, drop], dtype=tl.uint8, is_pure=True, pack=4
@@ -101,9 +101,9 @@ def folded_fp4(codes, scales, NATIVE: tl.constexpr):
     Also returns one factor for each row, [N] f32.  Exact while the scales of a row's group span at
     most 2**11; smaller ones count as 2**-12 of the largest.
     """
-    top = tl.max(scales, axis=1)
-    raised = tl.maximum(12 + scales - top[:, None], 0) * 8
-    raised = _per_value(raised.to(tl.uint8), 16)
+    top = _largest(scales)
+    rises = _rise(scales, top, 0) | _rise(scales, top, 1) | _rise(scales, top, 2)
+    raised = _per_value(rises | _rise(scales, top, 3), 16).to(tl.uint8)
     if NATIVE:
         even, odd = tl.inline_asm_elementwise(
             _E2M1_TO_E4M3,
@@ -129,8 +129,25 @@ def _e4m3_of_e2m1(codes, raised):
 
 
 @triton.jit
-def _per_value(scales, REPEAT: tl.constexpr):
-    """[N, 4] -> [N, 4 * REPEAT]."""
-    N: tl.constexpr = scales.shape[0]
-    spread = tl.broadcast_to(scales[:, :, None], [N, 4, REPEAT])
-    return tl.reshape(spread, [N, 4 * REPEAT])
+def _drop(scales, top, PART: tl.constexpr):
+    """8 d in byte PART, with d the steps from that exponent up to the largest, at most 15."""
+    return tl.minimum(top - ((scales >> (8 * PART)) & 255), 15) << (8 * PART + 3)
+
+
+@triton.jit
+def _rise(scales, top, PART: tl.constexpr):
+    """8 q in byte PART, with q = 12 for the largest exponent and one less for each step below."""
+    return tl.maximum(12 + ((scales >> (8 * PART)) & 255) - top, 0) << (8 * PART + 3)
+
+
+@triton.jit
+def _largest(scales):
+    low = tl.maximum(scales & 255, (scales >> 8) & 255)
+    return tl.maximum(low, tl.maximum((scales >> 16) & 255, (scales >> 24) & 255))
+
+
+@triton.jit
+def _per_value(parts, REPEAT: tl.constexpr):
+    """Bytes of [N] i32, each REPEAT times: [N, 4 * REPEAT] i32."""
+    part = tl.arange(0, 4 * REPEAT) // REPEAT
+    return (parts[:, None] >> (8 * part)[None, :]) & 255
