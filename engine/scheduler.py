@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from itertools import takewhile
 
 from .block_manager import BlockManager, block_digests
 from .config import EngineConfig
@@ -128,9 +129,15 @@ class Scheduler:
         return self._next[0] if self._next else None
 
     def _admit(self, state: RequestState) -> PrefixHit | None:
-        """Give a request its slot and the blocks of all its tokens; None if they are not free."""
+        """Give a request its slot and the blocks of all its tokens.
+
+        None if they are not free, or if another prefill is about to leave more to share: of many
+        prompts with one beginning (or samples of one prompt) only the first computes it.
+        """
         block_size = self.config.block_size
         hit, matched = self._find_hit(state)
+        if any(self._will_share(other, state, hit) for other in self.prefilling):
+            return None
         shared = matched[: hit.num_tokens // block_size]
         self.blocks.hold(shared)
         needed = -(-len(state.token_ids) // block_size) - len(shared)
@@ -149,11 +156,7 @@ class Scheduler:
         return hit
 
     def _find_hit(self, state: RequestState) -> tuple[PrefixHit, list[int]]:
-        """The part of the prompt to take from the cache, and the blocks that match.
-
-        With saved rings, a hit ends where the decoder layers start (their rings are not part of
-        it) unless they ran on every token from the beginning.
-        """
+        """The part of the prompt to take from the cache, and the blocks that match."""
         block_size = self.config.block_size
         state.boundaries = ()
         if not self.config.enable_prefix_caching:
@@ -165,12 +168,31 @@ class Scheduler:
         if not self.config.restores_snapshots:
             args = (num_matched, num_tokens, state.decoder_start, self.window, block_size)
             return replayed_hit(*args), matched
-        limit = num_tokens - 1 if self.config.exact else state.decoder_start
+        limit = self._restore_limit(state)
         hit = restored_hit(state.digests, num_matched, limit, block_size, self.snapshots)
         if self.snapshots.capacity:
             boundaries = snapshot_boundaries(num_matched, limit, block_size)
             state.boundaries = tuple(b for b in boundaries if b > hit.num_tokens)
         return hit, matched
+
+    def _will_share(self, other: RequestState, state: RequestState, hit: PrefixHit) -> bool:
+        """Whether ``other``, still prefilling, will give ``state`` a longer hit than it has now."""
+        block_size = self.config.block_size
+        pairs = zip(other.digests, state.digests, strict=False)
+        num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * block_size
+        if num_common <= hit.num_tokens or other.num_computed_tokens >= num_common:
+            return False
+        if not self.config.restores_snapshots:
+            args = (state.decoder_start, self.window, block_size)
+            return replayed_hit(num_common, len(state.token_ids), *args).num_tokens > hit.num_tokens
+        limit = min(num_common, self._restore_limit(state))
+        due = (b for b in other.boundaries if b > other.num_computed_tokens)
+        return any(hit.num_tokens < boundary <= limit for boundary in due)
+
+    def _restore_limit(self, state: RequestState) -> int:
+        """Where a hit with saved rings ends at the latest: where the decoder layers start (their
+        rings are not part of it), unless they ran on every token from the beginning."""
+        return len(state.token_ids) - 1 if self.config.exact else state.decoder_start
 
     def _chunk(
         self, state: RequestState, budget: int, hit: PrefixHit | None = None

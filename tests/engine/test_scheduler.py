@@ -197,6 +197,29 @@ def test_a_preempted_request_may_hit_its_own_blocks_only_up_to_its_replay_start(
     assert tuple(state.token_ids[10:]) == undisturbed.output_token_ids
 
 
+@pytest.mark.parametrize("mode", ["default", "batch_invariant", "exact"])
+@pytest.mark.parametrize("budget", [7, 100])
+def test_samples_of_one_prompt_compute_it_once(mode: str, budget: int) -> None:
+    """Although they arrive together: the others wait for the first one's blocks."""
+    modes = {} if mode == "default" else {mode: True}
+    engine = make_engine(**modes, max_num_seqs=6, max_num_batched_tokens=budget, num_blocks=64)
+    watch(engine)
+    prompt = list(range(2, 32))
+    asked = [
+        request(str(i), prompt, temperature=1.0, seed=i, max_tokens=3, ignore_eos=True)
+        for i in range(6)
+    ]
+    done = run(engine, asked)
+    # The first computes 30 tokens; the others what a hit at 28, or 24 (26 is the limit), leaves:
+    # two tokens and a window run again, six tokens, or two.
+    each = {"default": 2 + 4, "batch_invariant": 6, "exact": 2}[mode]
+    assert engine.stats().num_prefill_tokens == 30 + 5 * each
+    apart = [run(make_engine(**modes), [one])[one.request_id] for one in asked]
+    assert [c.output_token_ids for c in apart] == [
+        done[c.request_id].output_token_ids for c in apart
+    ]
+
+
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_hits_of_a_shared_beginning(batch_invariant: bool) -> None:
     """A replayed hit leaves the last token and re-runs a window; a restored one ends a window
