@@ -109,7 +109,12 @@ class RequestTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished request.  ``stop_reason`` is the stop string or stop token id that matched."""
+    """One finished request.
+
+    ``output_token_ids`` ends with the stop token or EOS if one ended it.  ``stop_reason`` is the
+    stop string or the asked-for stop token id that matched; None for EOS.  ``num_cached_tokens``
+    are those of the prompt whose global KV came from the prefix cache.
+    """
 
     request_id: str
     output_token_ids: tuple[int, ...]
