@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 _SHORT_QUERY = 8
-_TILE_ELEMENTS = 1 << 22
+# Scores and keys of one step stay in the cache of a core.
+_TILE_ELEMENTS = 1 << 17
 
 
 class Indexer:
@@ -69,7 +70,8 @@ class Indexer:
         # Padding tokens have index -1: they read the last token and write the spare row.
         picks = queries.new_empty((num_tokens + 1, self.topk), dtype=torch.int64)
         kept = self._new_candidates(num_tokens, kv)
-        for requests, rows in _groups(tokens):
+        most_scores = heads * min(_SHORT_QUERY, max(tokens.query_lens)) * max(kv.batch.context_lens)
+        for requests, rows in _groups(tokens, max(1, _TILE_ELEMENTS // most_scores)):
             keys = self._keys(requests, kv)
             tile = max(1, _TILE_ELEMENTS // (len(requests) * heads * keys.shape[1]))
             for part in torch.split(rows, tile, dim=1):
@@ -84,14 +86,15 @@ class Indexer:
                 picks[part] = select_topk(scores, visible[part], self.topk)
         return picks[:num_tokens]
 
-    def _keys(self, requests: list[int], kv: GlobalKV) -> Tensor:
+    def _keys(self, requests: range, kv: GlobalKV) -> Tensor:
         """Index keys [R, N, D] f32 of some requests, up to the longest of them."""
         assert self.plan.kv_source is not None
         pool = kv.cache.index[self.plan.kv_source]
         longest = max(kv.batch.context_lens[request] for request in requests)
         num_blocks = -(-longest // kv.cache.block_size)
-        blocks = kv.block_table[requests[0] : requests[-1] + 1, :num_blocks]
-        return unpack_index_rows(pool[blocks].flatten(1, 2))
+        blocks = kv.block_table[requests.start : requests.stop, :num_blocks]
+        rows = pool.index_select(0, blocks.flatten())
+        return unpack_index_rows(rows.view(len(requests), -1, rows.shape[-1]))
 
     def _new_candidates(self, num_tokens: int, kv: GlobalKV) -> Tensor | None:
         """Where to publish candidate blocks [T + 1, blocks] bool; None if nothing would be cut."""
@@ -113,7 +116,7 @@ class Indexer:
         return scores.masked_fill(~is_candidate[..., : scores.shape[-1]], -torch.inf)
 
 
-def _groups(tokens: Tokens) -> Iterator[tuple[list[int], Tensor]]:
+def _groups(tokens: Tokens, most_together: int) -> Iterator[tuple[range, Tensor]]:
     """Runs of requests and their tokens' indices [R, Q] i64, -1 where a request has fewer.
 
     Requests with few tokens (decoding, verifying) go together, prompts one by one.
@@ -123,10 +126,15 @@ def _groups(tokens: Tokens) -> Iterator[tuple[list[int], Tensor]]:
     if max(lens) <= _SHORT_QUERY:
         rows = torch.full((len(lens), max(lens)), -1, device=device)
         rows[tokens.request_rows, tokens.offsets] = torch.arange(sum(lens), device=device)
-        yield list(range(len(lens))), rows
+        for first in range(0, len(lens), most_together):
+            requests = range(first, min(first + most_together, len(lens)))
+            yield requests, rows[first : requests.stop]
         return
     start = 0
     for request, count in enumerate(lens):
         if count:
-            yield [request], torch.arange(start, start + count, device=device)[None]
+            yield (
+                range(request, request + 1),
+                torch.arange(start, start + count, device=device)[None],
+            )
         start += count
