@@ -77,6 +77,20 @@ def fp32_linear_triton(x: Tensor, weight: Weight) -> Tensor:
     return out
 
 
+def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
+    """Sums over equal parts of K, for whoever adds them up: [parts, T, N] f32.
+
+    A weight of few rows keeps more of the device busy this way.  ``parts`` must not depend on T,
+    or results would.
+    """
+    _check_operands(x, weight, weight.values, float32=True)
+    out = torch.empty(parts, len(x), len(weight.values), dtype=torch.float32, device=x.device)
+    x_parts = x.contiguous().view(len(x), parts, -1)
+    w_parts = weight.values.view(len(weight.values), parts, -1).transpose(0, 1)
+    _launch_rows(x_parts, None, Weight(w_parts), out.transpose(0, 1), MatrixPath.DECODED)
+    return out
+
+
 def expert_linear_triton(
     acts: Activations, weight: Weight, tiles: ExpertTiles, *, per_token: int | None
 ) -> Tensor:
@@ -138,11 +152,13 @@ def _launch(
         x.shape[0],
         out.shape[-1],
         k,
-        values.shape[-1],
+        values.stride(-2),
+        values.stride(0) if values.dim() == 3 else 0,
         x.stride(0),
         x.stride(1),
         0 if scales is None else scales.stride(0),
         out.stride(0),
+        out.stride(1),
         num_token_tiles,
         FORMAT=_format(weight),
         PATH=int(path),
@@ -208,10 +224,12 @@ def _gemm_kernel(
     N,
     K,
     w_row_stride,
+    w_member_stride,
     x_row_stride,
     x_group_stride,
     scale_stride,
     out_row_stride,
+    out_group_stride,
     num_token_tiles,
     FORMAT: tl.constexpr,
     PATH: tl.constexpr,
@@ -251,11 +269,11 @@ def _gemm_kernel(
     n = n_tile * WIDTH + tl.arange(0, WIDTH)
     member = member.to(tl.int64)
     safe_n = tl.minimum(n, N - 1)
-    w += (member * N + safe_n)[:, None] * w_row_stride
+    w += member * w_member_stride + safe_n.to(tl.int64)[:, None] * w_row_stride
     x += source.to(tl.int64)[None, :] * x_row_stride
     if SOURCE < 0:
         x += member * x_group_stride
-        out += member * N
+        out += member * out_group_stride
     if FORMAT == 0:
         sums = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
     else:

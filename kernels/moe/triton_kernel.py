@@ -22,7 +22,7 @@ from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import (
     ExpertTiles,
     expert_linear_triton,
-    fp32_linear_triton,
+    fp32_linear_parts_triton,
 )
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
@@ -30,6 +30,7 @@ from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, 
 from .pair_order import order_pairs
 
 _ROUTED_ROWS = 4
+_ROUTER_PARTS = 4
 _COLUMNS = 1024
 _PLAIN_OUTPUT = {"BLOCK": 128, "PATH": -1, "SPLIT": False, "NATIVE": False}
 
@@ -44,20 +45,22 @@ def route_triton(
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
     """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights."""
-    logits = fp32_linear_triton(x, gate)
-    rows, experts = logits.shape
+    rows, experts = len(x), len(gate.values)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
     if not 0 < num_experts_per_tok <= experts:
         raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
     if rows:
+        parts = _ROUTER_PARTS if x.shape[1] % (64 * _ROUTER_PARTS) == 0 else 1
+        logits = fp32_linear_parts_triton(x, gate, parts)
         _route_kernel[(triton.cdiv(rows, _ROUTED_ROWS),)](
             logits, bias, ids, weights,
             0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
             CHOSEN=num_experts_per_tok,
             CHOSEN_PADDED=triton.next_power_of_2(num_experts_per_tok),
             EXPERTS=triton.next_power_of_2(experts),
+            PARTS=parts,
             NORMALIZE=normalize and num_experts_per_tok > 1,
             ROWS=_ROUTED_ROWS,
         )  # fmt: skip
@@ -100,9 +103,9 @@ def experts_triton(
     num_experts, width, _ = down.values.shape
     check_tensor("ids", ids, torch.int64, (len(x), None), x)
     check_tensor("weights", weights, torch.float32, (tokens, per_token), x)
-    out = torch.zeros(tokens, width, dtype=torch.float32, device=x.device)
+    out = torch.empty(tokens, width, dtype=torch.float32, device=x.device)
     if not ids.numel():
-        return out
+        return out.zero_()
     path = MatrixPath.of(x.device) if path is None else path
     split = gate_up.values.dtype == torch.int8
     tiles = order_pairs(ids, num_experts, tile_for(ids.numel() // num_experts, path))
@@ -157,6 +160,7 @@ def _route_kernel(
     CHOSEN: tl.constexpr,
     CHOSEN_PADDED: tl.constexpr,
     EXPERTS: tl.constexpr,
+    PARTS: tl.constexpr,
     NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -164,7 +168,10 @@ def _route_kernel(
     expert = tl.arange(0, EXPERTS)[None, :]
     valid = (row < num_rows)[:, None] & (expert < num_experts)
     place = row.to(tl.int64)[:, None]
-    logit = tl.load(logits + place * num_experts + expert, mask=valid, other=0.0)
+    logit = tl.zeros([ROWS, EXPERTS], tl.float32)
+    for part in tl.static_range(PARTS):
+        source = (part * num_rows + place) * num_experts + expert
+        logit += tl.load(logits + source, mask=valid, other=0.0)
     score = tl.sqrt(_softplus(logit))
     key = score + tl.load(bias + place * bias_stride + expert, mask=valid, other=0.0)
     key = tl.where(key == key, key, float("-inf"))

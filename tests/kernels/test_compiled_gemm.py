@@ -97,7 +97,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         x = "*bf16 *bf16" if path is MatrixPath.DECODED else "*fp8e4nv *fp32"
         x = "*fp8e4nv *u8" if path is MatrixPath.SCALED else x
         w = "*u8 *i32" if weight else "*bf16 *bf16"
-        sizes = "n n16 n16 n16 n16 n16 n16 n16 n"
+        sizes = "n n16 n16 n16 n16 n16 n16 n16 n16 n16 n"
         constants = {
             "FORMAT": weight, "PATH": int(path), "SOURCE": source, "DTYPE": tl.bfloat16,
             "NATIVE": True, "ROUND": False, "EVEN_K": True, "WIDTH": tile.width,
@@ -123,7 +123,14 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i32 *u8 *fp32 n16 n16 n16 fp32",
             {**layout, "WEIGHT": 2},
         )  # fmt: skip
-        route = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "EXPERTS": 512, "NORMALIZE": True, "ROWS": 4}
+        route = {
+            "CHOSEN": 6,
+            "CHOSEN_PADDED": 8,
+            "EXPERTS": 512,
+            "PARTS": 4,
+            "NORMALIZE": True,
+            "ROWS": 4,
+        }
         add("route", moe._route_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32", route)
         add("order", pair_order._order_kernel, "*i64 *i32 *i32 n", {"BLOCK": 1024})
         tiles = {"TOKENS": 64, "EXPERTS": 512, "TILES": pair_order._TILES}
