@@ -14,7 +14,7 @@ from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
-_CHUNK = 16384
+_CHUNK = 8192
 _MAX_K = _CHUNK // 4
 _TILE_BLOCKS = 256
 
@@ -22,7 +22,7 @@ _TILE_BLOCKS = 256
 def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     """``select_topk_reference`` of bf16 or fp32 scores.
 
-    Raises: TensorError if k is above 4,096 or a tensor has the wrong dtype, shape or device.
+    Raises: TensorError if k is above 2,048 or a tensor has the wrong dtype, shape or device.
     """
     if not 0 < k <= _MAX_K:
         raise TensorError(f"k={k}: expected 1 to {_MAX_K}")

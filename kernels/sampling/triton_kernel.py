@@ -44,7 +44,7 @@ def sample_triton(
 
 
 def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """``exponential_noise``: same uniform variables, logarithms within 2 units of the last place."""
+    """``exponential_noise``: same uniforms, logarithms within 2 units of the last place."""
     rows = len(seeds)
     check_tensor("seeds", seeds, torch.int64, (rows,), seeds)
     check_tensor("positions", positions, torch.int64, (rows,), seeds)

@@ -1,0 +1,141 @@
+"""Compiles the kernels at the released model's sizes for one target and prints JSON.
+
+    python compile_cases.py 90 [name ...]
+
+A script of its own because the kernels of the test process are interpreted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+from deepinfer.kernels.aot import compile_kernel
+from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
+from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
+from deepinfer.kernels.hyper_connection.triton_kernel import coefficient_kernel, stream_kernel
+from deepinfer.kernels.indexer.triton_kernel import score_kernel
+from deepinfer.kernels.indexer.triton_select import block_best_kernel, select_kernel
+from deepinfer.kernels.rows.triton_kernel import row_kernel
+from deepinfer.kernels.sampling.triton_kernel import sample_kernel
+
+INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
+
+
+class Case(NamedTuple):
+    """Types of the arguments in order (constants left out), constants, warps."""
+
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    num_warps: int = 4
+    fp_fusion: bool = True
+
+
+def cases(arch: int) -> dict[str, Case]:
+    attention = {"H": 64, "HALF": 256, "ROTARY": 0, "TILE_H": 64, "TILE_K": 64, "DOT": tl.bfloat16}
+    attention["HEAD_AXIS"] = 0 if arch == 90 else 1
+    attention_types = (
+        "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
+    )
+    rows_types = "*i32 *i16 *fp32 *fp32 *i64 {} *u8 i32 i32 i32 i32 i32 fp32"
+    row = {
+        "D": 512,
+        "ROTARY": 32,
+        "INVERSE": False,
+        "HAS_NORM": True,
+        "WEIGHT_BF16": True,
+        "HAS_ROWS": True,
+        "TILE_ROWS": 8,
+        "TILE_PAIRS": 256,
+        "NATIVE": True,
+    }
+    norm = row | {
+        "D": 5120,
+        "ROTARY": 0,
+        "HAS_ROWS": False,
+        "FORM": 1,
+        "TILE_ROWS": 1,
+        "TILE_PAIRS": 4096,
+    }
+    stream = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "EXPAND": True, "MIX": True, "COLLAPSE": True}
+    stream |= {"PIECE": 512, "TILE_T": 16, "TILE_D": 64, "PRECISION": "tf32x3"}
+    score = {"H": 32, "HALF": 64, "KEPT_SIZE": 8, "TILE_Q": 4, "TILE_E": 128, "DOT": tl.bfloat16}
+    select = {"BITS": 16, "TILE": 8192, "HAS_ENTRIES": False, "HAS_VISIBLE": True}
+    gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
+    return {
+        "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
+        "combine": Case(
+            combine_kernel,
+            "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
+            {"H": 64, "HALF": 256, "ROTARY": 32},
+        ),
+        "norm": Case(row_kernel, rows_types.format("*i32"), norm, fp_fusion=False),
+        "window_row": Case(
+            row_kernel, rows_types.format("*i16"), row | {"FORM": 2}, fp_fusion=False
+        ),
+        "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
+        "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 4}, fp_fusion=False),
+        "index_scores": Case(
+            score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
+        ),
+        "select": Case(select_kernel, "*i16 *i64 *i64 *i64 *i16 i32 i32", select, 8),
+        "block_best": Case(
+            block_best_kernel, "*i16 *i64 *i16 i32 i32", {"BITS": 16, "SIZE": 8, "TILE": 256}
+        ),
+        "streams": Case(
+            stream_kernel,
+            "*i16 *i16 *fp32 *fp32 *i16 *fp32 *fp32 *fp32 *i16 i32 i32 i32 i32",
+            stream,
+        ),
+        "coefficients": Case(
+            coefficient_kernel,
+            "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
+            {"S": 4, "ROUNDS": 20, "NORM_EPS": 1e-20, "TILE_T": 32},
+        ),
+        "engram_hash": Case(
+            hash_kernel,
+            "*i64 *i64 *i64 *i64 *i64 i32",
+            {"REACH": 4, "HEADS": 8, "TILE_HEADS": 8, "TILE_T": 64},
+        ),
+        "engram_lookup": Case(
+            lookup_kernel,
+            "*i16 *u8 *i64 *i32 i32",
+            {"PAIRS": 128, "TILE_PAIRS": 128, "TILE_ROWS": 8},
+        ),
+        "engram_gate": Case(gate_kernel, "*i32 *i32 *i16 *i16 *i32 i32 i32 fp32", gate),
+        "sample": Case(
+            sample_kernel,
+            "*fp32 *fp32 *fp32 *i64 *fp32 *i64 *i64 *i64 i32 i32",
+            {"TILE": 4096},
+            8,
+            fp_fusion=False,
+        ),
+    }
+
+
+def compile_case(case: Case, arch: int) -> dict[str, Any]:
+    names = [name for name in case.kernel.arg_names if name not in case.constants]
+    compiled = compile_kernel(
+        case.kernel,
+        dict(zip(names, case.types.split(), strict=True)),
+        case.constants,
+        arch=arch,
+        num_warps=case.num_warps,
+        enable_fp_fusion=case.fp_fusion,
+    )
+    result = dataclasses.asdict(compiled)
+    result["cubin"] = len(compiled.cubin)
+    ptx = result.pop("ptx")
+    result["target"] = ptx.partition(".target ")[2].split()[0].rstrip(",")
+    return result | {name: ptx.count(name) for name in INSTRUCTIONS}
+
+
+if __name__ == "__main__":
+    target, wanted = int(sys.argv[1]), sys.argv[2:]
+    known = cases(target)
+    print(json.dumps({n: compile_case(known[n], target) for n in wanted or known}))
