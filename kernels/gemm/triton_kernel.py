@@ -209,7 +209,8 @@ def _check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool 
         )
 
 
-@triton.jit
+# Sizes that follow the batch must not make new variants of the kernel.
+@triton.jit(do_not_specialize=["rows", "num_token_tiles"])
 def _gemm_kernel(
     x,
     x_scales,

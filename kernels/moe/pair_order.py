@@ -36,7 +36,7 @@ def order_pairs(ids: Tensor, num_experts: int, tile: Tile) -> ExpertTiles:
     return ExpertTiles(order, offsets, expert, row, tile)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def _order_kernel(ids, order, offsets, num_pairs, BLOCK: tl.constexpr):
     """One program for an expert: how many pairs come before its own, then where each of them is."""
     expert = tl.program_id(0)
@@ -58,7 +58,7 @@ def _order_kernel(ids, order, offsets, num_pairs, BLOCK: tl.constexpr):
         tl.store(offsets + expert + 1, place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def _tiles_kernel(
     offsets,
     tile_expert,

@@ -147,7 +147,7 @@ def _halves(gate_up: Tensor) -> Tensor:
     return bf16_pairs("gate_up", gate_up)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _route_kernel(
     logits,
     bias,
