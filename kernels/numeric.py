@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
+
+# fp32 numbers that fit into the second-level cache of a CPU core beside other things.
+CACHE_ELEMENTS = 1 << 17
 
 
 @cache
@@ -26,6 +30,15 @@ def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[0] != 1 or a.is_cuda:
         return torch.bmm(a, b)
     return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+
+
+def by_rows(function: Callable[..., Tensor], *tensors: Tensor, row_elements: int) -> Tensor:
+    """``function(*tensors)`` for a function of single rows, on so few at a time on a CPU that
+    what it holds of them, ``row_elements`` each, stays in the cache of a core."""
+    rows, step = len(tensors[0]), max(1, CACHE_ELEMENTS // row_elements)
+    if rows <= step or tensors[0].is_cuda:
+        return function(*tensors)
+    return torch.cat([function(*(t[i : i + step] for t in tensors)) for i in range(0, rows, step)])
 
 
 def split_last(x: Tensor, size: int) -> Tensor:

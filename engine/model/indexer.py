@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import linear
 from deepinfer.kernels.indexer import candidate_blocks, index_scores, select_topk
+from deepinfer.kernels.numeric import CACHE_ELEMENTS
 from deepinfer.kernels.quant import fake_quantize_fp4, unpack_index_rows
 from deepinfer.kernels.rope import apply_rope
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 _SHORT_QUERY = 8
-# Scores and keys of one step stay in the cache of a core.
-_TILE_ELEMENTS = 1 << 17
 
 
 class Indexer:
@@ -71,11 +70,14 @@ class Indexer:
         picks = queries.new_empty((num_tokens + 1, self.topk), dtype=torch.int64)
         kept = self._new_candidates(num_tokens, kv)
         most_scores = heads * min(_SHORT_QUERY, max(tokens.query_lens)) * max(kv.batch.context_lens)
-        for requests, rows in _groups(tokens, max(1, _TILE_ELEMENTS // most_scores)):
+        for requests, rows in _groups(tokens, max(1, CACHE_ELEMENTS // most_scores)):
             keys = self._keys(requests, kv)
-            tile = max(1, _TILE_ELEMENTS // (len(requests) * heads * keys.shape[1]))
+            tile = max(1, CACHE_ELEMENTS // (len(requests) * heads * keys.shape[1]))
             for part in torch.split(rows, tile, dim=1):
-                scores = index_scores(queries[part], weights[part], keys)
+                seen = (
+                    keys if tile >= rows.shape[1] else keys[:, : max(1, int(visible[part].max()))]
+                )
+                scores = index_scores(queries[part], weights[part], seen)
                 if self.plan.uses_candidates:
                     scores = self._within_candidates(scores, part, kv)
                 if kept is not None:

@@ -10,11 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.numeric import batched_matmul, constant
+from deepinfer.kernels.numeric import CACHE_ELEMENTS, batched_matmul, constant
 from deepinfer.kernels.quant import unpack_main_rows, unpack_window_rows
 
-# Keys of one tile stay in the cache of a core.
-_TILE_ELEMENTS = 1 << 17
 # exp of less gives subnormal numbers, on which a CPU is 15 times slower.  Next to the largest
 # weight, which is 1, neither they nor exp(-80) = 2e-35 can be seen.
 _LOWEST_EXPONENT = -80.0
@@ -44,7 +42,7 @@ def sparse_attention_reference(
         readers.append(_row_reader(main_rows, main_index, unpack_main_rows))
         index = torch.cat([window_index, main_index], dim=1)
     present = (index >= 0).float()[:, None, :]
-    tile = max(1, _TILE_ELEMENTS // (index.shape[1] * q.shape[2]))
+    tile = max(1, CACHE_ELEMENTS // (index.shape[1] * q.shape[2]))
     pieces = []
     for start in range(0, q.shape[0], tile):
         part = slice(start, start + tile)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from deepinfer.kernels.gemm import Weight, fp32_linear
 from deepinfer.kernels.gemm.reference import ROW_MULTIPLE
-from deepinfer.kernels.numeric import constant, inverse_rms, sigmoid, split_last
+from deepinfer.kernels.numeric import by_rows, constant, inverse_rms, sigmoid, split_last
 
 _NORM_EPS = 1e-20
 
@@ -55,8 +55,12 @@ def collapse_streams_reference(streams: Tensor, pre: Tensor) -> Tensor:
 
 def expand_streams_reference(streams: Tensor, output: Tensor, mix: HyperMix) -> Tensor:
     """Mix the streams and add a sub-block's output to each: [T, S, d] bf16, [T, d] bf16."""
-    residual = (mix.comb[..., None] * streams.float()[:, :, None, :]).sum(1)
-    return (mix.post[..., None] * output.float()[:, None, :] + residual).to(torch.bfloat16)
+    return by_rows(_expand, streams, output, mix.post, mix.comb, row_elements=16 * streams.shape[2])
+
+
+def _expand(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    residual = (comb[..., None] * streams.float()[:, :, None, :]).sum(1)
+    return (post[..., None] * output.float()[:, None, :] + residual).to(torch.bfloat16)
 
 
 def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:

@@ -140,5 +140,5 @@ def test_a_query_does_not_depend_on_the_batch(window, picks):
 def test_tiles_change_nothing(monkeypatch):
     case = make_case(50, 16, 16)
     whole = sparse_attention(*case, 0.125)
-    monkeypatch.setattr(reference, "_TILE_ELEMENTS", 3 * 32 * D)
+    monkeypatch.setattr(reference, "CACHE_ELEMENTS", 3 * 32 * D)
     assert_bitwise_equal(sparse_attention(*case, 0.125), whole)
