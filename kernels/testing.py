@@ -49,7 +49,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     """L2 error of each row over the L2 norm of the expected row: [..., D] -> [...] f64."""
     a, e = actual.double(), expected.double()
     error: Tensor = torch.linalg.vector_norm(a - e, dim=-1)
-    return error / torch.linalg.vector_norm(e, dim=-1).clamp(min=1e-300)
+    norm: Tensor = torch.linalg.vector_norm(e, dim=-1)
+    return error / norm.clamp(min=1e-300)
 
 
 def _assert_same_form(actual: Tensor, expected: Tensor, what: str) -> None:

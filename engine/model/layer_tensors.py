@@ -26,10 +26,13 @@ class LayerTensors:
             raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")
         return self.tensors[full_name].to(self.device)
 
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.tensors
+
     def weight(self, name: str) -> Weight:
         """The linear weight ``name``, with its scales if it has any."""
-        has_scales = f"{self.prefix}{name}.scale" in self.tensors
-        return Weight(self[f"{name}.weight"], self[f"{name}.scale"] if has_scales else None)
+        scales = self[f"{name}.scale"] if f"{name}.scale" in self else None
+        return Weight(self[f"{name}.weight"], scales)
 
     def under(self, prefix: str) -> LayerTensors:
         return LayerTensors(self.tensors, self.prefix + prefix, self.device)
