@@ -46,7 +46,7 @@ def quantized_linear_triton(x: Tensor, weight: Weight, *, path: MatrixPath | Non
     if weight.scales is None:
         raise TensorError(f"weight: expected a packed one, found {describe(weight.values)}")
     path = MatrixPath.of(x.device) if path is None else path
-    _check_operands(x, weight, weight.values)
+    check_operands(x, weight, weight.values)
     acts = quantize_activations(x, path, split=_format(weight) == _FP4)
     out = torch.empty(len(x), weight.values.shape[0], dtype=torch.bfloat16, device=x.device)
     _launch_rows(acts.values[:, None], acts.scales, weight, out[:, None], path)
@@ -62,7 +62,7 @@ def linear_triton(x: Tensor, weight: Weight) -> Tensor:
 
 def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
     """As ``grouped_linear_reference``."""
-    _check_operands(x, weight, weight.values[0])
+    check_operands(x, weight, weight.values[0])
     shape = (*x.shape[:-1], weight.values.shape[1])
     out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
     _launch_rows(x.contiguous(), None, weight, out, MatrixPath.DECODED)
@@ -71,7 +71,7 @@ def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
 
 def fp32_linear_triton(x: Tensor, weight: Weight) -> Tensor:
     """As ``fp32_linear_reference``.  Products of bf16 numbers are exact in the accumulator."""
-    _check_operands(x, weight, weight.values, float32=True)
+    check_operands(x, weight, weight.values, float32=True)
     out = torch.empty(len(x), len(weight.values), dtype=torch.float32, device=x.device)
     _launch_rows(x.contiguous()[:, None], None, weight, out[:, None], MatrixPath.DECODED)
     return out
@@ -83,7 +83,7 @@ def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
     A weight of few rows keeps more of the device busy this way.  ``parts`` must not depend on T,
     or results would.
     """
-    _check_operands(x, weight, weight.values, float32=True)
+    check_operands(x, weight, weight.values, float32=True)
     out = torch.empty(parts, len(x), len(weight.values), dtype=torch.float32, device=x.device)
     x_parts = x.contiguous().view(len(x), parts, -1)
     w_parts = weight.values.view(len(weight.values), parts, -1).transpose(0, 1)
@@ -189,7 +189,7 @@ def _lift(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales.view(torch.uint8)[None]
 
 
-def _check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool = False) -> None:
+def check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool = False) -> None:
     """The last dimension of x is that of the weight, both on one device.
 
     Raises: TensorError that names the tensor, what was expected and what was found.

@@ -21,6 +21,7 @@ from deepinfer.kernels.gemm.activations import (
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import (
     ExpertTiles,
+    check_operands,
     expert_linear_triton,
     fp32_linear_parts_triton,
 )
@@ -101,6 +102,12 @@ def experts_triton(
     """
     tokens, per_token = ids.shape
     num_experts, width, _ = down.values.shape
+    check_operands(x, gate_up, gate_up.values[0])
+    if gate_up.values.shape[1] % 4 or not down.values.is_contiguous():
+        raise TensorError(
+            f"experts: expected an even expert width and contiguous weights, found gate_up "
+            f"{list(gate_up.values.shape)} and down {describe(down.values)}"
+        )
     check_tensor("ids", ids, torch.int64, (len(x), None), x)
     check_tensor("weights", weights, torch.float32, (tokens, per_token), x)
     out = torch.empty(tokens, width, dtype=torch.float32, device=x.device)

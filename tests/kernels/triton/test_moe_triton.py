@@ -273,6 +273,10 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         experts_triton(x, ids.int(), weights, gate_up, down, _LIMIT)
     with pytest.raises(TensorError, match="weights: expected"):
         experts_triton(x, ids, weights[:1], gate_up, down, _LIMIT)
+    with pytest.raises(TensorError, match=r"x: expected .* \[\.\.\., 64\]"):
+        experts_triton(x[:, :32].contiguous(), ids, weights, gate_up, down, _LIMIT)
+    with pytest.raises(TensorError, match="contiguous"):
+        experts_triton(x, ids, weights, gate_up, Weight(down.values[:, ::2], down.scales), _LIMIT)
     with pytest.raises(TensorError, match="cannot choose 9 of 4"):
         gate = Weight(torch.zeros(4, 64, dtype=torch.bfloat16, device=device))
         bias = torch.zeros(4, device=device)
