@@ -26,13 +26,13 @@ class LayerTensors:
             raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")
         return self.tensors[full_name].to(self.device)
 
-    def __contains__(self, name: str) -> bool:
-        return self.prefix + name in self.tensors
+    def get(self, name: str) -> Tensor | None:
+        """The tensor ``name``, or None if the checkpoint has none."""
+        return self[name] if self.prefix + name in self.tensors else None
 
     def weight(self, name: str) -> Weight:
         """The linear weight ``name``, with its scales if it has any."""
-        scales = self[f"{name}.scale"] if f"{name}.scale" in self else None
-        return Weight(self[f"{name}.weight"], scales)
+        return Weight(self[f"{name}.weight"], self.get(f"{name}.scale"))
 
     def under(self, prefix: str) -> LayerTensors:
         return LayerTensors(self.tensors, self.prefix + prefix, self.device)

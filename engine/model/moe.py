@@ -28,8 +28,8 @@ class MoE:
         self.gate = tensors.weight("ffn.gate")
         self.bias = tensors["ffn.gate.bias"]
         # Absent from checkpoints that were made for text only.
-        has_image_bias = "ffn.gate.bias_vl" in tensors
-        self.image_bias = tensors["ffn.gate.bias_vl"] if has_image_bias else self.bias
+        image_bias = tensors.get("ffn.gate.bias_vl")
+        self.image_bias = self.bias if image_bias is None else image_bias
         members = [tensors.under(f"ffn.experts.{e}.") for e in range(plan.n_routed_experts)]
         self.gate_up = Weight.stack([_gate_up(member) for member in members])
         self.down = Weight.stack([member.weight("w2") for member in members])
