@@ -124,7 +124,11 @@ class KVCache:
 
 
 def ring_size(config: ModelConfig) -> int:
-    """Slots of a window ring: the window, and as many as a step may write beyond what it keeps."""
+    """Slots of a window ring: the window, and as many as a step may write beyond what it keeps.
+
+    So tokens that may be rejected (an anchor and its drafts) must be at most
+    ``dspark_block_size + 1`` per request and pass; else they overwrite rows still needed.
+    """
     return config.sliding_window + config.dspark_block_size
 
 
