@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
-from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
+from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
 from deepinfer.kernels.moe import experts, route, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs
@@ -149,7 +149,7 @@ def _grouped_gemm(ceilings: Ceilings, name: str, n: int, k: int, count: int, row
     weight = random_weight("fp4", count, n, k)
     acts = quantize_activations(random_rows(count * rows, k), path, split=True)
     ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
-    tiles = order_pairs(ids, count, tile_for(rows, path))
+    tiles = order_pairs(ids, count, tile_for(rows, n, count, path))
     per_token = 1 if name == "up" else None
     us = microseconds(partial(expert_linear_triton, acts, weight, tiles, per_token=per_token))
     num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
@@ -164,12 +164,12 @@ def _whole(ceilings: Ceilings) -> Iterator[Row]:
         flop = 2 * tokens * _CHOSEN * 3 * _INNER * _WIDTH
         num_bytes = count * 3 * _INNER * _WIDTH * 17 / 32 + tokens * _WIDTH * 6
         yield ceilings.row(f"all of experts, {count} experts x {tokens} rows", us, flop, num_bytes)
-        us = microseconds(partial(order_pairs, ids, count, tile_for(256, MatrixPath.FP8)))
+        us = microseconds(partial(order_pairs, ids, count, TILES[1]))
         yield ceilings.row(
             f"order of {ids.numel()} pairs, {count} experts", us, 0, ids.numel() * 12
         )
     ids = _choices(1536, _EXPERTS)
-    us = microseconds(partial(order_pairs, ids, _EXPERTS, tile_for(24, MatrixPath.FP8)))
+    us = microseconds(partial(order_pairs, ids, _EXPERTS, TILES[1]))
     yield ceilings.row(f"order of {ids.numel()} pairs, 384 experts", us, 0, ids.numel() * 12)
     hidden = random_rows(9216, 2 * _INNER)
     us = microseconds(partial(swiglu, hidden, _LIMIT))

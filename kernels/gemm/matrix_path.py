@@ -45,15 +45,19 @@ _NARROW = Tile(64, 16, 4, 4)
 _MIDDLE = Tile(64, 64, 4, 4)
 _WIDE = Tile(128, 128, 8, 3)
 TILES = (_NARROW, _MIDDLE, _WIDE)
+# Fewer wide tiles than this leave some of 132 multiprocessors without work.
+_ENOUGH_TILES = 256
 
 
-def tile_for(rows: int, path: MatrixPath) -> Tile:
-    """A tile for about ``rows`` rows of activations to each weight.
+def tile_for(rows: int, width: int, members: int, path: MatrixPath) -> Tile:
+    """A tile for ``members`` weights of ``width`` rows, each for about ``rows`` activations.
 
     It only says how many outputs share a load.  Each output is the same chain of products over K in
     every tile, so the choice does not reach the bits (tested on the device).
     """
-    tile = _NARROW if rows <= 16 else _MIDDLE if rows <= 384 else _WIDE
+    wide_tiles = members * -(-rows // _WIDE.tokens) * -(-width // _WIDE.width)
+    is_wide = rows > _MIDDLE.tokens * 2 and wide_tiles >= _ENOUGH_TILES
+    tile = _NARROW if rows <= _NARROW.tokens else _WIDE if is_wide else _MIDDLE
     if path is MatrixPath.SCALED:  # its matrix unit takes 128 weight rows
         return Tile(128, tile.tokens, tile.num_warps, 3)
     return tile

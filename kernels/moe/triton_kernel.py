@@ -115,7 +115,9 @@ def experts_triton(
         return out.zero_()
     path = MatrixPath.of(x.device) if path is None else path
     split = gate_up.values.dtype == torch.int8
-    tiles = order_pairs(ids, num_experts, tile_for(ids.numel() // num_experts, path))
+    rows = ids.numel() // num_experts
+    tile = tile_for(rows, gate_up.values.shape[1], num_experts, path)
+    tiles = order_pairs(ids, num_experts, tile)
     acts = quantize_activations(x, path, split)
     hidden = expert_linear_triton(acts, gate_up, tiles, per_token=per_token)
     activated = _swiglu_quantized(hidden, limit, weights, tiles, path, split)

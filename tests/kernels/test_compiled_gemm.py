@@ -93,7 +93,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
     packed = MatrixPath.FP8 if arch == 90 else MatrixPath.SCALED
 
     def add_gemm(name: str, rows: int, weight: int, path: MatrixPath, source: int) -> None:
-        tile = tile_for(rows, path)
+        tile = tile_for(rows, 32768, 1, path)
         x = "*bf16 *bf16" if path is MatrixPath.DECODED else "*fp8e4nv *fp32"
         x = "*fp8e4nv *u8" if path is MatrixPath.SCALED else x
         w = "*u8 *i32" if weight else "*bf16 *bf16"

@@ -197,7 +197,7 @@ def test_a_row_of_nan_harms_no_other(kind: str, device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*_MAKERS, "plain"])
-@pytest.mark.parametrize("n, k", [(1792, 5120), (608, 1280)])
+@pytest.mark.parametrize("n, k", [(1792, 5120), (5120, 1280)])
 def test_a_row_has_the_same_bits_in_any_batch(
     n: int, k: int, kind: str, device: torch.device
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
     weight = Weight(weight.dense) if kind == "plain" else weight
     op = linear_triton if kind == "plain" else quantized_linear_triton
     whole = op(x, weight)
-    for rows in (1, 2, 7, 16, 17, 64, 256, 385):
+    for rows in (1, 2, 7, 16, 17, 64, 256, 1025):
         assert_bitwise_equal(op(x[:rows].contiguous(), weight), whole[:rows], f"{rows} rows")
     assert_bitwise_equal(op(x, weight), whole, "second run")
 
