@@ -53,7 +53,7 @@ def tile_for(rows: int, width: int, members: int, path: MatrixPath) -> Tile:
     """A tile for ``members`` weights of ``width`` rows, each for about ``rows`` activations.
 
     It only says how many outputs share a load.  Each output is the same chain of products over K in
-    every tile, so the choice does not reach the bits (tested on the device).
+    every tile, so the choice does not reach the bits (``pytest -m gpu`` compares them).
     """
     wide_tiles = members * -(-rows // _WIDE.tokens) * -(-width // _WIDE.width)
     is_wide = rows > _MIDDLE.tokens * 2 and wide_tiles >= _ENOUGH_TILES
