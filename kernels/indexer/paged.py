@@ -33,7 +33,7 @@ def paged_index_scores_reference(
     scores = head_weights.new_empty(len(query_rows), num_entries)
     queries = unpack_index_rows(query_rows)
     num_blocks = -(-num_entries // pool.shape[1])
-    for request in request_rows.unique().tolist():
+    for request in sorted(set(request_rows.tolist())):
         tokens = (request_rows == request).nonzero()[:, 0]
         keys = unpack_index_rows(pool[block_table[request, :num_blocks]].flatten(0, 1))
         part = index_scores_reference(
