@@ -107,7 +107,7 @@ def _check_operands(
         check_tensor(f"rope[{number}]", table, torch.float32, (num_queries, None), q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["piece_tiles"])
 def attention_kernel(
     q_ptr, window_pairs_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr,
     sink_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, state_ptr,
@@ -175,7 +175,7 @@ def attention_kernel(
         tl.store(state_ptr + 2 * part + 1, total, mask=is_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pieces"])
 def combine_kernel(
     sums_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, num_pieces,
     H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr,

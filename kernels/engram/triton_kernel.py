@@ -91,7 +91,7 @@ def engram_gate_triton(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def hash_kernel(
     lookback_ptr, multipliers_ptr, primes_ptr, offsets_ptr, rows_ptr, num_tokens,
     REACH: tl.constexpr, HEADS: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_T: tl.constexpr,
@@ -113,7 +113,7 @@ def hash_kernel(
         tl.store(rows_ptr + place, row, mask=is_token[:, None] & is_head[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def lookup_kernel(
     table_ptr, scales_ptr, rows_ptr, out_ptr, num_rows,
     PAIRS: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,

@@ -147,7 +147,7 @@ def _coefficients(
     return mix
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
     streams_ptr, output_ptr, post_ptr, comb_ptr, expanded_ptr, fn_ptr, sums_ptr, pre_ptr,
     collapsed_ptr, num_tokens, width, token_stride, stream_stride,
@@ -203,7 +203,7 @@ def stream_kernel(
         tl.store(sums + ROWS, squares, mask=is_token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def coefficient_kernel(
     sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
     num_tokens, num_pieces, inverse_size, eps,

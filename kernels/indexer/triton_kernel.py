@@ -74,7 +74,7 @@ def paged_index_scores_triton(
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "table_width"])
 def score_kernel(
     query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr,
     scores_ptr, num_queries, num_entries, block_entries, table_width, kept_width,

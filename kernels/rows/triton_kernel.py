@@ -167,7 +167,7 @@ def _bits(weight: Tensor) -> Tensor:
     return weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "rows_per_token"])
 def row_kernel(
     x_ptr, weight_ptr, cos_ptr, sin_ptr, rows_ptr, values_ptr, scales_ptr,
     num_rows, x_stride, values_stride, scales_stride, rows_per_token, eps,
