@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.errors import TensorError
@@ -131,6 +133,21 @@ def test_topk_of_many_chunks(
     visible = torch.tensor([3_001, 70], device=device)
     expected = select_topk_reference(scores, visible, 64)
     assert_bitwise_equal(select_topk_triton(scores, visible, 64), expected)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    values=st.lists(st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, math.inf]), min_size=1),
+    visible=st.integers(-2, 60),
+    k=st.integers(1, 40),
+)
+def test_topk_of_any_list(values: list[float], visible: int, k: int, device: torch.device) -> None:
+    scores = torch.tensor([values], device=device)
+    count = torch.tensor([visible], device=device)
+    expected = select_topk_reference(scores, count, k)
+    assert_bitwise_equal(select_topk_triton(scores, count, k), expected)
 
 
 def test_topk_of_a_million(device: torch.device) -> None:
