@@ -14,6 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .launch import is_interpreted
+
 
 @dataclass(frozen=True)
 class CompiledKernel:
@@ -44,7 +46,7 @@ def compile_kernel(
     named in ``multiples_of_16``.  Registers that did not fit are in ``stack_bytes``.
     Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
     """
-    if triton.knobs.runtime.interpret:
+    if is_interpreted():
         raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
     names = kernel.arg_names
     source = ASTSource(
