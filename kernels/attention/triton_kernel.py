@@ -59,6 +59,7 @@ def sparse_attention_triton(
     num_pieces = max(1, triton.cdiv(num_tiles, piece_tiles))
     if head_axis is None:
         head_axis = 1 if has_tensor_memory(q.device) else 0
+    tile_pairs = max(32, triton.next_power_of_2(width // 2))
     tile_heads = min(_MAX_TILE_HEADS, max(16, triton.next_power_of_2(heads)))
     is_whole = num_pieces == 1
     sums = q.new_empty(
@@ -70,17 +71,18 @@ def sparse_attention_triton(
     pairs = bf16_pairs("q", q.contiguous())
     result = bf16_pairs("out", out)
     attention_kernel[(num_queries, triton.cdiv(heads, tile_heads), num_pieces)](
-        pairs, window_rows.view(torch.int16), window_rows, window_index,
-        window_rows if main_rows is None else main_rows, main_index,
+        pairs, window_rows if width % 64 else window_rows.view(torch.int16), window_rows,
+        window_index, window_rows if main_rows is None else main_rows, main_index,
         sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,
-        H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_H=tile_heads, TILE_K=_TILE_KEYS,
-        WHOLE=is_whole, DOT=matrix_dtype(), HEAD_AXIS=head_axis,
-        num_warps=8, num_stages=2, enable_fp_fusion=True,
+        H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
+        TILE_H=tile_heads, TILE_K=_TILE_KEYS, WHOLE=is_whole, DOT=matrix_dtype(),
+        HEAD_AXIS=head_axis, num_warps=8, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
         combine_kernel[(num_queries, heads)](
             sums, state, sink, cos, sin, result, num_pieces,
-            H=heads, HALF=width // 2, ROTARY=rotary_pairs, num_warps=4, enable_fp_fusion=True,
+            H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -95,8 +97,8 @@ def _check_operands(
     rope: tuple[Tensor, Tensor] | None,
 ) -> None:
     num_queries, heads, width = q.shape
-    if width < 64 or width & (width - 1):
-        raise TensorError(f"q: expected a power of two from 64 on as head width, found {width}")
+    if not width or width % 32:
+        raise TensorError(f"q: expected a positive multiple of 32 as head width, found {width}")
     check_tensor("window_rows", window_rows, torch.uint8, (None, width + width // 32), q)
     check_tensor("window_index", window_index, torch.int64, (num_queries, None), q)
     check_tensor("sink", sink, torch.float32, (heads,), q)
@@ -112,18 +114,20 @@ def attention_kernel(
     q_ptr, window_pairs_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr,
     sink_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, state_ptr,
     log2_scale, window_length, main_length, piece_tiles,
-    H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_H: tl.constexpr,
-    TILE_K: tl.constexpr, WHOLE: tl.constexpr, DOT: tl.constexpr, HEAD_AXIS: tl.constexpr,
+    H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_PAIRS: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_K: tl.constexpr, WHOLE: tl.constexpr, DOT: tl.constexpr,
+    HEAD_AXIS: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE_H + tl.arange(0, TILE_H)
     piece = tl.program_id(2)
     is_head = head < H
-    pair = tl.arange(0, HALF)
+    pair = tl.arange(0, TILE_PAIRS)
     is_head_2d = tl.expand_dims(is_head, 1 - HEAD_AXIS)
     pair_2d = tl.expand_dims(pair, HEAD_AXIS)
+    is_value = is_head_2d & (pair_2d < HALF)
     place = tl.expand_dims(query * H + head, 1 - HEAD_AXIS) * HALF + pair_2d
-    packed = tl.load(q_ptr + place, mask=is_head_2d, other=0)
+    packed = tl.load(q_ptr + place, mask=is_value, other=0)
     cos, sin = _rotation(cos_ptr, sin_ptr, query, pair_2d, HALF, ROTARY)
     even, odd = even_bf16(packed), odd_bf16(packed)
     if ROTARY > 0:
@@ -144,7 +148,7 @@ def attention_kernel(
         is_listed = place_k < window_length
         index_ptr = window_index_ptr + query * window_length + place_k
         index = tl.load(index_ptr, mask=is_listed, other=-1)
-        k_even, k_odd = window_keys(window_pairs_ptr, window_ptr, index, HALF, TILE_K)
+        k_even, k_odd = window_keys(window_pairs_ptr, window_ptr, index, HALF, TILE_PAIRS, TILE_K)
         highest, total, sum_even, sum_odd = _attend(
             q_even, q_odd, k_even.to(DOT), k_odd.to(DOT), index >= 0, log2_scale,
             highest, total, sum_even, sum_odd, HEAD_AXIS,
@@ -154,7 +158,7 @@ def attention_kernel(
         is_listed = place_k < main_length
         index_ptr = main_index_ptr + query * main_length + place_k
         index = tl.load(index_ptr, mask=is_listed, other=-1)
-        k_even, k_odd = main_keys(main_ptr, index, HALF, TILE_K)
+        k_even, k_odd = main_keys(main_ptr, index, HALF, TILE_PAIRS, TILE_K)
         highest, total, sum_even, sum_odd = _attend(
             q_even, q_odd, k_even.to(DOT), k_odd.to(DOT), index >= 0, log2_scale,
             highest, total, sum_even, sum_odd, HEAD_AXIS,
@@ -165,12 +169,12 @@ def attention_kernel(
         sink = tl.load(sink_ptr + head, mask=is_head, other=0.0)
         factor = tl.expand_dims(_normaliser(highest, total, sink), 1 - HEAD_AXIS)
         pairs = _output(sum_even * factor, sum_odd * factor, cos, sin, ROTARY)
-        tl.store(out_ptr + place, pairs, mask=is_head_2d)
+        tl.store(out_ptr + place, pairs, mask=is_value)
     else:
         part = (query * tl.num_programs(2) + piece) * H + head
         sums = sums_ptr + tl.expand_dims(part, 1 - HEAD_AXIS) * (2 * HALF) + pair_2d
-        tl.store(sums, sum_even, mask=is_head_2d)
-        tl.store(sums + HALF, sum_odd, mask=is_head_2d)
+        tl.store(sums, sum_even, mask=is_value)
+        tl.store(sums + HALF, sum_odd, mask=is_value)
         tl.store(state_ptr + 2 * part, highest, mask=is_head)
         tl.store(state_ptr + 2 * part + 1, total, mask=is_head)
 
@@ -178,14 +182,15 @@ def attention_kernel(
 @triton.jit(do_not_specialize=["num_pieces"])
 def combine_kernel(
     sums_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, num_pieces,
-    H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr,
+    H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_PAIRS: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    pair = tl.arange(0, HALF)
+    pair = tl.arange(0, TILE_PAIRS)
+    is_value = pair < HALF
     highest, total = -1e30, 0.0
-    sum_even = tl.zeros([HALF], tl.float32)
-    sum_odd = tl.zeros([HALF], tl.float32)
+    sum_even = tl.zeros([TILE_PAIRS], tl.float32)
+    sum_odd = tl.zeros([TILE_PAIRS], tl.float32)
     for piece in range(num_pieces):
         part = (query * num_pieces + piece) * H + head
         part_highest = tl.load(state_ptr + 2 * part)
@@ -194,13 +199,15 @@ def combine_kernel(
         part_factor = tl.exp2(part_highest - new_highest)
         sums = sums_ptr + part * (2 * HALF) + pair
         total = total * old_factor + tl.load(state_ptr + 2 * part + 1) * part_factor
-        sum_even = sum_even * old_factor + tl.load(sums) * part_factor
-        sum_odd = sum_odd * old_factor + tl.load(sums + HALF) * part_factor
+        sum_even = sum_even * old_factor + tl.load(sums, mask=is_value, other=0.0) * part_factor
+        sum_odd = (
+            sum_odd * old_factor + tl.load(sums + HALF, mask=is_value, other=0.0) * part_factor
+        )
         highest = new_highest
     factor = _normaliser(highest, total, tl.load(sink_ptr + head))
     cos, sin = _rotation(cos_ptr, sin_ptr, query, pair, HALF, ROTARY)
     pairs = _output(sum_even * factor, sum_odd * factor, cos, sin, ROTARY)
-    tl.store(out_ptr + (query * H + head) * HALF + pair, pairs)
+    tl.store(out_ptr + (query * H + head) * HALF + pair, pairs, mask=is_value)
 
 
 @triton.jit
@@ -237,8 +244,9 @@ def _rotation(cos_ptr, sin_ptr, query, pair, HALF: tl.constexpr, ROTARY: tl.cons
     """Cosine and sine of every pair; only the last ROTARY pairs turn."""
     turning = pair - (HALF - ROTARY)
     place = 2 * (query * ROTARY + turning)
-    cos = tl.load(cos_ptr + place, mask=turning >= 0, other=1.0)
-    sin = tl.load(sin_ptr + place + 1, mask=turning >= 0, other=0.0)
+    is_turning = (turning >= 0) & (turning < ROTARY)
+    cos = tl.load(cos_ptr + place, mask=is_turning, other=1.0)
+    sin = tl.load(sin_ptr + place + 1, mask=is_turning, other=0.0)
     return cos, sin
 
 

@@ -38,9 +38,9 @@ def paged_index_scores_triton(
     """
     num_queries, heads, row_bytes = query_rows.shape
     half = row_bytes * 16 // 17
-    if heads & (heads - 1) or half & (half - 1) or half < 16 or half + half // 16 != row_bytes:
+    if heads & (heads - 1) or not half or half + half // 16 != row_bytes or half % 16:
         raise TensorError(
-            "query_rows: expected a power of two of heads and 17/16 times one of bytes, found "
+            "query_rows: expected a power of two of heads and multiples of 17 bytes, found "
             + describe(query_rows)
         )
     check_tensor("query_rows", query_rows, torch.uint8, (None, None, None), pool)
@@ -67,7 +67,8 @@ def paged_index_scores_triton(
         query_rows if kept is None else kept.view(torch.uint8), scores.view(torch.int16),
         num_queries, num_entries, pool.shape[1], block_table.shape[1],
         0 if kept is None else kept.shape[1],
-        H=heads, HALF=half, KEPT_SIZE=0 if kept is None else kept_size,
+        H=heads, HALF=half, TILE_PAIRS=triton.next_power_of_2(half),
+        KEPT_SIZE=0 if kept is None else kept_size,
         TILE_Q=_TILE_QUERIES, TILE_E=_TILE_ENTRIES, DOT=matrix_dtype(),
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
@@ -78,7 +79,7 @@ def paged_index_scores_triton(
 def score_kernel(
     query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr,
     scores_ptr, num_queries, num_entries, block_entries, table_width, kept_width,
-    H: tl.constexpr, HALF: tl.constexpr, KEPT_SIZE: tl.constexpr,
+    H: tl.constexpr, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, KEPT_SIZE: tl.constexpr,
     TILE_Q: tl.constexpr, TILE_E: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * TILE_Q
@@ -95,7 +96,7 @@ def score_kernel(
     # The heads of all queries of the tile are the columns of one product.
     column = first * H + tl.arange(0, TILE_Q * H)
     is_column = column < num_queries * H
-    q_even, q_odd = index_keys(query_rows_ptr, column, is_column, HALF, TILE_Q * H)
+    q_even, q_odd = index_keys(query_rows_ptr, column, is_column, HALF, TILE_PAIRS, TILE_Q * H)
     q_even, q_odd = tl.trans(q_even.to(DOT)), tl.trans(q_odd.to(DOT))
     weight = bf16_value(tl.load(weights_ptr + column, mask=is_column, other=0))
 
@@ -108,7 +109,7 @@ def score_kernel(
             table = table_ptr + own * table_width + entry // block_entries
             block = tl.load(table, mask=is_entry, other=0)
             row = block * block_entries + entry % block_entries
-            k_even, k_odd = index_keys(pool_ptr, row, is_entry, HALF, TILE_E)
+            k_even, k_odd = index_keys(pool_ptr, row, is_entry, HALF, TILE_PAIRS, TILE_E)
             dots = tl.dot(k_even.to(DOT), q_even)
             dots = tl.dot(k_odd.to(DOT), q_odd, dots)
             scores = _weighted(dots, weight, TILE_E, TILE_Q, H, DOT)

@@ -9,51 +9,66 @@ from .triton_bits import e2m1_value, e4m3_value, e8m0_value
 
 
 @triton.jit
-def window_keys(pairs_ptr, bytes_ptr, index, HALF: tl.constexpr, TILE_K: tl.constexpr):
-    """Even and odd values, fp32 [K, D/2], of FP8 rows; a row of index -1 is 0."""
-    BLOCKS: tl.constexpr = HALF // 16
-    ROW_PAIRS: tl.constexpr = HALF + BLOCKS // 2
+def window_keys(
+    pairs_ptr, bytes_ptr, index, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_K: tl.constexpr
+):
+    """Even and odd values, fp32 [K, TILE_PAIRS], of FP8 rows; a row of index -1 is 0.
+
+    ``pairs_ptr`` is the same memory as i16, for rows of an even number of bytes (HALF % 32 == 0).
+    """
+    ROW: tl.constexpr = 2 * HALF + HALF // 16
     present = (index >= 0)[:, None]
-    pair = tl.arange(0, HALF)[None, :]
-    block = tl.arange(0, BLOCKS)[None, :]
-    values = tl.load(pairs_ptr + index[:, None] * ROW_PAIRS + pair, mask=present, other=0)
-    scale_ptr = bytes_ptr + index[:, None] * (2 * ROW_PAIRS) + 2 * HALF + block
-    scales = e8m0_value(tl.load(scale_ptr, mask=present, other=0))
-    even = _scale_blocks(e4m3_value(values), scales, TILE_K, BLOCKS, 16)
-    odd = _scale_blocks(e4m3_value(values >> 8), scales, TILE_K, BLOCKS, 16)
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    is_value = present & (pair < HALF)
+    if HALF % 32 == 0:
+        values = tl.load(pairs_ptr + index[:, None] * (ROW // 2) + pair, mask=is_value, other=0)
+        even, odd = e4m3_value(values), e4m3_value(values >> 8)
+    else:
+        value_ptr = bytes_ptr + index[:, None] * ROW + 2 * pair
+        even = e4m3_value(tl.load(value_ptr, mask=is_value, other=0))
+        odd = e4m3_value(tl.load(value_ptr + 1, mask=is_value, other=0))
+    scale_ptr = bytes_ptr + index[:, None] * ROW + 2 * HALF
+    scales = e8m0_value(_load_scales(scale_ptr, present, HALF // 16, TILE_PAIRS // 16))
+    even = _scale_blocks(even, scales, TILE_K, TILE_PAIRS // 16, 16)
+    odd = _scale_blocks(odd, scales, TILE_K, TILE_PAIRS // 16, 16)
     return even, odd
 
 
 @triton.jit
-def main_keys(bytes_ptr, index, HALF: tl.constexpr, TILE_K: tl.constexpr):
-    """Even and odd values, fp32 [K, D/2], of FP4 rows; a row of index -1 is 0."""
-    BLOCKS: tl.constexpr = HALF // 8
-    ROW: tl.constexpr = HALF + BLOCKS
+def main_keys(bytes_ptr, index, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_K: tl.constexpr):
+    """Even and odd values, fp32 [K, TILE_PAIRS], of FP4 rows; a row of index -1 is 0."""
     present = (index >= 0)[:, None]
-    row_ptr = bytes_ptr + index[:, None] * ROW
-    values = tl.load(row_ptr + tl.arange(0, HALF)[None, :], mask=present, other=0)
-    scale_ptr = row_ptr + HALF + tl.arange(0, BLOCKS)[None, :]
-    scales = e4m3_value(tl.load(scale_ptr, mask=present, other=0))
-    even = _scale_blocks(e2m1_value(values), scales, TILE_K, BLOCKS, 8)
-    odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, BLOCKS, 8)
+    row_ptr = bytes_ptr + index[:, None] * (HALF + HALF // 8)
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    values = tl.load(row_ptr + pair, mask=present & (pair < HALF), other=0)
+    scales = e4m3_value(_load_scales(row_ptr + HALF, present, HALF // 8, TILE_PAIRS // 8))
+    even = _scale_blocks(e2m1_value(values), scales, TILE_K, TILE_PAIRS // 8, 8)
+    odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, TILE_PAIRS // 8, 8)
     return even, odd
+
+
+@triton.jit
+def index_keys(
+    bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_K: tl.constexpr
+):
+    """Even and odd values, fp32 [K, TILE_PAIRS], of FP4 rows with powers of two as scales."""
+    present = is_row[:, None]
+    row_ptr = bytes_ptr + row[:, None] * (HALF + HALF // 16)
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    values = tl.load(row_ptr + pair, mask=present & (pair < HALF), other=0)
+    scales = e8m0_value(_load_scales(row_ptr + HALF, present, HALF // 16, TILE_PAIRS // 16))
+    even = _scale_blocks(e2m1_value(values), scales, TILE_K, TILE_PAIRS // 16, 16)
+    odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, TILE_PAIRS // 16, 16)
+    return even, odd
+
+
+@triton.jit
+def _load_scales(ptr, present, COUNT: tl.constexpr, TILE_BLOCKS: tl.constexpr):
+    block = tl.arange(0, TILE_BLOCKS)[None, :]
+    return tl.load(ptr + block, mask=present & (block < COUNT), other=0)
 
 
 @triton.jit
 def _scale_blocks(values, scales, ROWS: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
     blocks = tl.reshape(values, (ROWS, BLOCKS, SIZE)) * scales[:, :, None]
     return tl.reshape(blocks, (ROWS, BLOCKS * SIZE))
-
-
-@triton.jit
-def index_keys(bytes_ptr, row, present, HALF: tl.constexpr, TILE_K: tl.constexpr):
-    """Even and odd values, fp32 [K, D/2], of FP4 rows with powers of two as scales."""
-    BLOCKS: tl.constexpr = HALF // 16
-    row_ptr = bytes_ptr + row[:, None] * (HALF + BLOCKS)
-    is_present = present[:, None]
-    values = tl.load(row_ptr + tl.arange(0, HALF)[None, :], mask=is_present, other=0)
-    scale_ptr = row_ptr + HALF + tl.arange(0, BLOCKS)[None, :]
-    scales = e8m0_value(tl.load(scale_ptr, mask=is_present, other=0))
-    even = _scale_blocks(e2m1_value(values), scales, TILE_K, BLOCKS, 16)
-    odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, BLOCKS, 16)
-    return even, odd

@@ -115,7 +115,8 @@ def _launch_packed(
     codes = _CODES[row_format]
     values = cache[:, : x.shape[-1] // (1 if codes == _FP8 else 2)]
     scales = cache[:, values.shape[1] :]
-    values = values.view(torch.int16) if codes == _FP8 else values
+    if codes == _FP8 and cache.stride(0) % 2 == 0:
+        values = values.view(torch.int16)
     _launch(x, codes, values, scales, weight=weight, eps=eps, rope=rope, rows=rows)
 
 
@@ -158,8 +159,9 @@ def _launch(
         len(x) // max(tokens, 1), eps,
         D=width, ROTARY=rotary_pairs, INVERSE=inverse, HAS_NORM=weight is not None,
         WEIGHT_BF16=weight is not None and weight.dtype == torch.bfloat16,
-        HAS_ROWS=rows is not None, FORM=form, TILE_ROWS=tile_rows, TILE_PAIRS=tile_pairs,
-        NATIVE=has_native_fp8(x.device), num_warps=4, enable_fp_fusion=False,
+        HAS_ROWS=rows is not None, FORM=form, FP8_PAIRS=values.dtype == torch.int16,
+        TILE_ROWS=tile_rows, TILE_PAIRS=tile_pairs, NATIVE=has_native_fp8(x.device),
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -173,6 +175,7 @@ def row_kernel(
     num_rows, x_stride, values_stride, scales_stride, rows_per_token, eps,
     D: tl.constexpr, ROTARY: tl.constexpr, INVERSE: tl.constexpr, HAS_NORM: tl.constexpr,
     WEIGHT_BF16: tl.constexpr, HAS_ROWS: tl.constexpr, FORM: tl.constexpr,
+    FP8_PAIRS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_PAIRS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
@@ -223,8 +226,12 @@ def row_kernel(
             tl.store(value_ptr, bf16_pair(even * scale, odd * scale), mask=is_target)
         else:
             if FORM == 2:
-                codes = e4m3_code(even, NATIVE) | (e4m3_code(odd, NATIVE) << 8)
-                tl.store(value_ptr, codes.to(tl.int16), mask=is_target)
+                even, odd = e4m3_code(even, NATIVE), e4m3_code(odd, NATIVE)
+                if FP8_PAIRS:
+                    tl.store(value_ptr, (even | (odd << 8)).to(tl.int16), mask=is_target)
+                else:
+                    tl.store(value_ptr + pair, even.to(tl.uint8), mask=is_target)
+                    tl.store(value_ptr + pair + 1, odd.to(tl.uint8), mask=is_target)
             else:
                 codes = e2m1_code(even) | (e2m1_code(odd) << 4)
                 tl.store(value_ptr, codes.to(tl.uint8), mask=is_target)

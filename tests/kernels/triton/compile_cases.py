@@ -37,7 +37,15 @@ class Case(NamedTuple):
 
 
 def cases(arch: int) -> dict[str, Case]:
-    attention = {"H": 64, "HALF": 256, "ROTARY": 0, "TILE_H": 64, "TILE_K": 64, "DOT": tl.bfloat16}
+    attention = {
+        "H": 64,
+        "HALF": 256,
+        "ROTARY": 0,
+        "TILE_PAIRS": 256,
+        "TILE_H": 64,
+        "TILE_K": 64,
+        "DOT": tl.bfloat16,
+    }
     attention["HEAD_AXIS"] = 0 if arch == 90 else 1
     attention_types = (
         "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
@@ -50,6 +58,7 @@ def cases(arch: int) -> dict[str, Case]:
         "HAS_NORM": True,
         "WEIGHT_BF16": True,
         "HAS_ROWS": True,
+        "FP8_PAIRS": True,
         "TILE_ROWS": 8,
         "TILE_PAIRS": 256,
         "NATIVE": True,
@@ -64,7 +73,15 @@ def cases(arch: int) -> dict[str, Case]:
     }
     stream = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "EXPAND": True, "MIX": True, "COLLAPSE": True}
     stream |= {"PIECE": 512, "TILE_T": 16, "TILE_D": 64, "PRECISION": "tf32x3"}
-    score = {"H": 32, "HALF": 64, "KEPT_SIZE": 8, "TILE_Q": 4, "TILE_E": 128, "DOT": tl.bfloat16}
+    score = {
+        "H": 32,
+        "HALF": 64,
+        "TILE_PAIRS": 64,
+        "KEPT_SIZE": 8,
+        "TILE_Q": 4,
+        "TILE_E": 128,
+        "DOT": tl.bfloat16,
+    }
     select = {"BITS": 16, "TILE": 8192, "HAS_ENTRIES": False, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     return {
@@ -72,7 +89,7 @@ def cases(arch: int) -> dict[str, Case]:
         "combine": Case(
             combine_kernel,
             "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
-            {"H": 64, "HALF": 256, "ROTARY": 32},
+            {"H": 64, "HALF": 256, "ROTARY": 32, "TILE_PAIRS": 256},
         ),
         "norm": Case(row_kernel, rows_types.format("*i32"), norm, fp_fusion=False),
         "window_row": Case(

@@ -57,6 +57,7 @@ def _check(actual: Tensor, expected: Tensor) -> None:
     [
         (2, 64, 512, 128, 512),  # the released model
         (1, 64, 512, 128, 0),  # a layer without compressed keys
+        (2, 8, 96, 20, 30),  # rows of an odd number of bytes
         (5, 3, 64, 7, 65),  # nothing is a multiple of anything
         (2, 20, 128, 64, 1),
         (1, 96, 64, 133, 100),  # two blocks of heads

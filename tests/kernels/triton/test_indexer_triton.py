@@ -57,6 +57,7 @@ def _check(case: dict[str, Tensor | int], **kept: Tensor | int) -> None:
         ([0, 0, 0, 1, 1, 2], 32, 128, 300),  # the released model's heads
         ([2, 0, 2, 1, 0], 8, 64, 131),  # mixed order
         ([0], 4, 32, 7),
+        ([0, 1], 4, 96, 50),
     ],
 )
 def test_scores(

@@ -102,7 +102,7 @@ def test_norm_then_fp8(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("row_format", FORMATS)
-@pytest.mark.parametrize("shape", [(9, 512), (3, 4, 128), (0, 64)])
+@pytest.mark.parametrize("shape", [(9, 512), (3, 4, 128), (5, 96), (0, 64)])
 def test_packed_rows(row_format: RowFormat, shape: tuple[int, ...], device: torch.device) -> None:
     x, rope = _x(device, *shape), _rope(device, shape[0], 32)
     expected = pack_latents_reference(x, rope, row_format)
