@@ -227,6 +227,8 @@ def _attend(
     weights = tl.exp2(scores - tl.expand_dims(new_highest, 1 - HEAD_AXIS))
     decay = tl.exp2(highest - new_highest)
     total = total * decay + tl.sum(weights, 1 - HEAD_AXIS)
+    if k_even.dtype == tl.float32:
+        weights = round_bf16(weights)
     weights = weights.to(k_even.dtype)
     sum_even *= tl.expand_dims(decay, 1 - HEAD_AXIS)
     sum_odd *= tl.expand_dims(decay, 1 - HEAD_AXIS)
