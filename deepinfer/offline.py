@@ -14,7 +14,7 @@ from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
 from .errors import ConfigError, EngineError
 from .loading import LoadedModel, load_model
-from .machine import check_parallel_sizes, resolve_device
+from .machine import check_parallel_sizes, resolve_device, set_cpu_threads
 from .outputs import RequestOutput
 from .prompts import Prompt, prompt_rows, sampling_for_each
 from .row_stream import RowStream
@@ -35,6 +35,8 @@ class OfflineEngine:
     stages, ``num_speculative_tokens`` at a time (default: the model's block); a model without such
     stages answers without drafts, and ``notes`` says so.  ``batch_invariant=None`` follows the
     variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
+    ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
+    of small layers, else torch's own number).
     Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.
 
     Use it as a context manager, or call ``close``.
@@ -60,6 +62,7 @@ class OfflineEngine:
         enable_prefix_caching: bool | None = None,
         batch_invariant: bool | None = None,
         exact: bool | None = None,
+        num_threads: int | None = None,
         device: str = "auto",
     ) -> None:
         check_parallel_sizes(
@@ -97,6 +100,7 @@ class OfflineEngine:
             seed=seed,
         )
         self._session: tuple[LoadedModel, RowStream] | None = (loaded, rows)
+        self._threads_before = set_cpu_threads(num_threads, loaded.config.hidden_size)
 
     def generate(
         self,
@@ -177,6 +181,7 @@ class OfflineEngine:
         self._session = None
         rows.close()
         loaded.engine.close()
+        set_cpu_threads(self._threads_before, loaded.config.hidden_size)
 
     @property
     def _model(self) -> LoadedModel:

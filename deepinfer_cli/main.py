@@ -45,6 +45,7 @@ def load_engine(settings: Settings) -> Engine:
         enable_prefix_caching=settings.enable_prefix_caching,
         batch_invariant=settings.batch_invariant,
         exact=settings.exact,
+        num_threads=settings.num_threads,
         device=settings.device,
     )
 

@@ -157,6 +157,9 @@ class Settings:
     enable_prefix_caching: bool = _setting(
         True, SWITCH, "Engine", "Compute the beginning that prompts share only once."
     )
+    num_threads: int | None = _setting(
+        None, optional(COUNT), "Engine", "CPU threads; by default one for a small model."
+    )
     tensor_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share attention.")
     pipeline_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share layers.")
     expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepinfer.errors import ConfigError
-from deepinfer.machine import check_parallel_sizes, resolve_device
+from deepinfer.machine import check_parallel_sizes, resolve_device, set_cpu_threads
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "2", True, None])
@@ -35,3 +35,20 @@ def test_devices(monkeypatch):
 def test_auto(monkeypatch, has_gpu, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     assert resolve_device("auto") == device
+
+
+def test_small_models_take_one_thread_and_give_it_back():
+    """Two threads wait for each other whenever another process uses the second core."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert set_cpu_threads(None, hidden_size=256) == 2
+        assert torch.get_num_threads() == 1
+        assert set_cpu_threads(2, hidden_size=256) == 1
+        assert set_cpu_threads(None, hidden_size=5120) == 2
+        assert torch.get_num_threads() == 2
+        for bad in (0, -1, True, 1.5):
+            with pytest.raises(ConfigError, match="num_threads"):
+                set_cpu_threads(bad, hidden_size=256)
+    finally:
+        torch.set_num_threads(before)
