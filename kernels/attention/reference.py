@@ -16,6 +16,8 @@ from deepinfer.kernels.quant import unpack_main_rows, unpack_window_rows
 # exp of less gives subnormal numbers, on which a CPU is 15 times slower.  Next to the largest
 # weight, which is 1, neither they nor exp(-80) = 2e-35 can be seen.
 _LOWEST_EXPONENT = -80.0
+# Any listed row makes the denominator 1 or more: this only keeps 0 / 0 from being NaN.
+_LEAST_TOTAL = 1e-30
 
 
 def sparse_attention_reference(
@@ -59,7 +61,7 @@ def _attend(q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scale: float
     weights = torch.exp((listed - highest).clamp(min=_LOWEST_EXPONENT)) * present
     total = weights.sum(-1, keepdim=True) + torch.exp(sink[:, None] - highest)
     out = batched_matmul(weights.to(torch.bfloat16).float(), keys)
-    return (out / total).to(torch.bfloat16)
+    return (out / total.clamp(min=_LEAST_TOTAL)).to(torch.bfloat16)
 
 
 def _row_reader(

@@ -74,9 +74,12 @@ def test_no_queries():
     assert sparse_attention(q, rows, index, main, picks, sink, 0.125).shape == (0, H, D)
 
 
-def test_a_query_without_rows_gives_zero():
+@pytest.mark.parametrize("sink_value", [None, math.inf, -math.inf])
+def test_a_query_without_rows_gives_zero(sink_value):
     q, rows, index, main, picks, sink = make_case(3, 8, 8)
     index[1], picks[1] = -1, -1
+    if sink_value is not None:
+        sink = torch.full((H,), sink_value)
     out = sparse_attention(q, rows, index, main, picks, sink, 0.125)
     assert not out[1].any()
     assert bool(out.isfinite().all())
