@@ -49,7 +49,7 @@ def load_model(
             f"knows {model_config.vocab_size} (vocab_size); the two do not belong together"
         )
     engine_config, notes = resolve_engine_config(settings, model_config, device)
-    model = Model.from_tensors(
+    model = Model(
         model_config,
         checkpoint.load(device=device),
         token_map=engram_token_map(tokenizer, model_config),

@@ -69,18 +69,6 @@ class Model:
             else None
         )
 
-    @classmethod
-    def from_tensors(
-        cls,
-        config: ModelConfig,
-        tensors: Mapping[str, Tensor],
-        device: torch.device | str = "cpu",
-        *,
-        token_map: Tensor | NDArray[np.integer[Any]] | None = None,
-    ) -> Model:
-        """See the constructor."""
-        return cls(config, tensors, device=device, token_map=token_map)
-
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardOutput:
         """Run the tokens of a batch, write their cached state, return logits and draft taps.
@@ -98,8 +86,8 @@ class Model:
             layer_id = block.plan.layer_id
             if layer_id in self.engrams:
                 streams = self.engrams[layer_id](streams, lookback, tokens.is_image)
+            block.write_global_kv(streams, pre, tokens, kv)
             if layer_id == self.config.split_layer:
-                block.write_global_kv(streams, pre, tokens, kv)
                 batch, kept = narrow_batch(batch, batch.decoder_start)
                 tokens, kv = self._begin(batch, batch.decoder_start, cache)
                 if kept is not None:
@@ -108,8 +96,6 @@ class Model:
                     taps = {tap: hidden[kept] for tap, hidden in taps.items()}
                 if not len(main_rows):
                     break
-            else:
-                block.write_global_kv(streams, pre, tokens, kv)
             if block.plan.tap is not None:
                 taps[block.plan.tap] = streams.float().mean(1).to(torch.bfloat16)
             streams, pre = block(streams, pre, tokens, cache.window[layer_id], kv)

@@ -32,7 +32,7 @@ def load_model(name: str) -> Model:
     folder = GOLDENS / name / "checkpoint"
     checkpoint = open_checkpoint(folder)
     token_map = token_compression(Tokenizer.from_file(folder / "tokenizer.json"))
-    return Model.from_tensors(checkpoint.config, checkpoint.load(), token_map=token_map)
+    return Model(checkpoint.config, checkpoint.load(), token_map=token_map)
 
 
 @cache

@@ -129,9 +129,7 @@ def load_golden(name: str) -> Golden:
     folder = FOLDER / name
     checkpoint = open_checkpoint(folder / "checkpoint")
     tokenizer = Tokenizer.from_file(folder / "checkpoint" / "tokenizer.json")
-    model = Model.from_tensors(
-        checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer)
-    )
+    model = Model(checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer))
     data = load_file(folder / "goldens.safetensors")
     return Golden(name, checkpoint.config, model, data, load_facts(name))
 

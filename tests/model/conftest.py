@@ -104,9 +104,7 @@ def load_model(name: str) -> Model:
     folder = GOLDENS / name / "checkpoint"
     checkpoint = open_checkpoint(folder)
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
-    return Model.from_tensors(
-        checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer)
-    )
+    return Model(checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer))
 
 
 @pytest.fixture(params=["tiny-a", "kdim-a"])

@@ -22,13 +22,13 @@ def test_a_missing_tensor_is_named():
     tensors = checkpoint.load()
     del tensors["layers.3.ffn.experts.5.w2.weight"]
     with pytest.raises(CheckpointError, match=r"layers\.3\.ffn\.experts\.5\.w2\.weight"):
-        Model.from_tensors(checkpoint.config, tensors, token_map=torch.arange(384))
+        Model(checkpoint.config, tensors, token_map=torch.arange(384))
 
 
 def test_the_router_bias_of_images_may_be_absent():
     checkpoint = open_checkpoint(FOLDER)
     tensors = {n: t for n, t in checkpoint.load().items() if not n.endswith("bias_vl")}
-    model = Model.from_tensors(checkpoint.config, tensors, token_map=torch.arange(384))
+    model = Model(checkpoint.config, tensors, token_map=torch.arange(384))
     assert model.blocks[0].moe.image_bias is model.blocks[0].moe.bias
 
 
@@ -38,7 +38,7 @@ def test_the_router_bias_of_images_may_be_absent():
 def test_engram_needs_a_token_map(token_map, message):
     checkpoint = open_checkpoint(FOLDER)
     with pytest.raises(ConfigError, match=message):
-        Model.from_tensors(checkpoint.config, checkpoint.load(), token_map=token_map)
+        Model(checkpoint.config, checkpoint.load(), token_map=token_map)
 
 
 @pytest.mark.parametrize("name", ["tiny-a", "kdim-a"])
@@ -52,7 +52,7 @@ def test_every_expected_tensor_is_used_and_no_other(name):
     checkpoint = open_checkpoint(GOLDENS / name / "checkpoint")
     config = checkpoint.config
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
-    Model.from_tensors(config, Recorder(checkpoint.load()), token_map=token_map)
+    Model(config, Recorder(checkpoint.load()), token_map=token_map)
     assert used == set(expected_tensors(config))
 
 
@@ -63,7 +63,7 @@ def test_the_full_size_model_builds_on_the_meta_device():
         for name, spec in expected_tensors(config).items()
     }
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
-    model = Model.from_tensors(config, tensors, "meta", token_map=token_map)
+    model = Model(config, tensors, device="meta", token_map=token_map)
     assert len(model.blocks) == 40
     assert model.blocks[20].moe.gate_up.values.shape == (384, 2 * 2304, 5120 // 2)
     assert model.blocks[0].attention.wo_a.values.shape == (8, 1024, 4096)

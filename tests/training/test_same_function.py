@@ -55,7 +55,7 @@ def pair() -> Pair:
                 masters[name].shape, generator=generator
             )
     tensors = checkpoint_tensors(masters, config)
-    model = Model.from_tensors(config, tensors, token_map=token_map)
+    model = Model(config, tensors, token_map=token_map)
     with torch.no_grad():
         weights = effective_weights(masters, config)
     return Pair(config, masters, weights, biases, Backbone(config, token_map, device), model)
