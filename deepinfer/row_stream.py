@@ -121,6 +121,7 @@ class RowStream:
                 encoded, defaults, max_model_len=self._max_model_len
             )
             self._encoder.check_token_ids("logit_bias", sampling.logit_bias)
+            self._encoder.check_token_ids("stop_token_ids", sampling.stop_token_ids)
         except RowError as error:
             return error_output(number, row_id(row, number), error.kind, str(error))
         stops, form = sampling.stop, encoded.answer_format

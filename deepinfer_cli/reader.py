@@ -134,7 +134,9 @@ def _text_rows(
         for row in rows:
             line = row.line
             yield row
-    except read_errors() as error:
+    except Exception as error:
+        if not isinstance(error, read_errors()):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"{name}: after line {line:,} the rest cannot be read ({reason}); "

@@ -101,7 +101,10 @@ def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) 
         inner = str(value["input_text"]).encode("utf-8", "surrogatepass")
     elif isinstance(value.get("input"), dict):
         fields = value["input"]
-        inner = encode_json(fields)
+        try:
+            inner = encode_json(fields)
+        except ValueError:
+            raise RowError("invalid_json", "a number in this row is too large") from None
         if "id" not in fields and "custom_id" not in fields:
             fields = {**fields, "id": value["id"]}
         return InputRow(index, line, inner, fields)

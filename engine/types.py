@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from deepinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from .constraint import TokenConstraint
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -47,23 +51,57 @@ class SamplingParams:
             if not ok:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected {expected}")
 
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        check(_is_list(stops, str) and all(stops), "stop", "non-empty strings")
+        check(_is_list(self.stop_token_ids, int), "stop_token_ids", "a list of token ids")
+        check(_is_bias(self.logit_bias), "logit_bias", "token ids to numbers from -100 to 100")
+        object.__setattr__(self, "stop", tuple(stops))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        check(0.0 <= self.temperature <= 100.0, "temperature", "0 to 100")
-        check(0.0 < self.top_p <= 1.0, "top_p", "above 0, at most 1")
-        check(self.top_k >= 0, "top_k", "0 (off) or a positive number")
-        check(0.0 <= self.min_p <= 1.0, "min_p", "0 to 1")
-        check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "-2 to 2")
-        check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "-2 to 2")
-        check(0.0 < self.repetition_penalty <= 10.0, "repetition_penalty", "above 0, at most 10")
-        check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1")
-        check(self.min_tokens >= 0, "min_tokens", "0 or more")
-        check(all(self.stop), "stop", "non-empty strings")
-        check(0 <= self.top_logprobs <= MAX_LOGPROBS, "top_logprobs", f"0 to {MAX_LOGPROBS}")
-        check(self.n >= 1, "n", "at least 1")
-        check(self.seed is None or 0 <= self.seed < 2**64, "seed", "0 to 2**64 - 1")
+        for name, (low, high, expected) in _WHOLE_NUMBERS.items():
+            value = getattr(self, name)
+            is_absent = value is None and name in ("max_tokens", "seed")
+            check(is_absent or (type(value) is int and low <= value <= high), name, expected)
+        for name, (floor, ceiling, expected) in _NUMBERS.items():
+            value = getattr(self, name)
+            check(_is_number(value) and floor <= value <= ceiling, name, expected)
+        check(self.top_p > 0, "top_p", _NUMBERS["top_p"][2])
+        check(self.repetition_penalty > 0, "repetition_penalty", _NUMBERS["repetition_penalty"][2])
+        for name in ("ignore_eos", "logprobs"):
+            check(type(getattr(self, name)) is bool, name, "true or false")
+
+
+# What a field may hold: lowest, highest, and how an error says it.
+_WHOLE_NUMBERS: Mapping[str, tuple[float, float, str]] = {
+    "top_k": (0, 2**31 - 1, "0 (off) or a positive number below 2**31"),
+    "max_tokens": (1, math.inf, "a whole number of at least 1"),
+    "min_tokens": (0, math.inf, "0 or a positive number"),
+    "top_logprobs": (0, MAX_LOGPROBS, f"a whole number, 0 to {MAX_LOGPROBS}"),
+    "n": (1, math.inf, "a whole number of at least 1"),
+    "seed": (0, 2**64 - 1, "a whole number, 0 to 2**64 - 1"),
+}
+_NUMBERS: Mapping[str, tuple[float, float, str]] = {
+    "temperature": (0, 100, "0 to 100"),
+    "top_p": (0, 1, "above 0, at most 1"),
+    "min_p": (0, 1, "0 to 1"),
+    "presence_penalty": (-2, 2, "-2 to 2"),
+    "frequency_penalty": (-2, 2, "-2 to 2"),
+    "repetition_penalty": (0, 10, "above 0, at most 10"),
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, Sequence | Set) and all(type(item) is kind for item in value)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        type(token_id) is int and token_id >= 0 and _is_number(bias) and -100 <= bias <= 100
+        for token_id, bias in value.items()
+    )
 
 
 class StopChecker(Protocol):
@@ -83,6 +121,7 @@ class Request:
     sampling: SamplingParams
     seed: int
     stop_checker: StopChecker | None = None
+    constraint: TokenConstraint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +152,8 @@ class Completion:
 
     ``output_token_ids`` ends with the stop token or EOS if one ended it.  ``stop_reason`` is the
     stop string or the asked-for stop token id that matched; None for EOS.  ``num_cached_tokens``
-    are those of the prompt whose global KV came from the prefix cache.
+    are those of the prompt whose global KV came from the prefix cache.  ``error_kind`` is a stable
+    word for an error that the request brought about itself, None for one of the engine.
     """
 
     request_id: str
@@ -127,6 +167,7 @@ class Completion:
     num_accepted_tokens: int = 0
     timing: RequestTiming | None = None
     error: str | None = None
+    error_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,6 +249,8 @@ def test_default_sampling_is_checked_against_the_vocabulary(make_stream):
     stream, _ = make_stream("x")
     output = answer(stream, {"prompt": "a"}, SamplingParams(logit_bias={10**7: 1.0}))
     assert output.error_kind == "invalid_value"
+    output = answer(stream, {"prompt": "a"}, SamplingParams(stop_token_ids=(10**7,), min_tokens=1))
+    assert output.error_kind == "invalid_value" and "stop_token_ids" in output.error
 
 
 def test_plain_text_shows_control_tokens_and_chat_parses_them(make_stream):

@@ -95,6 +95,12 @@ def test_a_bad_line_is_one_error_row_with_its_text(tmp_path: Path, line: bytes, 
     assert _fields(again) == [kind] and again[0].raw == line
 
 
+def test_an_error_row_whose_input_cannot_be_written_again(tmp_path: Path) -> None:
+    line = b'{"line": 1, "id": "a", "error": {}, "input": {"prompt": "x", "size": 1e400}}'
+    rows = _read(tmp_path / "errors.jsonl", line + b'\n{"prompt":"b"}')
+    assert _fields(rows) == ["invalid_json", {"prompt": "b"}]
+
+
 def test_long_lines_are_refused_and_the_next_line_is_good(tmp_path: Path) -> None:
     exact = b'{"prompt":"' + b"x" * 87 + b'"}'
     assert len(exact) == 100

@@ -51,7 +51,7 @@ def _output(cached: int = 0, arrived: float = 1.0, preemptions: int = 0) -> Requ
         prompt_token_ids=(1, 2, 3),
         samples=(sample,),
         usage=Usage(prompt_tokens=3, cached_tokens=cached, completion_tokens=2, reasoning_tokens=1),
-        sampling=SamplingParams(top_k=3, logit_bias={5: math.inf}),
+        sampling=SamplingParams(top_k=3, logit_bias={5: -2.5}),
         notes={"temperature": "forced to 1.0 by thinking"},
     )
 
@@ -87,7 +87,7 @@ def test_the_whole_row() -> None:
         "seed": 2**64 - 1,
         "prompt_token_ids": [1, 2, 3],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "reasoning_tokens": 1},
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 3, "logit_bias": {"5": None}},
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 3, "logit_bias": {"5": -2.5}},
         "notes": {"temperature": "forced to 1.0 by thinking"},
         "input": {"x": 1},
     }
