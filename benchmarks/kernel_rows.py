@@ -23,7 +23,6 @@ from deepinfer.kernels.hyper_connection.reference import (
     hyper_mix_reference,
 )
 from deepinfer.kernels.norm.reference import rms_norm_reference
-from deepinfer.kernels.quant import quantize_fp8
 from deepinfer.kernels.rope import rope_frequencies, rope_table
 from deepinfer.kernels.rope.reference import apply_rope_reference
 from deepinfer.kernels.rows import triton_kernel as rows
@@ -69,7 +68,6 @@ def _table(num_rows: int) -> tuple[Tensor, Tensor]:
 def checks() -> Iterator[tuple[str, Callable[[], str]]]:
     """(name, check); a check returns what it measured and raises AssertionError."""
     yield "norm", _check_norm
-    yield "fp8", _check_fp8
     yield "rope", _check_rope
     for row_format in ("window", "main", "index"):
         yield f"{row_format} rows", partial(_check_packed, row_format)
@@ -90,14 +88,6 @@ def _check_norm() -> str:
     return _error(
         rows.rms_norm_triton(x, weight, 1e-20), rms_norm_reference(x, weight, 1e-20), 1e-3
     )
-
-
-def _check_fp8() -> str:
-    x = _x(99, 1280)
-    for actual, expected in zip(rows.quantize_rows_triton(x), quantize_fp8(x), strict=True):
-        same = torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
-        assert same, "values or scales differ"
-    return "same bits"
 
 
 def _check_rope() -> str:
@@ -147,7 +137,7 @@ def _check_bits() -> str:
         expanded, next_mix, collapsed = hyper.advance_streams_triton(
             streams[:count], output[:count], part, *weights, **_ROUNDS
         )
-        normal = rows.normalize_and_round_triton(x[:count], weight, 1e-6)
+        normal = rows.rms_norm_triton(x[:count], weight, 1e-6)
         return [expanded, *next_mix, collapsed, normal]
 
     whole = run(300)
@@ -161,17 +151,9 @@ def timings(ceilings: Ceilings) -> Iterator[Row]:
     tokens = 1536
     calls: list[tuple[str, Callable[[], object], int]] = []
     x, weight = _x(tokens, _D), torch.randn(_D, device="cuda").bfloat16()
-    calls.append(
-        ("norm and fp8, 5120", partial(rows.quantize_rows_triton, x, weight, 1e-6), _D * 3)
-    )
+    calls.append(("norm, 5120", partial(rows.rms_norm_triton, x, weight, 1e-6), _D * 4))
     latent, narrow = _x(tokens, 1280), torch.randn(1280, device="cuda").bfloat16()
-    calls.append(
-        (
-            "norm and round, 1280",
-            partial(rows.normalize_and_round_triton, latent, narrow, 1e-6),
-            5120,
-        )
-    )
+    calls.append(("norm, 1280", partial(rows.rms_norm_triton, latent, narrow, 1e-6), 1280 * 4))
     rope, q = _rope(tokens), _x(tokens, 64, 512)
     calls.append(("rope of q, 64 x 512", partial(rows.apply_rope_triton, q, *rope), 64 * 2048))
     kv, kv_weight = _x(tokens, 512), torch.randn(512, device="cuda").bfloat16()

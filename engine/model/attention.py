@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.attention import sparse_attention
-from deepinfer.kernels.gemm import Weight, grouped_linear, linear, quantized_linear
+from deepinfer.kernels.gemm import Weight, grouped_linear, quantized_linear
 from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.quant import fake_quantize_fp8, pack_window_rows
-from deepinfer.kernels.rope import apply_rope
+from deepinfer.kernels.rows import pack_latents
 
 from .compressor import Compressor
 from .global_kv import GlobalKV
@@ -51,9 +50,9 @@ class Attention:
         without compressed keys.
         """
         latent_q, window_kv = torch.split(quantized_linear(x, self.wq_a_kv), self.widths, -1)
-        latent_q = fake_quantize_fp8(rms_norm(latent_q, self.q_norm, self.eps))
+        latent_q = rms_norm(latent_q, self.q_norm, self.eps)
         rope = tokens.rope[rope_key(self.plan)]
-        q = apply_rope(torch.unflatten(linear(latent_q, self.wq_b), -1, self.q_shape), *rope)
+        q = torch.unflatten(quantized_linear(latent_q, self.wq_b), -1, self.q_shape)
         window_rows = tokens.window.exchange(ring, self._pack(window_kv, rope))
         main_rows = main_index = None
         if kv is not None and self.plan.kv_source is not None:
@@ -63,15 +62,15 @@ class Attention:
             main_index = kv.picks[self.plan.index_source]
             main_rows = kv.cache.main[self.plan.kv_source].flatten(0, 1)
         out = sparse_attention(
-            q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale
-        )
-        out = apply_rope(out, *rope, inverse=True).flatten(1)
-        grouped = grouped_linear(torch.unflatten(out, -1, (len(self.wo_a.values), -1)), self.wo_a)
-        return quantized_linear(grouped.flatten(1), self.wo_b)
+            q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
+            rope=rope,
+        )  # fmt: skip
+        groups = torch.unflatten(out.flatten(1), -1, (len(self.wo_a.values), -1))
+        return quantized_linear(grouped_linear(groups, self.wo_a).flatten(1), self.wo_b)
 
     def window_rows(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Only the packed window rows of x [T, d] bf16: [T, D + D/32] u8."""
         return self._pack(quantized_linear(x, self.wq_a_kv)[:, self.widths[0] :], rope)
 
     def _pack(self, window_kv: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        return pack_window_rows(apply_rope(rms_norm(window_kv, self.kv_norm, self.eps), *rope))
+        return pack_latents(window_kv, rope, "window", weight=self.kv_norm, eps=self.eps)

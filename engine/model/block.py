@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.hyper_connection import HyperMix, collapse_streams, expand_streams, hyper_mix
+from deepinfer.kernels.hyper_connection import (
+    HyperMix,
+    advance_streams,
+    collapse_streams,
+    expand_streams,
+    hyper_mix,
+)
 from deepinfer.kernels.norm import rms_norm
 
 from .attention import Attention
@@ -53,9 +59,8 @@ class Block:
         """The streams [T, S, d] bf16 and the next block's ``pre`` [T, S] f32."""
         mix = self.attn_mix(streams)
         attended = self.attention(self.attention_input(streams, pre), tokens, ring, kv)
-        streams = expand_streams(streams, attended, mix)
-        ffn_mix = self.ffn_mix(streams)
-        x = rms_norm(collapse_streams(streams, mix.pre), self.ffn_norm, self.eps)
+        streams, ffn_mix, x = self.ffn_mix.advance(streams, attended, mix)
+        x = rms_norm(x, self.ffn_norm, self.eps)
         streams = expand_streams(streams, self.moe(x, tokens.is_image), ffn_mix)
         return streams, ffn_mix.pre
 
@@ -64,13 +69,21 @@ class HyperConnection:
     """The mixing weights of one sub-block."""
 
     def __init__(self, config: ModelConfig, tensors: LayerTensors, name: str) -> None:
-        self.fn = Weight(tensors[f"{name}_fn"])
-        self.scale = tensors[f"{name}_scale"]
-        self.base = tensors[f"{name}_base"]
+        self._parameters = (
+            Weight(tensors[f"{name}_fn"]),
+            tensors[f"{name}_scale"],
+            tensors[f"{name}_base"],
+        )
         self.iterations = config.hc_sinkhorn_iters
         self.eps = config.hc_eps
 
     def __call__(self, streams: Tensor) -> HyperMix:
-        return hyper_mix(
-            streams, self.fn, self.scale, self.base, iterations=self.iterations, eps=self.eps
+        return hyper_mix(streams, *self._parameters, iterations=self.iterations, eps=self.eps)
+
+    def advance(
+        self, streams: Tensor, output: Tensor, mix: HyperMix
+    ) -> tuple[Tensor, HyperMix, Tensor]:
+        """End the sub-block before this one: see ``advance_streams``."""
+        return advance_streams(
+            streams, output, mix, *self._parameters, iterations=self.iterations, eps=self.eps
         )

@@ -11,8 +11,7 @@ from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
 from deepinfer.kernels.compressor import pool_pairs
 from deepinfer.kernels.gemm import Weight, fp32_linear, linear
 from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.quant import pack_index_rows, pack_main_rows
-from deepinfer.kernels.rope import apply_rope
+from deepinfer.kernels.rows import store_latents
 
 from .global_kv import GlobalKV
 from .layer_tensors import LayerTensors
@@ -46,12 +45,12 @@ class Compressor:
         else:
             pooled = self._pool(x, tokens, kv, new.tokens)
         latent = rms_norm(pooled, self.norm, self.eps)
-        cos, sin = kv.rotary.table(self.plan, new.positions)
-        main = pack_main_rows(apply_rope(latent, cos, sin))
-        key = rms_norm(linear(latent, self.wk), self.k_norm, self.eps)
-        index = pack_index_rows(apply_rope(key, cos, sin))
-        kv.cache.main[layer].view(-1, main.shape[-1])[new.rows] = main
-        kv.cache.index[layer].view(-1, index.shape[-1])[new.rows] = index
+        rope = kv.rotary.table(self.plan, new.positions)
+        pools = kv.cache.main[layer], kv.cache.index[layer]
+        main, index = (pool.view(-1, pool.shape[-1]) for pool in pools)
+        store_latents(latent, rope, "main", main, new.rows)
+        key = linear(latent, self.wk)
+        store_latents(key, rope, "index", index, new.rows, weight=self.k_norm, eps=self.eps)
 
     def _pool(self, x: Tensor, tokens: Tokens, kv: GlobalKV, completing: Tensor) -> Tensor:
         """Latents of the pairs that end at the ``completing`` tokens, [n, D] bf16.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import linear
+from deepinfer.kernels.gemm import linear, quantized_linear
 from deepinfer.kernels.indexer import candidate_blocks, index_scores, select_topk
 from deepinfer.kernels.numeric import CACHE_ELEMENTS
 from deepinfer.kernels.quant import fake_quantize_fp4, unpack_index_rows
@@ -46,7 +46,7 @@ class Indexer:
     def select(self, x: Tensor, latent_q: Tensor, tokens: Tokens, kv: GlobalKV) -> Tensor:
         """Pool rows of each token's picked entries, [T, K] i64, ascending, -1 = unused.
 
-        Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora] bf16 rounded to FP8.
+        Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora] bf16.
         """
         ratio = self.plan.ratio
         visible = (tokens.positions + 1).div(ratio, rounding_mode="floor")
@@ -55,7 +55,8 @@ class Indexer:
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
         else:
-            queries = torch.unflatten(linear(latent_q, self.wq_b), -1, (self.heads, -1))
+            queries = quantized_linear(latent_q, self.wq_b)
+            queries = torch.unflatten(queries, -1, (self.heads, -1))
             queries = apply_rope(queries, *tokens.rope[rope_key(self.plan)])
             weights = linear(x, self.weights_proj) * self.weight_scale
             picks = self._pick(fake_quantize_fp4(queries).float(), weights, visible, tokens, kv)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from .dispatch import normalize_and_round as normalize_and_round
 from .dispatch import pack_latents as pack_latents
-from .dispatch import quantize_rows as quantize_rows
 from .dispatch import store_latents as store_latents
 from .reference import RowFormat as RowFormat

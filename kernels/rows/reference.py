@@ -7,25 +7,12 @@ from typing import Literal
 from torch import Tensor
 
 from deepinfer.kernels.norm.reference import rms_norm_reference
-from deepinfer.kernels.quant import (
-    fake_quantize_fp8,
-    pack_index_rows,
-    pack_main_rows,
-    pack_window_rows,
-)
+from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 from deepinfer.kernels.rope.reference import apply_rope_reference
 
 RowFormat = Literal["window", "main", "index"]
 
 _PACK = {"window": pack_window_rows, "main": pack_main_rows, "index": pack_index_rows}
-
-
-def normalize_and_round_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm, then rounding to FP8 in blocks of 32 with a shared power of two.
-
-    Shapes: x [N, D] bf16, weight [D]; returns [N, D] bf16.  Batch-invariant: yes.
-    """
-    return fake_quantize_fp8(rms_norm_reference(x, weight, eps))
 
 
 def pack_latents_reference(

@@ -29,7 +29,7 @@ from .reference import RowFormat
 
 _TILE_PAIRS = 2048
 # Names of what the kernel writes, as compile-time numbers.
-_BF16, _ROUNDED, _FP8, _FP4, _FP4_E4M3 = range(5)
+_BF16, _FP8, _FP4, _FP4_E4M3 = range(4)
 _CODES = {"window": _FP8, "index": _FP4, "main": _FP4_E4M3}
 
 
@@ -40,28 +40,11 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def normalize_and_round_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``normalize_and_round_reference``."""
-    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    _launch(x, _ROUNDED, bf16_pairs("out", out), weight=weight, eps=eps)
-    return out
-
-
 def apply_rope_triton(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
     """``apply_rope_reference``."""
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     _launch(x, _BF16, bf16_pairs("out", out), rope=(cos, sin), inverse=inverse)
     return out
-
-
-def quantize_rows_triton(
-    x: Tensor, weight: Tensor | None = None, eps: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """``quantize_fp8`` of x [..., D] bf16, after an RMS norm if there is a weight."""
-    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    exponents = torch.empty(*x.shape[:-1], x.shape[-1] // 32, dtype=torch.uint8, device=x.device)
-    _launch(x, _FP8, values.view(torch.int16), exponents, weight=weight, eps=eps)
-    return values, exponents
 
 
 def pack_latents_triton(
@@ -211,34 +194,28 @@ def row_kernel(
     value_ptr = values_ptr + target[:, None] * values_stride + pair
     if FORM == 0:
         tl.store(value_ptr, bf16_pair(even, odd), mask=is_target)
-    elif FORM == 4:
+    elif FORM == 3:
         even, odd, scale = _scaled_by_e4m3(even, odd, TILE_ROWS, TILE_PAIRS, NATIVE)
         tl.store(value_ptr, (e2m1_code(even) | (e2m1_code(odd) << 4)).to(tl.uint8), mask=is_target)
         _store_scales(scales_ptr, scale, target, is_row, scales_stride, D // 16, TILE_PAIRS // 8)
     else:
-        LIMIT: tl.constexpr = 6.0 if FORM == 3 else 448.0
-        MIN_AMAX: tl.constexpr = 7.052966104933725e-38 if FORM == 3 else 1e-4
+        LIMIT: tl.constexpr = 6.0 if FORM == 2 else 448.0
+        MIN_AMAX: tl.constexpr = 7.052966104933725e-38 if FORM == 2 else 1e-4
         even, odd, exponent = _scaled_by_power(even, odd, LIMIT, MIN_AMAX, TILE_ROWS, TILE_PAIRS)
-        if FORM == 1:
-            even = e4m3_value(e4m3_code(even, NATIVE))
-            odd = e4m3_value(e4m3_code(odd, NATIVE))
-            scale = _spread(e8m0_value(exponent), TILE_ROWS, TILE_PAIRS, 16)
-            tl.store(value_ptr, bf16_pair(even * scale, odd * scale), mask=is_target)
+        if FORM == 2:
+            codes = e2m1_code(even) | (e2m1_code(odd) << 4)
+            tl.store(value_ptr, codes.to(tl.uint8), mask=is_target)
         else:
-            if FORM == 2:
-                even, odd = e4m3_code(even, NATIVE), e4m3_code(odd, NATIVE)
-                if FP8_PAIRS:
-                    tl.store(value_ptr, (even | (odd << 8)).to(tl.int16), mask=is_target)
-                else:
-                    tl.store(value_ptr + pair, even.to(tl.uint8), mask=is_target)
-                    tl.store(value_ptr + pair + 1, odd.to(tl.uint8), mask=is_target)
+            even, odd = e4m3_code(even, NATIVE), e4m3_code(odd, NATIVE)
+            if FP8_PAIRS:
+                tl.store(value_ptr, (even | (odd << 8)).to(tl.int16), mask=is_target)
             else:
-                codes = e2m1_code(even) | (e2m1_code(odd) << 4)
-                tl.store(value_ptr, codes.to(tl.uint8), mask=is_target)
-            exponent = tl.minimum(exponent, 246)
-            _store_scales(
-                scales_ptr, exponent, target, is_row, scales_stride, D // 32, TILE_PAIRS // 16
-            )
+                tl.store(value_ptr + pair, even.to(tl.uint8), mask=is_target)
+                tl.store(value_ptr + pair + 1, odd.to(tl.uint8), mask=is_target)
+        exponent = tl.minimum(exponent, 246)
+        _store_scales(
+            scales_ptr, exponent, target, is_row, scales_stride, D // 32, TILE_PAIRS // 16
+        )
 
 
 @triton.jit

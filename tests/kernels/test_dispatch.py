@@ -13,9 +13,11 @@ for module in pkgutil.iter_modules(kernels.__path__):
     if module.ispkg:
         family = importlib.import_module(f"deepinfer.kernels.{module.name}")
 from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.rows import normalize_and_round, quantize_rows
+from deepinfer.kernels.rope import apply_rope
+from deepinfer.kernels.rows import pack_latents
 x, weight = torch.randn(3, 64).bfloat16(), torch.ones(64)
-rms_norm(x, weight, 1e-6), normalize_and_round(x, weight, 1e-6), quantize_rows(x)
+x, rope = rms_norm(x, weight, 1e-6), (torch.zeros(3, 32), torch.zeros(3, 32))
+apply_rope(x, *rope), pack_latents(x, rope, "window")
 print("triton" in sys.modules)
 """
 

@@ -67,7 +67,7 @@ def cases(arch: int) -> dict[str, Case]:
         "D": 5120,
         "ROTARY": 0,
         "HAS_ROWS": False,
-        "FORM": 1,
+        "FORM": 0,
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
@@ -93,10 +93,10 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "norm": Case(row_kernel, rows_types.format("*i32"), norm, fp_fusion=False),
         "window_row": Case(
-            row_kernel, rows_types.format("*i16"), row | {"FORM": 2}, fp_fusion=False
+            row_kernel, rows_types.format("*i16"), row | {"FORM": 1}, fp_fusion=False
         ),
-        "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
-        "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 4}, fp_fusion=False),
+        "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 2}, fp_fusion=False),
+        "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
         "index_scores": Case(
             score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
         ),

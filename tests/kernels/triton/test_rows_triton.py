@@ -9,8 +9,6 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.norm.reference import rms_norm_reference
 from deepinfer.kernels.quant import (
-    fake_quantize_fp8,
-    quantize_fp8,
     unpack_index_rows,
     unpack_main_rows,
     unpack_window_rows,
@@ -20,7 +18,6 @@ from deepinfer.kernels.rope.reference import apply_rope_reference
 from deepinfer.kernels.rows import triton_kernel as rows
 from deepinfer.kernels.rows.reference import (
     RowFormat,
-    normalize_and_round_reference,
     pack_latents_reference,
     store_latents_reference,
 )
@@ -65,9 +62,9 @@ def test_norm_of_zeros_and_of_rows_with_gaps(device: torch.device) -> None:
 
 def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
     x, weight = _x(device, 37, 512), torch.randn(512, device=device)
-    together = rows.normalize_and_round_triton(x, weight, 1e-6)
+    together = rows.rms_norm_triton(x, weight, 1e-6)
     for row in (0, 17, 36):
-        alone = rows.normalize_and_round_triton(x[row : row + 1], weight, 1e-6)
+        alone = rows.rms_norm_triton(x[row : row + 1], weight, 1e-6)
         assert_bitwise_equal(alone[0], together[row])
 
 
@@ -77,28 +74,6 @@ def test_rope(shape: tuple[int, ...], rotary: int, inverse: bool, device: torch.
     x, rope = _x(device, *shape), _rope(device, shape[0], rotary)
     expected = apply_rope_reference(x, *rope, inverse)
     assert_bitwise_equal(rows.apply_rope_triton(x, *rope, inverse), expected)
-
-
-@pytest.mark.parametrize("shape", [(9, 1280), (4, 3, 128), (1, 5120)])
-def test_fp8(shape: tuple[int, ...], device: torch.device) -> None:
-    x = _x(device, *shape)
-    values, exponents = rows.quantize_rows_triton(x)
-    expected_values, expected_exponents = quantize_fp8(x)
-    assert_bitwise_equal(values.view(torch.uint8), expected_values.view(torch.uint8))
-    assert_bitwise_equal(exponents, expected_exponents)
-
-
-def test_norm_then_fp8(device: torch.device) -> None:
-    x, weight = _x(device, 9, 1280), torch.randn(1280, device=device).bfloat16()
-    normal = rows.rms_norm_triton(x, weight, 1e-6)
-    actual = rows.normalize_and_round_triton(x, weight, 1e-6)
-    assert_bitwise_equal(actual, fake_quantize_fp8(normal))
-    assert_close(actual, normalize_and_round_reference(x, weight, 1e-6), atol=1e-2, rtol=2**-3)
-    values, exponents = rows.quantize_rows_triton(x, weight, 1e-6)
-    again = values.float() * exponents.repeat_interleave(32, -1).float().sub(127).exp2()
-    assert_bitwise_equal(again.bfloat16(), actual)
-    expected_values, _ = quantize_fp8(normal)
-    assert_bitwise_equal(values.view(torch.uint8), expected_values.view(torch.uint8))
 
 
 @pytest.mark.parametrize("row_format", FORMATS)
