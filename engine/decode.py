@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .bound_model import BoundModel
+from .constraint import follow_constraints
 from .dspark import VerifyLengths, accepted_tokens, verify_all
 from .request_state import RequestState
 from .sampler import Sampler, apply_rules, new_logprobs
@@ -76,7 +77,8 @@ class DecodeWorker:
         output = self.model.draft(states, self.sampler.draw)
         lengths = self.verify_lengths(output.confidence, most)
         pairs = zip(output.token_ids.tolist(), lengths, strict=True)
-        return [ids[:length] for ids, length in pairs]
+        drafts = [ids[:length] for ids, length in pairs]
+        return follow_constraints(drafts, [state.constraint for state in states], most)
 
 
 def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from .config import EngineConfig
+from .constraint import AnswerConstraint
 from .logit_rules import LogitRules
 from .model.config import ModelConfig
 from .request_state import RequestState
@@ -40,6 +41,8 @@ def make_state(
     problem = _problem(request, max_model_len, model.vocab_size)
     if problem is None:
         state.rules = LogitRules.of(sampling, prompt, tuple(ends), model.vocab_size, config.device)
+        if request.constraint is not None:
+            state.constraint = AnswerConstraint(request.constraint)
     else:
         state.fail(problem)
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .constraint import AnswerConstraint
 from .logit_rules import LogitRules
 from .types import Completion, FinishReason, Request, RequestTiming, TokenLogprobs
 
@@ -38,6 +39,7 @@ class RequestState:
     decoder_start: int
     stop_token_ids: frozenset[int]
     rules: LogitRules | None = None
+    constraint: AnswerConstraint | None = None
     phase: Phase = Phase.WAITING
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -55,6 +57,7 @@ class RequestState:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_kind: str | None = None
     scheduled_s: float = 0.0
     first_token_s: float = 0.0
 
@@ -73,7 +76,7 @@ class RequestState:
         hold no usable value.
         """
         if token_id < 0:
-            return self.fail(
+            return self._fail_of_constraint() or self.fail(
                 "the model gave logits that are not numbers; the weights or the cache are damaged"
             )
         self.token_ids.append(token_id)
@@ -81,6 +84,7 @@ class RequestState:
         count = len(self.token_ids) - self.num_prompt_tokens
         if self.rules is not None:
             self.rules.push(token_id)
+        is_complete = self.constraint is not None and self.constraint.push(token_id)
         matched = None
         if self.request.stop_checker is not None:
             matched = self.request.stop_checker.push(token_id)
@@ -92,15 +96,25 @@ class RequestState:
             elif matched is not None:
                 self.finish_reason = "stop"
                 self.stop_reason = matched
+        if self.finish_reason is None and is_complete:
+            self.finish_reason = "stop"
+        if self.finish_reason is None:
+            self._fail_of_constraint()
         if self.finish_reason is None and count >= self.max_output_tokens:
             self.finish_reason = "length"
         return self.finish_reason is not None
 
-    def fail(self, message: str) -> bool:
+    def fail(self, message: str, kind: str | None = None) -> bool:
         """End this request alone, with what it has."""
         self.finish_reason = "error"
         self.error = message
+        self.error_kind = kind
         return True
+
+    def _fail_of_constraint(self) -> bool:
+        """Fail if the constraint cannot go on."""
+        error = self.constraint.error if self.constraint is not None else None
+        return error is not None and self.fail(str(error), error.kind)
 
     def completion(self, now_s: float) -> Completion:
         assert self.finish_reason is not None
@@ -121,4 +135,5 @@ class RequestState:
                 finished_s=now_s,
             ),
             error=self.error,
+            error_kind=self.error_kind,
         )

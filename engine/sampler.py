@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.sampling import sample, token_logprobs
 
+from .constraint import apply_constraints
 from .request_state import RequestState
 from .types import TokenLogprobs
 
@@ -48,17 +49,18 @@ def apply_rules(
     row_counts: Sequence[int],
     drafts: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
-    """Logits with every request's rules applied to its ``row_counts`` consecutive rows.
+    """Logits with every request's rules and constraint applied to its ``row_counts`` consecutive
+    rows.
 
-    The input is returned when there are no rules, and never written to.
+    The input is returned when there are none, and never written to.
     """
-    if all(state.rules is None for state in states):
-        return logits
-    pieces = list(torch.split(logits, list(row_counts)))
-    for i, state in enumerate(states):
-        if state.rules is not None:
-            pieces[i] = state.rules.adjust(pieces[i], drafts[i] if drafts else ())
-    return torch.cat(pieces)
+    if any(state.rules is not None for state in states):
+        pieces = list(torch.split(logits, list(row_counts)))
+        for i, state in enumerate(states):
+            if state.rules is not None:
+                pieces[i] = state.rules.adjust(pieces[i], drafts[i] if drafts else ())
+        logits = torch.cat(pieces)
+    return apply_constraints(logits, [state.constraint for state in states], row_counts, drafts)
 
 
 def new_logprobs(

@@ -158,6 +158,7 @@ def test_draft_masks_equal_masks_taken_one_by_one(
         out = np.zeros((len(drafts) + 1, len(matcher.mask())), np.uint32)
         before = _state(matcher)
         num_allowed = matcher.fill_draft_masks(drafts, out)
+        assert matcher.num_allowed(drafts) == num_allowed
         assert _state(matcher) == before
         singles = [matcher.mask()]
         for token_id in drafts[:num_allowed]:
