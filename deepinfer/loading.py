@@ -14,11 +14,15 @@ from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.weights import open_checkpoint
+from deepinfer.engine.model.tensors import is_engram_table
+from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.errors import CheckpointError, ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
+
+# Larger Engram tables would take the room of weights and caches on a GPU.
+_MOST_TABLE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,24 @@ def load_model(
     engine_config, notes = resolve_engine_config(settings, model_config, device)
     model = Model(
         model_config,
-        checkpoint.load(device=device),
+        place_tensors(checkpoint, device),
         token_map=engram_token_map(tokenizer, model_config),
         device=device,
     )
     engine = LLMEngine(model, engine_config)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes)
+
+
+def place_tensors(checkpoint: Checkpoint, device: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, memory-mapped; Engram tables on ``device`` if they are small.
+
+    The model moves what else it needs, so that its copies and these never fill a GPU together.
+    """
+    tensors = checkpoint.load()
+    tables = {name: tensor for name, tensor in tensors.items() if is_engram_table(name)}
+    if sum(table.nbytes for table in tables.values()) <= _MOST_TABLE_BYTES:
+        tensors.update({name: table.to(device) for name, table in tables.items()})
+    return tensors
 
 
 def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None:

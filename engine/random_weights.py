@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .model.config import ModelConfig
-from .model.tensors import TensorSpec, expected_tensors
+from .model.tensors import TensorSpec, expected_tensors, is_engram_table
 from .weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
 
 
@@ -53,7 +53,7 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator, std: float) -> T
 
 def _quantised(name: str, spec: TensorSpec, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     rows, columns = spec.shape
-    if ".engram.embed." in name:
+    if is_engram_table(name):
         return encode_fp8_rows(_normal((rows, columns), generator, 1.0))
     if spec.dtype == torch.int8:
         inputs = 2 * columns

@@ -12,7 +12,7 @@ from math import prod
 
 from .model.config import ModelConfig
 from .model.schedule import LayerPlan
-from .model.tensors import TensorSpec, layer_tensors
+from .model.tensors import TensorSpec, is_engram_table, layer_tensors
 
 PREFILL_ONLY = (".compressor.", ".indexer.wk.")  # what the split layer computes for every token
 
@@ -60,7 +60,7 @@ def _footprint(config: ModelConfig, plan: LayerPlan) -> _Footprint:
     shared = {
         name: spec
         for name, spec in specs.items()
-        if name not in experts and ".engram.embed." not in name
+        if name not in experts and not is_engram_table(name)
     }
     return _Footprint(
         shared_parameters=_gemm_parameters(shared),

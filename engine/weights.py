@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from deepinfer.errors import CheckpointError
@@ -37,14 +36,9 @@ class Checkpoint:
         """One tensor on the CPU, memory-mapped; treat it as read-only."""
         return self.files[name].tensor(name)
 
-    def load(
-        self,
-        wanted: Callable[[str], bool] = lambda name: True,
-        *,
-        device: torch.device | str = "cpu",
-    ) -> dict[str, Tensor]:
-        """The tensors whose name is ``wanted``.  On the CPU nothing is copied."""
-        return {name: self.tensor(name).to(device) for name in self.files if wanted(name)}
+    def load(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+        """The tensors whose name is ``wanted``, memory-mapped: nothing is copied."""
+        return {name: self.tensor(name) for name in self.files if wanted(name)}
 
 
 def open_checkpoint(model: Path | str) -> Checkpoint:

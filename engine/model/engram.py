@@ -33,8 +33,9 @@ class Engram:
         self.offsets = (ends.view_as(primes) - primes).to(device)
         layer_id = config.engram_layer_ids[engram_index]
         self.multipliers = torch.from_numpy(hash_multipliers(config, layer_id)).to(device)
-        self.table = tensors["engram.embed.weight"]
-        self.scales = tensors["engram.embed.scale"]
+        # 203 GB at full size, a few kB read per token: whoever loads it decides where it lies.
+        self.table = tensors.stored("engram.embed.weight")
+        self.scales = tensors.stored("engram.embed.scale")
         self.wkv = tensors.weight("engram.wkv")
         self.q_weight = tensors["engram.q_weight"]
         self.k_weight = tensors["engram.k_weight"]

@@ -21,10 +21,14 @@ class LayerTensors:
     device: torch.device
 
     def __getitem__(self, name: str) -> Tensor:
+        return self.stored(name).to(self.device)
+
+    def stored(self, name: str) -> Tensor:
+        """The tensor ``name`` where it lies, on whatever device that is."""
         full_name = self.prefix + name
         if full_name not in self.tensors:
             raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")
-        return self.tensors[full_name].to(self.device)
+        return self.tensors[full_name]
 
     def get(self, name: str) -> Tensor | None:
         """The tensor ``name``, or None if the checkpoint has none."""

@@ -43,7 +43,8 @@ class Model:
         device: torch.device | str = "cpu",
         token_map: Tensor | NDArray[np.integer[Any]] | None = None,
     ) -> None:
-        """``tensors`` by their official names, as stored on disk.
+        """``tensors`` by their official names, as stored on disk; moved to ``device`` one by one,
+        but Engram tables are used where they lie.
 
         ``token_map`` [V] int: the compressed id of each token, needed by models with Engram.
         Raises: ConfigError without a fitting ``token_map``; CheckpointError for a missing tensor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .config import ModelConfig
-from .tensors import TensorSpec, expected_tensors
+from .tensors import TensorSpec, expected_tensors, is_engram_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class ParameterCounts:
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     specs = expected_tensors(config)
     text = {name: spec for name, spec in specs.items() if not name.startswith("mtp.")}
-    tables = _total({n: spec for n, spec in text.items() if ".engram.embed." in n})
-    used = {n: s for n, s in text.items() if ".engram.embed." not in n and n != "embed.weight"}
+    tables = _total({n: spec for n, spec in text.items() if is_engram_table(n)})
+    used = {n: s for n, s in text.items() if not is_engram_table(n) and n != "embed.weight"}
     prefill = {name: spec for name, spec in used.items() if _runs_in_prefill(config, name)}
     return ParameterCounts(
         backbone=_total(text) - tables,

@@ -76,6 +76,11 @@ def layer_tensors(config: ModelConfig, plan: LayerPlan, prefix: str) -> dict[str
     return specs
 
 
+def is_engram_table(name: str) -> bool:
+    """Whether a tensor is an Engram table or its scales: huge, and read a few rows at a time."""
+    return ".engram.embed." in name
+
+
 def bf16(*shape: int) -> TensorSpec:
     return TensorSpec(torch.bfloat16, shape)
 

@@ -17,12 +17,16 @@ def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: 
 
 
 def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """See ``engram_lookup_reference``; on a GPU the table may lie in pinned host memory."""
-    if rows.is_cuda:
+    """See ``engram_lookup_reference``; for rows [T, C] on a GPU the table may lie elsewhere.
+
+    A table in pinned host memory is read by the GPU itself.  For one in other host memory, such as
+    a mapped file, the CPU looks the rows up: correct at any size, but it waits for the GPU.
+    """
+    if rows.is_cuda and (table.is_cuda or table.is_pinned()):
         from .triton_kernel import engram_lookup_triton
 
         return engram_lookup_triton(table, scales, rows)
-    return engram_lookup_reference(table, scales, rows)
+    return engram_lookup_reference(table, scales, rows.to(table.device)).to(rows.device)
 
 
 def engram_gate(streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:

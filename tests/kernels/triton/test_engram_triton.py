@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deepinfer.errors import TensorError
+from deepinfer.kernels.engram import engram_lookup
 from deepinfer.kernels.engram import triton_kernel as engram
 from deepinfer.kernels.engram.reference import (
     engram_gate_reference,
@@ -56,6 +57,19 @@ def test_lookup(shape: tuple[int, int], width: int, device: torch.device) -> Non
     rows = torch.randint(0, 50, shape, device=device)
     expected = engram_lookup_reference(table, scales, rows)
     assert_bitwise_equal(engram.engram_lookup_triton(table, scales, rows), expected)
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_lookup_in_host_memory(is_pinned: bool, device: torch.device) -> None:
+    if is_pinned and device.type != "cuda":
+        pytest.skip("pinned memory needs a GPU")
+    table = torch.randint(0, 0x7F, (50, 64), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scales = torch.randint(110, 140, (50, 2), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    rows = torch.randint(0, 50, (5, 24))
+    expected = engram_lookup_reference(table, scales, rows)
+    if is_pinned:
+        table, scales = (x.view(torch.uint8).pin_memory().view(x.dtype) for x in (table, scales))
+    assert_bitwise_equal(engram_lookup(table, scales, rows.to(device)).cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
