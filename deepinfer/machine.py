@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 
 import torch
+
+from deepinfer.engine.checks import is_whole
 
 from .errors import ConfigError
 
@@ -13,13 +15,14 @@ from .errors import ConfigError
 # model: a second thread gains a quarter at 64 requests and nothing at one, and where another
 # process uses the second core, waiting for that thread makes a step up to 80 times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
+_MOST_THREADS = 1024
 
 
 def resolve_device(device: str) -> str:
     """``auto`` is the first NVIDIA GPU, or the CPU.  Raises: ConfigError if it does not exist."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = device.partition(":")
+    kind, _, number = str(device).partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise ConfigError(f"device={device!r}: expected auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if kind == "cuda" else 1
@@ -28,17 +31,26 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def check_flash_mla(enable: bool, device: str) -> None:
+    """Refuse plain attention on a GPU, which there is none of.  Raises: ConfigError."""
+    if not enable and not device.startswith("cpu"):
+        raise ConfigError(
+            f"enable_flash_mla=False on {device}: a GPU has the fused attention only; leave it on, "
+            "or take device='cpu' for the reference operations"
+        )
+
+
 def set_cpu_threads(num_threads: int | None, hidden_size: int) -> int:
     """Set how many threads torch uses in this process, and return how many it used before.
 
     ``None`` keeps torch's number, or takes one for a model of small layers.
-    Raises: ConfigError for a number below 1.
+    Raises: ConfigError for another number than 1 to 1,024.
     """
     before = torch.get_num_threads()
     if num_threads is None:
         num_threads = before if hidden_size >= _SHARED_FROM_HIDDEN_SIZE else 1
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ConfigError(f"num_threads={num_threads!r}: expected a whole number of at least 1")
+    if not is_whole(num_threads, 1, _MOST_THREADS):
+        raise ConfigError(f"num_threads={num_threads!r}: expected a whole number, 1 to {_MOST_THREADS}")
     torch.set_num_threads(num_threads)
     return before
 
@@ -49,7 +61,7 @@ def check_parallel_sizes(sizes: Mapping[str, int]) -> None:
     Raises: ConfigError with the reason.
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if not is_whole(size, 1, inf):
             raise ConfigError(f"{name}={size!r}: expected a whole number of at least 1")
     num_ranks, num_gpus = prod(sizes.values()), torch.cuda.device_count()
     if num_ranks == 1:

@@ -14,7 +14,7 @@ from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
 from .errors import ConfigError, EngineError
 from .loading import LoadedModel, load_model
-from .machine import check_parallel_sizes, resolve_device, set_cpu_threads
+from .machine import check_flash_mla, check_parallel_sizes, resolve_device, set_cpu_threads
 from .outputs import RequestOutput
 from .prompts import Prompt, prompt_rows, sampling_for_each
 from .row_stream import RowStream
@@ -30,10 +30,13 @@ class OfflineEngine:
     cache; ``None`` is the small model inside the package.
 
     Parallel sizes that this machine cannot honour raise ConfigError with the reason.
-    ``enable_flash_mla`` picks the fused attention kernels where the device has them; on a CPU both
-    settings run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
-    stages, ``num_speculative_tokens`` at a time (default: the model's block); a model without such
-    stages answers without drafts, and ``notes`` says so.  ``batch_invariant=None`` follows the
+    ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
+    run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
+    stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,
+    from confidence and step times measured in under a second at start; ``schedule_drafts=True`` does
+    the same below the number.  ``profile_path`` keeps these times from run to run.  A model without
+    such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling`` accepts more
+    drafts of random answers, which then depend on how they were drafted.  ``batch_invariant=None`` follows the
     variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
     ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
     of small layers, else torch's own number).
@@ -52,6 +55,9 @@ class OfflineEngine:
         enable_flash_mla: bool = True,
         enable_speculative_dspark: bool = True,
         num_speculative_tokens: int | None = None,
+        schedule_drafts: bool | None = None,
+        profile_path: str | Path | None = None,
+        rejection_sampling: bool = False,
         seed: int = 0,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -72,10 +78,14 @@ class OfflineEngine:
                 "expert_parallel_size": expert_parallel_size,
             }
         )
+        device = resolve_device(device)
+        check_flash_mla(enable_flash_mla, device)
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
         settings = {
             "num_speculative_tokens": num_speculative_tokens if enable_speculative_dspark else 0,
+            "schedule_drafts": schedule_drafts,
+            "rejection_sampling": rejection_sampling,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
             "max_model_len": max_model_len,
@@ -89,7 +99,8 @@ class OfflineEngine:
         loaded = load_model(
             model_path,
             {name: value for name, value in settings.items() if value is not None},
-            device=resolve_device(device),
+            device=device,
+            profile_path=None if profile_path is None else Path(profile_path),
         )
         rows = RowStream(
             loaded.engine,
@@ -158,6 +169,11 @@ class OfflineEngine:
     def engine_config(self) -> EngineConfig:
         """The settings in use."""
         return self._model.engine.config
+
+    @property
+    def device(self) -> str:
+        """Where the model runs: cpu, cuda or cuda:N, never auto."""
+        return self.engine_config.device
 
     @property
     def max_model_len(self) -> int:

@@ -39,6 +39,9 @@ class Engine(Protocol):
     @property
     def notes(self) -> Mapping[str, str]: ...
 
+    @property
+    def device(self) -> str: ...
+
     def close(self) -> None: ...
 
 
@@ -74,6 +77,7 @@ class Job:
         self._engine: Engine | None = None
         self._stats: EngineStats | None = None
         self._engine_notes: dict[str, str] = {}
+        self._device: str | None = None
         self._began = self._loaded = time.monotonic()
         self._ended: float | None = None
 
@@ -137,6 +141,7 @@ class Job:
                 resolved=self.resolved,
                 stats=self._stats,
                 engine_notes=self._engine_notes,
+                device=self._device,
             )
         )
 
@@ -149,6 +154,7 @@ class Job:
         engine = self._make_engine(settings)
         self._engine = engine
         self._engine_notes = dict(engine.notes)
+        self._device = engine.device
         for name, note in self._engine_notes.items():
             self._console.warn(f"{name}: {note}")
         self._loaded = time.monotonic()

@@ -30,7 +30,10 @@ _DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a run knows about itself when it ends.  ``status``: finished, stopped or failed."""
+    """What a run knows about itself when it ends.
+
+    status: finished, stopped or failed.  device: where the engine ran, None if no row needed one.
+    """
 
     status: str
     exit_code: int
@@ -47,6 +50,7 @@ class Facts:
     resolved: Resolved
     stats: EngineStats | None
     engine_notes: Mapping[str, str]
+    device: str | None
 
 
 def build_report(facts: Facts) -> dict[str, Any]:
@@ -61,6 +65,7 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "input": {"name": facts.input_name, "format": facts.input_format},
         "output": facts.output,
         "model": settings.model or "embedded",
+        "device": facts.device,
         "rows": {
             "input": facts.num_rows,
             "results": total.results,

@@ -33,7 +33,9 @@ def summary_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("lengths", f"{_lengths(report, 'prompt')}, {_lengths(report, 'answer')}"))
     if speed["rows_per_s"]:
         per_second = speed["completion_tokens_per_s"]
-        lines.append(("speed", f"{per_second:,.0f} tokens/s, {speed['rows_per_s']:,.1f} rows/s"))
+        place = f" on {report['device']}" if report["device"] else ""
+        rates = f"{per_second:,.0f} tokens/s, {speed['rows_per_s']:,.1f} rows/s"
+        lines.append(("speed", rates + place))
     acceptance = report["speculation"]["acceptance"]
     if acceptance is not None:
         lines.append(("drafts", f"{acceptance:.0%} accepted"))

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from deepinfer.errors import ConfigError
-from deepinfer.machine import check_parallel_sizes, resolve_device, set_cpu_threads
+from deepinfer.machine import (
+    check_flash_mla,
+    check_parallel_sizes,
+    resolve_device,
+    set_cpu_threads,
+)
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "2", True, None])
@@ -35,6 +40,13 @@ def test_devices(monkeypatch):
 def test_auto(monkeypatch, has_gpu, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     assert resolve_device("auto") == device
+
+
+def test_a_gpu_has_no_plain_attention():
+    for enable, device in ((True, "cpu"), (False, "cpu"), (True, "cuda:1")):
+        check_flash_mla(enable, device)
+    with pytest.raises(ConfigError, match="enable_flash_mla=False on cuda:1"):
+        check_flash_mla(False, "cuda:1")
 
 
 def test_small_models_take_one_thread_and_give_it_back():

@@ -30,6 +30,7 @@ class FakeEngine:
         self.max_in_flight = 0
         self.is_closed = False
         self.notes: Mapping[str, str] = {}
+        self.device = "cpu"
 
     def stream(
         self,

@@ -232,6 +232,7 @@ def test_json_prints_the_report_and_nothing_else_on_stdout(cli: Cli) -> None:
     report = json.loads(done.out)
     assert report == _report()
     assert report["schema"] == "deepinfer.report/1" and report["model"] == "embedded"
+    assert report["device"] == "cpu"
     assert report["settings"]["seed"] == {"value": 5, "origin": "--seed"}
     assert report["lengths"]["answer"]["num"] == 3 and report["engine"]["num_steps"] == 3
 
