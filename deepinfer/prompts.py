@@ -7,7 +7,10 @@ from typing import Any
 
 from deepinfer.engine.types import SamplingParams
 
-from .errors import ConfigError
+from deepinfer.recipes.constraints.fields import CONSTRAINT_FIELDS, field_constraint
+from deepinfer.recipes.constraints.spec import ConstraintSpec
+
+from .errors import ConfigError, RowError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -33,12 +36,35 @@ def sampling_for_each(
     """One SamplingParams per prompt.  Raises: ConfigError if a list has another length."""
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * num_prompts
+    if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str | bytes):
+        kind = type(sampling_params).__name__
+        raise ConfigError(f"sampling_params: expected a SamplingParams or a list, got {kind}")
     if len(sampling_params) != num_prompts:
         raise ConfigError(
             f"{len(sampling_params)} sampling_params for {num_prompts} prompts; "
             "give one for all or one for each"
         )
+    for place, params in enumerate(sampling_params):
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(
+                f"sampling_params[{place}]: expected a SamplingParams, got {type(params).__name__}"
+            )
     return list(sampling_params)
+
+
+def run_constraint(fields: Mapping[str, Any] | None) -> ConstraintSpec | None:
+    """The constraint of rows without one of their own, from the fields that a row would have.
+
+    Raises: ConfigError if they say none or more than one, or something wrong.
+    """
+    if fields is None:
+        return None
+    if not isinstance(fields, Mapping) or not set(fields) <= set(CONSTRAINT_FIELDS):
+        raise ConfigError(f"constraint: expected one of the fields {', '.join(CONSTRAINT_FIELDS)}")
+    try:
+        return field_constraint(fields)
+    except RowError as error:
+        raise ConfigError(f"constraint: {error}") from error
 
 
 def _row(place: int, prompt: Any) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from deepinfer.errors import ConfigError
 
+from .checks import is_number, is_whole
+
 BATCH_INVARIANT_VARIABLE = "DEEPINFER_BATCH_INVARIANT"
 
 
@@ -25,7 +27,9 @@ class EngineConfig:
     exact                   run every layer on every prompt token (no bounded replay)
     enable_prefix_caching   share blocks between prompts with equal beginnings
     num_snapshots           saved ring states for exact prefix hits; None means 2 * max_num_seqs
-    num_speculative_tokens  drafts verified per step; 0 switches speculation off
+    num_speculative_tokens  most drafts verified per step; 0 switches speculation off
+    schedule_drafts         verify as many drafts as pay, by confidence and measured step times
+    rejection_sampling      accept drafts by rejection: more survive, answers cannot be repeated
     device                  where weights and caches live
 
     Raises: ConfigError when values are out of range or contradict each other.
@@ -42,26 +46,24 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     num_snapshots: int | None = None
     num_speculative_tokens: int = 0
+    schedule_drafts: bool = False
+    rejection_sampling: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        def check(ok: bool, name: str, expected: str) -> None:
-            if not ok:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected {expected}")
-
-        check(self.max_num_seqs >= 1, "max_num_seqs", "at least 1")
-        check(self.block_size >= 2 and self.block_size % 2 == 0, "block_size", "an even number")
-        check(self.num_blocks is None or self.num_blocks >= 1, "num_blocks", "at least 1")
-        check(self.cache_memory_gib > 0, "cache_memory_gib", "more than 0")
-        check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2")
-        check(self.num_speculative_tokens >= 0, "num_speculative_tokens", "0 (off) or more")
-        check(self.num_snapshots is None or self.num_snapshots >= 0, "num_snapshots", "0 or more")
+        check_fields({name: getattr(self, name) for name in self.__dataclass_fields__})
+        _check(self.block_size % 2 == 0, "block_size", self.block_size, "an even number")
         needed = self.max_num_seqs * (1 + self.num_speculative_tokens)
-        check(
-            self.max_num_batched_tokens >= needed,
-            "max_num_batched_tokens",
-            f"at least {needed} = max_num_seqs * (1 + num_speculative_tokens)",
-        )
+        if self.max_num_batched_tokens < needed:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: expected at least "
+                f"{needed} = max_num_seqs * (1 + num_speculative_tokens)"
+            )
+        if self.rejection_sampling and self.batch_invariant:
+            raise ConfigError(
+                "rejection_sampling=True: answers then depend on where blocks of drafts begin, "
+                "which batch_invariant forbids; switch one of the two off"
+            )
 
     @property
     def restores_snapshots(self) -> bool:
@@ -81,3 +83,42 @@ class EngineConfig:
         if value not in ("1", "true", "yes", "on"):
             raise ConfigError(f"{BATCH_INVARIANT_VARIABLE}={value!r}: expected 1 or 0")
         return replace(self, batch_invariant=True)
+
+
+def check_fields(fields: Mapping[str, object]) -> None:
+    """Check fields of ``EngineConfig``, each for itself.  Raises: ConfigError that names one."""
+    for name, value in fields.items():
+        if name in _WHOLE_NUMBERS:
+            low, high = _WHOLE_NUMBERS[name]
+            ok = is_whole(value, low, high) or (value is None and name in _OPTIONAL)
+            _check(ok, name, value, f"a whole number, {low:,} to {high:,}")
+        elif name in _SWITCHES:
+            _check(type(value) is bool, name, value, "True or False")
+    if "cache_memory_gib" in fields:
+        memory = fields["cache_memory_gib"]
+        ok = is_number(memory, 0, 2.0**30) and memory != 0
+        _check(ok, "cache_memory_gib", memory, "a number above 0")
+
+
+def _check(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+
+
+_WHOLE_NUMBERS = {
+    "max_num_seqs": (1, 2**20),
+    "max_num_batched_tokens": (1, 2**31 - 1),
+    "block_size": (2, 2**20),
+    "num_blocks": (1, 2**31 - 1),
+    "max_model_len": (2, 2**31 - 1),
+    "num_snapshots": (0, 2**20),
+    "num_speculative_tokens": (0, 2**10),
+}
+_OPTIONAL = {"num_blocks", "max_model_len", "num_snapshots"}
+_SWITCHES = {
+    "batch_invariant",
+    "exact",
+    "enable_prefix_caching",
+    "schedule_drafts",
+    "rejection_sampling",
+}

@@ -19,10 +19,16 @@ def resolve_model_folder(model: Path | str) -> Path:
 
     Raises: CheckpointError that says how to get the model.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if not isinstance(model, Path | str):
+        raise CheckpointError(f"model {model!r}: expected a path or a name, not its type")
+    try:
+        path = Path(model).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # too long a name; ~ of an unknown user
+        raise CheckpointError(f"model {str(model)[:80]!r}: {error}"[:300]) from error
+    if is_folder:
         return path
-    if path.exists():
+    if exists:
         raise CheckpointError(f"{path} is a file; expected the checkpoint folder that holds it")
     if not _HUB_ID.fullmatch(str(model)):
         raise CheckpointError(f"model folder {path} does not exist; check the path")

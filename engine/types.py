@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from deepinfer.errors import ConfigError
+
+from .checks import is_list, is_number, is_whole
 
 if TYPE_CHECKING:
     from .constraint import TokenConstraint
@@ -52,18 +54,18 @@ class SamplingParams:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected {expected}")
 
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
-        check(_is_list(stops, str) and all(stops), "stop", "non-empty strings")
-        check(_is_list(self.stop_token_ids, int), "stop_token_ids", "a list of token ids")
+        check(is_list(stops, str) and all(stops), "stop", "non-empty strings")
+        check(is_list(self.stop_token_ids, int), "stop_token_ids", "a list of token ids")
         check(_is_bias(self.logit_bias), "logit_bias", "token ids to numbers from -100 to 100")
         object.__setattr__(self, "stop", tuple(stops))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name, (low, high, expected) in _WHOLE_NUMBERS.items():
             value = getattr(self, name)
             is_absent = value is None and name in ("max_tokens", "seed")
-            check(is_absent or (type(value) is int and low <= value <= high), name, expected)
+            check(is_absent or is_whole(value, low, high), name, expected)
         for name, (floor, ceiling, expected) in _NUMBERS.items():
             value = getattr(self, name)
-            check(_is_number(value) and floor <= value <= ceiling, name, expected)
+            check(is_number(value, floor, ceiling), name, expected)
         check(self.top_p > 0, "top_p", _NUMBERS["top_p"][2])
         check(self.repetition_penalty > 0, "repetition_penalty", _NUMBERS["repetition_penalty"][2])
         for name in ("ignore_eos", "logprobs"):
@@ -89,17 +91,9 @@ _NUMBERS: Mapping[str, tuple[float, float, str]] = {
 }
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, Sequence | Set) and all(type(item) is kind for item in value)
-
-
 def _is_bias(value: object) -> bool:
     return isinstance(value, Mapping) and all(
-        type(token_id) is int and token_id >= 0 and _is_number(bias) and -100 <= bias <= 100
+        is_whole(token_id, 0, math.inf) and is_number(bias, -100, 100)
         for token_id, bias in value.items()
     )
 
@@ -172,7 +166,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters since the engine was made; the report is a difference of two of these."""
+    """Counters since the engine was made.
+
+    Drafts: ``num_proposed_tokens`` were drafted in ``num_draft_blocks`` blocks, one per request and
+    drafting step; ``num_draft_tokens`` of them were verified, ``num_accepted_tokens`` accepted.
+    ``calibration_error`` is the mean distance of expected survival from what was accepted.
+    ``verify_lengths`` are the drafts verified per request, over equal stretches of decode steps.
+    """
 
     num_steps: int = 0
     num_prefill_tokens: int = 0
@@ -182,6 +182,11 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: Sequence[int] = ()
+    num_proposed_tokens: int = 0
+    num_draft_blocks: int = 0
+    verified_per_position: Sequence[int] = ()
+    calibration_error: float | None = None
+    verify_lengths: Sequence[float] = ()
     prefill_s: float = 0.0
     decode_s: float = 0.0
     schedule_s: float = 0.0

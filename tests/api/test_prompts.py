@@ -44,3 +44,9 @@ def test_sampling_for_each():
     assert sampling_for_each(None, 1) == [SamplingParams()]
     with pytest.raises(ConfigError, match="2 sampling_params for 3 prompts"):
         sampling_for_each(own, 3)
+    with pytest.raises(ConfigError, match="expected a SamplingParams or a list, got int"):
+        sampling_for_each(5, 3)
+    with pytest.raises(ConfigError, match="expected a SamplingParams or a list, got dict"):
+        sampling_for_each({"temperature": 1}, 1)
+    with pytest.raises(ConfigError, match=r"sampling_params\[1\]: expected a SamplingParams"):
+        sampling_for_each([own[0], {}], 2)

@@ -11,11 +11,18 @@ from deepinfer.errors import ConfigError
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"max_num_seqs": 0}, "max_num_seqs=0: expected at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: expected a whole number, 1 to "),
         ({"block_size": 3}, "block_size=3: expected an even number"),
         ({"num_blocks": 0}, "num_blocks=0"),
-        ({"cache_memory_gib": 0.0}, "cache_memory_gib=0.0: expected more than 0"),
-        ({"max_model_len": 1}, "max_model_len=1: expected at least 2"),
+        ({"num_blocks": 2**70}, "num_blocks=1180591620717411303424: expected a whole number"),
+        ({"max_num_seqs": 1.5}, "max_num_seqs=1.5: expected a whole number"),
+        ({"max_num_seqs": None}, "max_num_seqs=None: expected a whole number"),
+        ({"max_num_seqs": True}, "max_num_seqs=True: expected a whole number"),
+        ({"max_model_len": "8k"}, "max_model_len='8k': expected a whole number"),
+        ({"cache_memory_gib": float("inf")}, "cache_memory_gib=inf: expected a number"),
+        ({"exact": "no"}, "exact='no': expected True or False"),
+        ({"cache_memory_gib": 0.0}, "cache_memory_gib=0.0: expected a number above 0"),
+        ({"max_model_len": 1}, "max_model_len=1: expected a whole number, 2 to "),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens=-1"),
         ({"num_snapshots": -1}, "num_snapshots=-1"),
         (

@@ -1,0 +1,20 @@
+"""Whether a value that a user gave can be computed with.  Exact types: a bool is no number here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+
+def is_whole(value: object, low: float, high: float) -> bool:
+    """An ``int`` from ``low`` to ``high``."""
+    return type(value) is int and low <= value <= high
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    """An ``int`` or ``float`` from ``low`` to ``high``; never NaN."""
+    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+
+
+def is_list(value: object, kind: type) -> bool:
+    """A list, tuple or set of ``kind`` only."""
+    return isinstance(value, Sequence | Set) and all(type(item) is kind for item in value)
