@@ -1,4 +1,7 @@
-"""Peak figures of the devices that plans and benchmarks compare against.  Vendor figures, dense."""
+"""Peak figures of the devices that plans and benchmarks compare against.
+
+Dense rates as the vendors publish them, read on secondary pages; none of them was measured here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ H200 = DeviceProfile(
     memory_bytes=141e9,
     memory_bytes_per_s=4.8e12,
     link_bytes_per_s=450e9,
-    source="NVIDIA H200 SXM datasheet; NVLink 4, 900 GB/s in both directions together",
+    source="published by NVIDIA for the H200 SXM, from secondary pages; "
+    "NVLink 4, 900 GB/s in both directions together",
 )
 B200 = DeviceProfile(
     name="b200",
@@ -43,7 +47,8 @@ B200 = DeviceProfile(
     memory_bytes=180e9,
     memory_bytes_per_s=8e12,
     link_bytes_per_s=900e9,
-    source="NVIDIA HGX B200 datasheet; NVLink 5, 1.8 TB/s in both directions together",
+    source="published by NVIDIA for a GPU of HGX B200, from secondary pages; "
+    "NVLink 5, 1.8 TB/s in both directions together",
 )
 GB300 = DeviceProfile(
     name="gb300",
@@ -53,7 +58,8 @@ GB300 = DeviceProfile(
     memory_bytes=279e9,
     memory_bytes_per_s=8e12,
     link_bytes_per_s=900e9,
-    source="NVIDIA GB300 NVL72 datasheet, per GPU; 288 GB fitted, 279 GB usable",
+    source="published by NVIDIA for a GPU of GB300 NVL72, from secondary pages; "
+    "288 GB fitted, 279 GB usable",
 )
 ASCEND950DT = DeviceProfile(
     name="ascend950dt",
@@ -63,7 +69,8 @@ ASCEND950DT = DeviceProfile(
     memory_bytes=144e9,
     memory_bytes_per_s=4e12,
     link_bytes_per_s=1e12,
-    source="Huawei Connect, 18 September 2025 (2 TB/s link in both directions together); "
+    source="announced by Huawei on 18 September 2025, from secondary pages "
+    "(2 TB/s link in both directions together); "
     "the bf16 rate was not announced and is taken as half of FP8",
 )
 
