@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deepinfer.engine.types import Completion, SamplingParams
+from deepinfer.recipes.constraints.validate import Verdict, judge
 from deepinfer.recipes.parsing import AnswerParser
 from deepinfer.recipes.stopping import StopChecker
 from deepinfer.recipes.types import Answer, EncodedRow
@@ -43,7 +44,8 @@ class OutputAssembler:
         failed = next((c for c in completions if c.finish_reason == "error"), None)
         if failed is not None:
             message = failed.error or "the engine gave up on this row"
-            return error_output(row.number, row.encoded.row_id, "engine_error", message)
+            kind = failed.error_kind or "engine_error"
+            return error_output(row.number, row.encoded.row_id, kind, message)
         answers = [self._answer(row, index, c) for index, c in enumerate(completions)]
         return RequestOutput(
             row=row.number,
@@ -80,6 +82,7 @@ def _sample(row: RowInFlight, index: int, completion: Completion, answer: Answer
     ends_in_calls = completion.finish_reason == "stop" and answer.tool_calls
     if answer.is_tool_call_unfinished:
         ends_in_calls = ()
+    finish_reason = "tool_calls" if ends_in_calls else completion.finish_reason
     return Sample(
         text=answer.content,
         reasoning=answer.reasoning,
@@ -92,16 +95,21 @@ def _sample(row: RowInFlight, index: int, completion: Completion, answer: Answer
             for place, call in enumerate(answer.tool_calls)
         ),
         token_ids=completion.output_token_ids,
-        finish_reason="tool_calls" if ends_in_calls else completion.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=completion.stop_reason,
         seed=row.seeds[index],
         logprobs=completion.logprobs,
         warnings=_warnings(answer),
+        constraint=_verdict(row.encoded, answer, finish_reason),
         timing=completion.timing,
         num_preemptions=completion.num_preemptions,
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_tokens=completion.num_accepted_tokens,
     )
+
+
+def _verdict(row: EncodedRow, answer: Answer, finish_reason: str) -> Verdict | None:
+    return None if row.constraint is None else judge(row.constraint, answer, finish_reason)
 
 
 def _warnings(answer: Answer) -> tuple[str, ...]:

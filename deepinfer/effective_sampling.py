@@ -10,22 +10,14 @@ from deepinfer.errors import ConfigError, RowError
 from deepinfer.recipes.chat import thinking_sampling
 from deepinfer.recipes.types import EncodedRow
 
-UNENFORCED_CONSTRAINTS = frozenset({"tool_call", "tool_call_required"})
-
 
 def effective_sampling(
     row: EncodedRow, defaults: SamplingParams, *, max_model_len: int
 ) -> tuple[SamplingParams, dict[str, str]]:
     """Sampling for ``row`` and notes on every value that is not what was asked.
 
-    Raises: RowError if a value is out of range, or the row wants a constraint on its answer.
+    Raises: RowError if a value is out of range or does not go with the rest.
     """
-    if row.constraint is not None and row.constraint.kind not in UNENFORCED_CONSTRAINTS:
-        raise RowError(
-            "unsupported",
-            f"response_format: constrained answers ({row.constraint.kind}) are not supported yet; "
-            "remove the field to get a free answer",
-        )
     changes: dict[str, Any] = dict(row.sampling)
     notes: dict[str, str] = {}
     if row.answer_format.is_thinking:
@@ -39,6 +31,12 @@ def effective_sampling(
         raise RowError(
             "invalid_value",
             f"min_tokens={sampling.min_tokens} is more than max_tokens={sampling.max_tokens}",
+        )
+    if sampling.min_tokens and row.constraint is not None:
+        raise RowError(
+            "invalid_value",
+            f"min_tokens={sampling.min_tokens}: the constraint of the answer says where it may "
+            "end; remove one of the two",
         )
     return sampling, notes
 

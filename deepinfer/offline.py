@@ -16,7 +16,7 @@ from .errors import ConfigError, EngineError
 from .loading import LoadedModel, load_model
 from .machine import check_flash_mla, check_parallel_sizes, resolve_device, set_cpu_threads
 from .outputs import RequestOutput
-from .prompts import Prompt, prompt_rows, sampling_for_each
+from .prompts import Prompt, prompt_rows, run_constraint, sampling_for_each
 from .row_stream import RowStream
 
 # Rows ahead of the running ones keep the scheduler's choice of prompts wide and the device busy.
@@ -33,11 +33,11 @@ class OfflineEngine:
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
     run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
     stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,
-    from confidence and step times measured in under a second at start; ``schedule_drafts=True`` does
-    the same below the number.  ``profile_path`` keeps these times from run to run.  A model without
-    such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling`` accepts more
-    drafts of random answers, which then depend on how they were drafted.  ``batch_invariant=None`` follows the
-    variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
+    from confidence and step times measured in under a second at start; ``schedule_drafts=True``
+    does the same below the number.  ``profile_path`` keeps these times from run to run.  A model
+    without such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling``
+    accepts more drafts of random answers, which then depend on how they were drafted.
+    ``batch_invariant=None`` follows the variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
     ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
     of small layers, else torch's own number).
     Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.
@@ -120,20 +120,24 @@ class OfflineEngine:
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
+        constraint: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer all prompts and return their outputs in the order of ``prompts``.
 
         A prompt is a string (one user turn; plain text with ``raw``), a list of token ids, or a
         row as in a file.  ``sampling_params`` is one for all, or one per prompt.  ``thinking`` is
         off, low, default or max; without it string prompts do not think and ``messages`` follow
-        the recipe.  A bad row gives an output with ``error`` set.
+        the recipe.  ``constraint`` is what answers must match, as a row would say it:
+        ``{"regex": ...}``, ``{"grammar": ...}`` or ``{"response_format": ...}``; it holds for rows
+        that have none of these fields and no tools.  A bad row gives an output with ``error`` set.
         Raises: ConfigError for arguments of a wrong form, EngineError after ``close``.
         """
         rows = prompt_rows(prompts)
         params = sampling_for_each(sampling_params, len(rows))
         _check_thinking(thinking)
         numbered = zip(range(len(rows)), rows, params, strict=True)
-        outputs = self._rows.run(numbered, raw=raw, thinking=thinking)
+        spec = run_constraint(constraint)
+        outputs = self._rows.run(numbered, raw=raw, thinking=thinking, constraint=spec)
         return sorted(outputs, key=lambda output: output.row)
 
     def stream(
@@ -143,6 +147,7 @@ class OfflineEngine:
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
+        constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer ``(row number, row)`` pairs; outputs come in the order in which they finish.
 
@@ -152,7 +157,10 @@ class OfflineEngine:
         _check_thinking(thinking)
         defaults = sampling_params or SamplingParams()
         return self._rows.run(
-            ((number, row, defaults) for number, row in rows), raw=raw, thinking=thinking
+            ((number, row, defaults) for number, row in rows),
+            raw=raw,
+            thinking=thinking,
+            constraint=run_constraint(constraint),
         )
 
     @property

@@ -24,6 +24,8 @@ class Sample:
 
     ``finish_reason`` is the engine's, or ``tool_calls`` when the answer ended in calls.
     ``warnings`` are short words such as ``unfinished_reasoning`` or ``unfinished_tool_call``.
+    ``constraint`` says whether the finished answer, judged again from its text, matches what it
+    was held to: ``valid``, ``invalid``, ``incomplete`` (it was cut); None for a free answer.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Sample:
     seed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
     warnings: tuple[str, ...] = ()
+    constraint: str | None = None
     timing: RequestTiming | None = None
     num_preemptions: int = 0
     num_draft_tokens: int = 0

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepinfer.engine.types import SamplingParams
-
 from deepinfer.recipes.constraints.fields import CONSTRAINT_FIELDS, field_constraint
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from deepinfer.engine.types import Completion, Request, SamplingParams
 from deepinfer.errors import EngineError, RowError
+from deepinfer.recipes.constraints.compiler import CompiledConstraint
+from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.encoding import RowEncoder
 from deepinfer.recipes.parsing import AnswerParser
 from deepinfer.recipes.rows import row_id
@@ -16,6 +18,7 @@ from deepinfer.recipes.tokenizer import Tokenizer
 from deepinfer.recipes.types import Thinking
 
 from .assemble import OutputAssembler, RowInFlight, error_output
+from .constraint_queue import ConstraintQueue
 from .effective_sampling import effective_sampling
 from .outputs import RequestOutput
 from .seeds import sample_seed
@@ -50,6 +53,7 @@ class RowStream:
         self._max_in_flight = max_in_flight
         self._seed = seed
         self._num_started = 0
+        self._constraints = ConstraintQueue(tokenizer, vocab_size)
         self._in_flight: dict[str, tuple[RowInFlight, int]] = {}
         self._is_running = False
         self._is_closed = False
@@ -60,11 +64,13 @@ class RowStream:
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
+        constraint: ConstraintSpec | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer ``(number, row, default sampling)`` triples, in the order in which they finish.
 
-        A row is pulled only while fewer than ``max_in_flight`` samples are in the engine.  Closing
-        the iterator aborts them.  Raises: EngineError if another run is going on.
+        A row is pulled only while fewer than ``max_in_flight`` samples are in the engine or wait
+        for their constraint.  Closing the iterator aborts them.
+        Raises: EngineError if another run is going on, ConfigError for a bad ``constraint``.
         """
         if self._is_running:
             raise EngineError(
@@ -73,16 +79,23 @@ class RowStream:
         self._is_running = True
         source: Iterator[tuple[int, Any, SamplingParams]] | None = iter(rows)
         try:
-            while source is not None or self._in_flight:
-                while source is not None and len(self._in_flight) < self._max_in_flight:
+            if constraint is not None:
+                self._constraints.check(constraint)
+            while source is not None or self._in_flight or self._constraints:
+                while source is not None and self._has_room():
                     triple = next(source, None)
                     if triple is None:
                         source = None
                         break
-                    rejected = self._start(*triple, raw=raw, thinking=thinking)
+                    rejected = self._start(
+                        *triple, raw=raw, thinking=thinking, constraint=constraint
+                    )
                     if rejected is not None:
                         yield rejected
                         self._check_open()
+                for output in self._start_compiled():
+                    yield output
+                    self._check_open()
                 if self._in_flight:
                     for output in self._finished(self._engine.step()):
                         yield output
@@ -95,12 +108,17 @@ class RowStream:
         """Abort what runs; an open run raises EngineError when it is read on."""
         self._is_closed = True
         self._abort_all()
+        self._constraints.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineError("the engine was closed while this stream was open")
 
+    def _has_room(self) -> bool:
+        return len(self._in_flight) + len(self._constraints) < self._max_in_flight
+
     def _abort_all(self) -> None:
+        self._constraints.clear()
         for request_id in self._in_flight:
             self._engine.abort(request_id)
         self._in_flight.clear()
@@ -113,10 +131,13 @@ class RowStream:
         *,
         raw: bool,
         thinking: Thinking | None,
+        constraint: ConstraintSpec | None,
     ) -> RequestOutput | None:
-        """Put a row into the engine, or return its error."""
+        """Put a row into the engine or have its constraint compiled, or return its error."""
         try:
-            encoded = self._encoder.encode(number, row, raw=raw, thinking=thinking)
+            encoded = self._encoder.encode(
+                number, row, raw=raw, thinking=thinking, constraint=constraint
+            )
             sampling, notes = effective_sampling(
                 encoded, defaults, max_model_len=self._max_model_len
             )
@@ -139,10 +160,27 @@ class RowStream:
                 for _ in range(sampling.n)
             ),
         )
-        self._submit(in_flight)
+        if encoded.constraint is None:
+            self._submit(in_flight, None)
+        else:
+            self._constraints.put(in_flight, encoded.constraint)
         return None
 
-    def _submit(self, row: RowInFlight) -> None:
+    def _start_compiled(self) -> Iterator[RequestOutput]:
+        """Put rows whose constraint is ready into the engine; the errors of the others.
+
+        The wait is for one of them only if the engine has nothing to do meanwhile.
+        """
+        for row, compiled in self._constraints.take(patient=not self._in_flight):
+            if isinstance(compiled, RowError):
+                encoded = row.encoded
+                yield error_output(row.number, encoded.row_id, compiled.kind, str(compiled))
+            else:
+                self._submit(row, compiled)
+
+    def _submit(self, row: RowInFlight, compiled: CompiledConstraint | None) -> None:
+        is_reasoning = row.encoded.answer_format.starts_in_reasoning
+        start_after = self._tokenizer.think_end_id if is_reasoning else None
         sampling = row.sampling if row.sampling.n == 1 else replace(row.sampling, n=1)
         self._num_started += 1
         for index, seed in enumerate(row.seeds):
@@ -155,6 +193,9 @@ class RowStream:
                     sampling=sampling,
                     seed=seed,
                     stop_checker=row.stop_checkers[index],
+                    constraint=None
+                    if compiled is None
+                    else compiled.new_matcher(start_after=start_after),
                 )
             )
 

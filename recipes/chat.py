@@ -22,7 +22,8 @@ from deepseek_recipe import (
 
 from deepinfer.errors import RowError
 
-from .types import AnswerFormat, Constraint, ThinkingStage
+from .constraints.spec import ConstraintSpec, from_recipe
+from .types import AnswerFormat, ThinkingStage
 
 MODEL_NAME = "DeepSeek-V4.1-Flash"
 
@@ -77,10 +78,10 @@ def parsing_options(form: AnswerFormat) -> ParsingOptions:
     )
 
 
-def constraint(request: ConversationRequest) -> Constraint | None:
-    """What the request wants its answer to match."""
+def constraint(request: ConversationRequest) -> ConstraintSpec | None:
+    """What the request wants its answer to match.  Raises: RowError."""
     wanted = request.inference_options.output_constraint
-    return None if wanted is None else Constraint(kind=wanted.kind, schema=wanted.schema)
+    return None if wanted is None else from_recipe(wanted.kind, wanted.schema)
 
 
 @lru_cache(maxsize=256)

@@ -10,9 +10,10 @@ from deepseek_recipe import DeepseekV41Encoding
 from deepinfer.errors import RowError
 
 from . import chat
+from .constraints.spec import ConstraintSpec
 from .rows import ChatPrompt, ParsedRow, TextPrompt, TokenPrompt, parse_row
 from .tokenizer import Tokenizer
-from .types import AnswerFormat, Constraint, EncodedRow, Thinking
+from .types import AnswerFormat, EncodedRow, Thinking
 
 
 class RowEncoder:
@@ -34,14 +35,17 @@ class RowEncoder:
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
+        constraint: ConstraintSpec | None = None,
     ) -> EncodedRow:
         """Encode row ``number`` of the input.
 
-        ``raw`` and ``thinking`` hold for rows that do not say otherwise; without ``thinking`` a
-        string prompt does not think and ``messages`` follow the recipe.
+        ``raw``, ``thinking`` and ``constraint`` hold for rows that do not say otherwise; without
+        ``thinking`` a string prompt does not think and ``messages`` follow the recipe.
         Raises: RowError, whatever the row holds.
         """
         parsed = parse_row(row, number, raw=raw, thinking=thinking)
+        if constraint is not None and not parsed.has_form:
+            parsed = parsed.held_to(constraint)
         self._check_ids_of(parsed.sampling)
         match parsed.prompt:
             case ChatPrompt(body):
@@ -66,16 +70,19 @@ class RowEncoder:
         token_ids = chat.encode(self._encoding, request)
         self._check_length(token_ids)
         constraint = chat.constraint(request)
-        notes = _notes(parsed)
-        notes |= _unenforced(constraint)
+        if constraint is not None and parsed.constraint is not None:
+            raise RowError(
+                "invalid_value",
+                "regex or grammar: the answer is held to response_format or tools; keep one",
+            )
         return EncodedRow(
             row_id=parsed.row_id,
             kind=parsed.kind,
             prompt_token_ids=token_ids,
             answer_format=chat.answer_format(request.parsing_options),
             sampling=parsed.sampling,
-            constraint=constraint,
-            notes=notes,
+            constraint=constraint or parsed.constraint,
+            notes=_notes(parsed),
         )
 
     def _plain(self, parsed: ParsedRow, token_ids: tuple[int, ...]) -> EncodedRow:
@@ -86,6 +93,7 @@ class RowEncoder:
             prompt_token_ids=token_ids,
             answer_format=AnswerFormat(),
             sampling=parsed.sampling,
+            constraint=parsed.constraint,
             notes=_notes(parsed),
         )
 
@@ -119,13 +127,3 @@ class RowEncoder:
 
 def _notes(parsed: ParsedRow) -> dict[str, str]:
     return {"ignored_fields": ", ".join(parsed.ignored)} if parsed.ignored else {}
-
-
-def _unenforced(constraint: Constraint | None) -> dict[str, str]:
-    """What a row asks of its tool calls that the prompt alone cannot promise."""
-    notes = {}
-    if constraint is not None and constraint.kind == "tool_call_required":
-        notes["tool_choice"] = "the prompt opens a tool call; the answer is not forced to be one"
-    if constraint is not None and '"strict":true' in constraint.schema:
-        notes["tools"] = "strict: the arguments are not forced to follow the schema"
-    return notes

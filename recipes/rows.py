@@ -8,11 +8,13 @@ empty_prompt``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepinfer.errors import RowError
 
+from .constraints.fields import CONSTRAINT_FIELDS, field_constraint, schema_format
+from .constraints.spec import ConstraintSpec
 from .sampling_fields import SAMPLING_FIELDS, sampling_overrides
 from .thinking import thinking_fields
 from .types import RowKind, Thinking
@@ -37,7 +39,6 @@ _UNSUPPORTED = frozenset(
 _UNSUPPORTED_IN_COMPLETION = _UNSUPPORTED | {"echo", "suffix"}
 _KNOWN_IN_CHAT = _CHAT_FIELDS | {"prompt", "messages", "raw"}
 _KNOWN_IN_TEXT = frozenset({"prompt", "prompt_token_ids", "raw", "parse_special"}) | {
-    "response_format",
     "echo",
     "suffix",
     "best_of",
@@ -68,13 +69,27 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRow:
-    """A row understood, not yet encoded.  ``ignored`` names fields that have no effect here."""
+    """A row understood, not yet encoded.
+
+    ``constraint`` is that of its own fields; what a chat's ``response_format`` and ``tools`` mean,
+    the recipe says.  ``has_form``: one of these fields is there.  ``ignored`` names fields that
+    have no effect.
+    """
 
     row_id: str
     kind: RowKind
     prompt: TextPrompt | TokenPrompt | ChatPrompt
     sampling: Mapping[str, Any]
+    constraint: ConstraintSpec | None = None
+    has_form: bool = False
     ignored: tuple[str, ...] = ()
+
+    def held_to(self, spec: ConstraintSpec) -> ParsedRow:
+        """The same row as if its own fields stated this constraint."""
+        if spec.kind == "json_schema" and isinstance(self.prompt, ChatPrompt):
+            body = {**self.prompt.body, "response_format": schema_format(spec)}
+            return replace(self, prompt=ChatPrompt(body))
+        return replace(self, constraint=spec)
 
 
 def parse_row(
@@ -182,7 +197,6 @@ def _text_row(fields: Mapping[str, Any], identity: str, kind: RowKind) -> Parsed
         raise RowError("invalid_type", f"prompt: expected a string, got {type(text).__name__}")
     if not text:
         raise RowError("empty_prompt", "prompt is the empty string")
-    _refuse_format(fields)
     prompt = TextPrompt(text, _flag(fields, "parse_special", False))
     return _finish(fields, identity, kind, prompt, _KNOWN_IN_TEXT)
 
@@ -196,7 +210,6 @@ def _token_row(fields: Mapping[str, Any], identity: str, kind: RowKind, ids: Any
         raise RowError("invalid_type", "prompt_token_ids: expected whole numbers only")
     if not ids:
         raise RowError("empty_prompt", "prompt_token_ids is empty")
-    _refuse_format(fields)
     return _finish(fields, identity, kind, TokenPrompt(tuple(ids)), _KNOWN_IN_TEXT)
 
 
@@ -244,11 +257,15 @@ def _finish(
 ) -> ParsedRow:
     _refuse(fields, _UNSUPPORTED)
     known = known | SAMPLING_FIELDS | _ID_FIELDS | _WITHOUT_EFFECT | _UNSUPPORTED
+    known |= {*CONSTRAINT_FIELDS}
+    own = CONSTRAINT_FIELDS if not isinstance(prompt, ChatPrompt) else ("regex", "grammar")
     return ParsedRow(
         row_id=identity,
         kind=kind,
         prompt=prompt,
         sampling=sampling_overrides(fields),
+        constraint=field_constraint(fields, own),
+        has_form=any(fields.get(name) for name in (*CONSTRAINT_FIELDS, "tools")),
         ignored=tuple(
             str(name) for name in fields if name not in known and fields[name] is not None
         ),
@@ -259,13 +276,6 @@ def _refuse(fields: Mapping[str, Any], unsupported: frozenset[str]) -> None:
     for name in unsupported & fields.keys():
         if fields[name] not in (None, False, "", [], {}):
             raise RowError("unsupported", f"{name} is not supported; remove it")
-
-
-def _refuse_format(fields: Mapping[str, Any]) -> None:
-    wanted = fields.get("response_format")
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
-    if kind not in (None, "text"):
-        raise RowError("unsupported", "response_format needs messages, or a prompt without raw")
 
 
 def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .constraints.spec import ConstraintSpec
+
 RowKind = Literal["prompt", "raw", "prompt_token_ids", "messages", "batch_chat", "batch_completion"]
 Thinking = Literal["off", "low", "default", "max"]
 ThinkingStage = Literal["reasoning_start", "reasoning_continuation", "content_continuation"]
@@ -37,15 +39,6 @@ class AnswerFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
-    """What the answer must match: ``json`` (schema, or empty for any JSON), ``regex``,
-    ``tool_call`` or ``tool_call_required`` (schema is the JSON list of tools)."""
-
-    kind: str
-    schema: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRow:
     """A row ready for the engine.
 
@@ -58,7 +51,7 @@ class EncodedRow:
     prompt_token_ids: tuple[int, ...]
     answer_format: AnswerFormat
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    constraint: Constraint | None = None
+    constraint: ConstraintSpec | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
 
 

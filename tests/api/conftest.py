@@ -75,6 +75,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def make_stream(tokenizer):
     """``make_stream(text or script)`` gives a RowStream over a ScriptedEngine."""
+    streams = []
 
     def make(script="ok", *, max_in_flight=8, max_model_len=1000, seed=0):
         if isinstance(script, str):
@@ -86,9 +87,12 @@ def make_stream(tokenizer):
             engine, tokenizer, max_model_len=max_model_len, vocab_size=tokenizer.size,
             max_in_flight=max_in_flight, seed=seed,
         )  # fmt: skip
+        streams.append(stream)
         return stream, engine
 
-    return make
+    yield make
+    for stream in streams:
+        stream.close()
 
 
 @pytest.fixture(scope="session")

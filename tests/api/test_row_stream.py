@@ -237,14 +237,6 @@ def test_unknown_fields_are_noted(make_stream):
     }
 
 
-def test_a_wanted_constraint_is_refused_not_dropped(make_stream):
-    stream, engine = make_stream("x")
-    row = {"prompt": "json please", "response_format": {"type": "json_object"}}
-    output = answer(stream, row)
-    assert output.error_kind == "unsupported" and "json" in output.error
-    assert engine.requests == []
-
-
 def test_default_sampling_is_checked_against_the_vocabulary(make_stream):
     stream, _ = make_stream("x")
     output = answer(stream, {"prompt": "a"}, SamplingParams(logit_bias={10**7: 1.0}))

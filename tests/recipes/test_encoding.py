@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import deepseek_recipe
 import pytest
@@ -13,6 +12,8 @@ from hypothesis import strategies as st
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import RowError
 from deepinfer.recipes.chat import MODEL_NAME, guarded, thinking_sampling
+from deepinfer.recipes.constraints.fields import field_constraint
+from deepinfer.recipes.constraints.spec import json_schema, regex
 from deepinfer.recipes.encoding import RowEncoder
 from deepinfer.recipes.types import EncodedRow
 
@@ -123,22 +124,79 @@ def test_tools(encoder, tokenizer):
     row = {"prompt": "Weather?", "tools": [TOOL]}
     encoded = encoder.encode(0, row)
     assert encoded.answer_format.has_tools
-    assert encoded.constraint.kind == "tool_call"
+    assert encoded.constraint is None
     assert '"name": "weather"' in tokenizer.decode(encoded.prompt_token_ids)
     required = encoder.encode(0, {**row, "tool_choice": "required"})
     assert required.answer_format.starts_in_tool_calls
-    assert "tool_choice" in required.notes
+    assert required.constraint.kind == "tool_call_required"
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}
-    assert "strict" in encoder.encode(0, {**row, "tools": [strict]}).notes["tools"]
-    assert encoded.notes == {}
+    assert encoder.encode(0, {**row, "tools": [strict]}).constraint.kind == "tool_call"
+    assert encoded.notes == required.notes == {}
 
 
 def test_a_constraint_comes_back_as_data(encoder):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     encoded = encoder.encode(0, {"prompt": "x", "response_format": form})
-    assert encoded.constraint.kind == "json"
-    assert json.loads(encoded.constraint.schema) == schema
+    assert encoded.constraint == json_schema(schema)
+    raw = encoder.encode(0, {"prompt": "x", "raw": True, "response_format": form})
+    assert raw.constraint == json_schema(schema)
+    for name, value in (("regex", "a+"), ("grammar", 'root ::= "a"')):
+        for row in ({"prompt": "x"}, {"prompt": "x", "raw": True}, {"prompt_token_ids": [1]}):
+            encoded = encoder.encode(0, {**row, name: value})
+            assert encoded.constraint == field_constraint({name: value})
+            assert encoded.notes == {}
+
+
+def test_the_runs_constraint_is_for_rows_that_say_nothing(encoder, tokenizer):
+    """A schema is put before the model as the row's own would be; ``text`` and tools opt out."""
+    schema = json_schema({"type": "integer"})
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+    own = encoder.encode(0, {"prompt": "x", "response_format": form})
+    assert encoder.encode(0, {"prompt": "x"}, constraint=schema) == own
+    assert '{"type": "integer"}' in tokenizer.decode(own.prompt_token_ids)
+    for row in ({"prompt": "x", "raw": True}, {"prompt_token_ids": [1]}):
+        held = encoder.encode(0, row, constraint=schema)
+        assert held == replace(encoder.encode(0, row), constraint=schema)
+    assert encoder.encode(0, {"prompt": "x"}, constraint=regex("a")).constraint == regex("a")
+    for own_field in ({"response_format": {"type": "text"}}, {"tools": [TOOL]}):
+        free = encoder.encode(0, {"prompt": "x", **own_field}, constraint=schema)
+        assert free.constraint is None
+    own = encoder.encode(0, {"prompt": "x", "regex": "b"}, constraint=schema)
+    assert own.constraint == regex("b")
+
+
+@pytest.mark.parametrize(
+    "fields, kind",
+    [
+        ({"regex": 5}, "invalid_type"),
+        ({"regex": ""}, "invalid_value"),
+        ({"grammar": ["a"]}, "invalid_type"),
+        ({"regex": "a", "grammar": "start: A"}, "invalid_value"),
+        ({"regex": "a", "response_format": {"type": "regex", "regex": "b"}}, "invalid_value"),
+        ({"regex": "a", "tools": [TOOL], "tool_choice": "required"}, "invalid_value"),
+    ],
+)
+def test_faulty_constraints(encoder, fields, kind):
+    with pytest.raises(RowError) as caught:
+        encoder.encode(0, {"prompt": "x", **fields})
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "form, kind",
+    [
+        ({"type": "yaml"}, "invalid_value"),
+        (5, "invalid_value"),
+        ({"type": "json_schema", "json_schema": {}}, "missing_field"),
+        ({"type": "json_schema", "json_schema": {"schema": 5}}, "invalid_schema"),
+        ({"type": "regex"}, "missing_field"),
+    ],
+)
+def test_faulty_formats_of_plain_text(encoder, form, kind):
+    with pytest.raises(RowError) as caught:
+        encoder.encode(0, {"prompt": "x", "raw": True, "response_format": form})
+    assert caught.value.kind == kind
 
 
 def test_ids_equal_the_official_wheels(encoder, tokenizer):

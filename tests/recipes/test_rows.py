@@ -62,7 +62,7 @@ def test_kinds(row, kind, prompt_type):
         ({"prompt": "a", "thinking": 3}, "invalid_type"),
         ({"prompt": "a", "functions": [{}]}, "unsupported"),
         ({"prompt": "a", "guided_json": {"type": "object"}}, "unsupported"),
-        ({"prompt": "a", "raw": True, "response_format": {"type": "json_object"}}, "unsupported"),
+        ({"prompt": "a", "raw": True, "response_format": {"type": "yaml"}}, "invalid_value"),
         (batch(), "missing_field"),
         (batch(body=[1]), "invalid_type"),
         (batch(body={}), "missing_field"),
