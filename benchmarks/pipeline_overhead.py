@@ -87,6 +87,10 @@ class Rows:
         return self._rows.run(numbered, raw=raw, thinking=thinking)
 
     @property
+    def device(self) -> str:
+        return "none"
+
+    @property
     def notes(self) -> Mapping[str, str]:
         return {}
 
