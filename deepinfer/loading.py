@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer.engine.calibration import Calibration
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.tensors import is_engram_table
+from deepinfer.engine.step_profile import StepProfile
 from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.errors import CheckpointError, ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
@@ -37,11 +41,19 @@ class LoadedModel:
 
 
 def load_model(
-    model_path: str | Path | None, settings: Mapping[str, Any], *, device: str
+    model_path: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    profile_path: Path | None = None,
+    calibration: Calibration | None = None,
+    observer: Callable[[DecodeResult], None] | None = None,
 ) -> LoadedModel:
     """Open, check and load a checkpoint; ``None`` is the embedded model.
 
     ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
+    ``profile_path`` keeps the measured step times from run to run.  ``calibration`` replaces the
+    one beside the weights; ``observer`` sees every decode step's result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
     checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
@@ -59,8 +71,33 @@ def load_model(
         token_map=engram_token_map(tokenizer, model_config),
         device=device,
     )
-    engine = LLMEngine(model, engine_config)
+    profile = _saved_profile(profile_path, engine_config, notes)
+    if calibration is None:
+        calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
+    engine = LLMEngine(
+        model, engine_config, calibration=calibration, profile=profile, observer=observer
+    )
+    if profile_path is not None and profile is None and engine.profile is not None:
+        engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes)
+
+
+def _saved_profile(
+    path: Path | None, config: EngineConfig, notes: dict[str, str]
+) -> StepProfile | None:
+    """The saved step times if they are of this device, drafts and threads; else they are measured
+    again, with a note if they were of another.  Raises: ConfigError if the file is no profile."""
+    if path is None or not path.exists() or not config.schedule_drafts:
+        return None
+    profile = StepProfile.load(path)
+    expected = (device_name(config.device), config.num_speculative_tokens)
+    if (profile.device, profile.block_size) == expected:
+        return profile
+    notes["speculation_profile"] = (
+        f"{path} is of {profile.device} with {profile.block_size} drafts, this is {expected[0]} "
+        f"with {expected[1]}: measured again and overwritten"
+    )
+    return None
 
 
 def place_tensors(checkpoint: Checkpoint, device: str) -> dict[str, Tensor]:
@@ -115,6 +152,7 @@ def resolve_engine_config(
     if wanted and not block:
         notes["speculation"] = "off: the checkpoint has no DSpark stages"
         resolved["num_speculative_tokens"] = 0
+    resolved.setdefault("schedule_drafts", "num_speculative_tokens" not in settings)
     if "max_num_batched_tokens" not in resolved:
         defaults = EngineConfig()
         num_seqs = resolved.get("max_num_seqs", defaults.max_num_seqs)

@@ -37,7 +37,8 @@ class OfflineEngine:
     does the same below the number.  ``profile_path`` keeps these times from run to run.  A model
     without such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling``
     accepts more drafts of random answers, which then depend on how they were drafted.
-    ``batch_invariant=None`` follows the variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every layer on every prompt token.
+    ``batch_invariant=None`` follows the variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every
+    layer on every prompt token.
     ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
     of small layers, else torch's own number).
     Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .decode import DecodeResult
+from .draft_counters import DraftCounters
 from .request_state import RequestState
 from .schedule import Batch, PrefillBatch
 from .types import EngineStats
@@ -16,8 +17,7 @@ class Counters:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_cached_tokens = 0
-        self.num_draft_tokens = 0
-        self.accepted_per_position: list[int] = []
+        self.drafts = DraftCounters()
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.schedule_s = 0.0
@@ -34,15 +34,8 @@ class Counters:
             self.decode_s += run_s
 
     def add_drafts(self, result: DecodeResult) -> None:
-        """Count verified drafts, and for each place in a block how often it was accepted."""
-        if not any(result.num_drafts):
-            return
-        self.num_draft_tokens += sum(result.num_drafts)
-        accepted = self.accepted_per_position
-        accepted += [0] * (max(result.num_drafts) - len(accepted))
-        for tokens in result.tokens:
-            for place in range(len(tokens) - 1):
-                accepted[place] += 1
+        """Count the drafts of a step; a step without drafting only shows in the verify budget."""
+        self.drafts.add(result.num_proposed, result.num_drafts, result.tokens, result.survival)
 
     def add_finished(self, state: RequestState) -> None:
         self.num_decode_tokens += max(state.num_output_tokens - 1, 0)
@@ -55,9 +48,14 @@ class Counters:
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_tokens=sum(self.accepted_per_position),
-            accepted_per_position=tuple(self.accepted_per_position),
+            num_proposed_tokens=self.drafts.num_proposed,
+            num_draft_blocks=self.drafts.num_blocks,
+            num_draft_tokens=sum(self.drafts.verified_per_position),
+            num_accepted_tokens=sum(self.drafts.accepted_per_position),
+            verified_per_position=tuple(self.drafts.verified_per_position),
+            accepted_per_position=tuple(self.drafts.accepted_per_position),
+            calibration_error=self.drafts.calibration_error(),
+            verify_lengths=self.drafts.verify_lengths.means(),
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,
             schedule_s=self.schedule_s,

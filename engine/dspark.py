@@ -1,24 +1,8 @@
-"""The decisions of the speculation loop: how many drafts to verify, which tokens to keep."""
+"""What a verified block yields when drafts and target draw with the same noise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-from torch import Tensor
-
-
-class VerifyLengths(Protocol):
-    """Chooses how many drafts of each request are worth verifying."""
-
-    def __call__(self, confidence: Tensor, most: Sequence[int]) -> list[int]:
-        """confidence [R, B] f32; ``most`` R ints, the limits.  Returns R ints within them."""
-        ...
-
-
-def verify_all(confidence: Tensor, most: Sequence[int]) -> list[int]:
-    """Verify as many drafts as there may be, whatever their confidence."""
-    return [min(limit, confidence.shape[1]) for limit in most]
 
 
 def accepted_tokens(draft_token_ids: Sequence[int], target_token_ids: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -10,13 +11,16 @@ from deepinfer.errors import EngineError
 
 from .block_manager import BlockManager
 from .bound_model import BoundModel
+from .calibration import Calibration
 from .capacity import plan_cache
 from .complete import complete_decode, complete_prefill
 from .config import EngineConfig
 from .counters import Counters
-from .decode import DecodeWorker
+from .decode import DecodeResult, DecodeWorker
+from .draft_planner import make_planner
 from .intake import make_state
 from .kv_transfer import LocalTransfer
+from .measure_steps import measure_steps
 from .prefill import PrefillWorker
 from .request_state import RequestState
 from .runner import Cache, Runner
@@ -26,6 +30,7 @@ from .scheduler import Scheduler
 from .slot_table import SlotTable
 from .snapshots import SnapshotStore
 from .state_slots import StateSlots
+from .step_profile import StepProfile
 from .types import Completion, EngineStats, Request
 
 
@@ -34,6 +39,8 @@ class LLMEngine:
 
     ``model`` is ``engine.model.model.Model`` (anything with its ``forward``); ``cache`` is made
     from the model's sizes unless one is given, then ``config.num_blocks`` says how large it is.
+    ``calibration`` and ``profile`` serve the choice of drafts; a profile is measured if the
+    configuration needs one and none is given.  ``observer`` sees every decode step's result.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -43,7 +50,16 @@ class LLMEngine:
     Raises: ConfigError if the sizes do not fit the model or the memory.
     """
 
-    def __init__(self, model: Runner, config: EngineConfig, cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        model: Runner,
+        config: EngineConfig,
+        cache: Cache | None = None,
+        *,
+        calibration: Calibration | None = None,
+        profile: StepProfile | None = None,
+        observer: Callable[[DecodeResult], None] | None = None,
+    ) -> None:
         self.config, cache = plan_cache(model, config.with_environment(), cache)
         self.model_config = model.config
         assert self.config.num_blocks is not None and self.config.max_model_len is not None
@@ -64,14 +80,26 @@ class LLMEngine:
         )
         table = SlotTable(num_slots, self.config.max_model_len, self.config.block_size, device)
         sampler = Sampler(num_slots, device)
+        self.profile = None
+        if self.config.schedule_drafts and self.config.num_speculative_tokens:
+            with torch.inference_mode():
+                self.profile = profile or measure_steps(model, cache, self.config)
         self._workers: tuple[PrefillWorker, DecodeWorker] | None = (
             PrefillWorker(bound, table, sampler),
-            DecodeWorker(bound, table, sampler),
+            DecodeWorker(
+                bound,
+                table,
+                sampler,
+                planner=make_planner(self.profile, device),
+                calibration=calibration,
+                rejects=self.config.rejection_sampling,
+            ),
         )
         self._states: dict[str, RequestState] = {}
         self._refused: list[RequestState] = []
         self._num_arrived = 0
         self._counters = Counters()
+        self._observer = observer
 
     @property
     def max_model_len(self) -> int:
@@ -150,6 +178,8 @@ class LLMEngine:
             return finished + complete_prefill(self.scheduler, batch, prefill.run(batch), started)
         result = decode.run(batch)
         self._counters.add_drafts(result)
+        if self._observer is not None:
+            self._observer(result)
         return finished + complete_decode(self.scheduler, batch, result)
 
     def _complete(self, state: RequestState, now_s: float) -> Completion:

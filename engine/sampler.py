@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,17 @@ from deepinfer.kernels.sampling import sample, token_logprobs
 from .constraint import apply_constraints
 from .request_state import RequestState
 from .types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowParams:
+    """Sampling parameters by row: temperature, top_p, min_p [N] f32, top_k, seeds [N] i64."""
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    seeds: Tensor
 
 
 class Sampler:
@@ -38,9 +50,21 @@ class Sampler:
         Shapes: logits [N, V] f32, slots [N] i64 (whose parameters and seed), positions [N] i64 (of
         the tokens drawn); returns [N] i64.
         """
+        row = self.params(slots)
+        return sample(
+            logits, row.temperature, row.top_p, row.top_k, row.min_p, row.seeds, positions
+        )
+
+    def params(self, slots: Tensor) -> RowParams:
+        """The parameters of the slots [N] i64."""
         temperature, top_p, min_p = self._floats[:, slots]
-        top_k, seeds = self._top_k[slots], self._seeds[slots]
-        return sample(logits, temperature, top_p, top_k, min_p, seeds, positions)
+        return RowParams(
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            top_k=self._top_k[slots],
+            seeds=self._seeds[slots],
+        )
 
 
 def apply_rules(
