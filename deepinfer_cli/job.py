@@ -32,6 +32,7 @@ class Engine(Protocol):
         *,
         raw: bool = False,
         thinking: Any = None,
+        constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]: ...
 
     def stats(self) -> EngineStats: ...
@@ -60,6 +61,8 @@ class Job:
         console: Console,
         output: str,
         on_record: Callable[[Record], None] = lambda record: None,
+        *,
+        constraint: Mapping[str, Any] | None = None,
     ) -> None:
         self.reader = reader
         self.journal = journal
@@ -74,6 +77,7 @@ class Job:
         self._make_engine = make_engine
         self._console = console
         self._output = output
+        self._constraint = constraint
         self._engine: Engine | None = None
         self._stats: EngineStats | None = None
         self._engine_notes: dict[str, str] = {}
@@ -159,7 +163,11 @@ class Job:
             self._console.warn(f"{name}: {note}")
         self._loaded = time.monotonic()
         return engine.stream(
-            rows, settings.sampling(), raw=settings.raw, thinking=settings.thinking
+            rows,
+            settings.sampling(),
+            raw=settings.raw,
+            thinking=settings.thinking,
+            constraint=self._constraint,
         )
 
     def _snapshot(self) -> Snapshot:

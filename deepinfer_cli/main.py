@@ -12,6 +12,7 @@ import typer
 from deepinfer import __version__
 from deepinfer.errors import DeepInferError
 
+from .constraint import run_constraint
 from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
@@ -88,8 +89,16 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
         *,
         flags: dict[str, object],
     ) -> None:  # fmt: skip
-        request = RunRequest(source=source, output=output, force=force, json=json, quiet=quiet)
-        raise typer.Exit(run(request, resolve(flags, config=config), make_engine))
+        resolved = resolve(flags, config=config)
+        request = RunRequest(
+            source=source,
+            output=output,
+            constraint=run_constraint(resolved.settings),
+            force=force,
+            json=json,
+            quiet=quiet,
+        )
+        raise typer.Exit(run(request, resolved, make_engine))
 
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))

@@ -27,6 +27,7 @@ _ANSWER: dict[str, Any] = {
     ),
     "finish_reason": _TEXT,
     "stop_reason": _TEXT,
+    "constraint": _TEXT,
     "warnings": pa.list_(_TEXT),
     "logprobs": pa.list_(
         _struct(token_id=_INT, logprob=_FLOAT, top_logprobs=pa.list_(_ALTERNATIVE))

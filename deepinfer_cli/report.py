@@ -21,6 +21,7 @@ _PACKAGES = ("torch", "triton", "numpy", "deepseek-recipe", "tokenizers", "pyarr
 _DEFINITIONS = {
     "rows": "input = results + errors; resumed rows were finished by an earlier part of this run",
     "tokens": "of result rows only; cached_tokens are prompt tokens that were not computed again",
+    "constraints": "answers held to a form, judged again: valid, invalid, incomplete when cut",
     "throughput": "result rows and their tokens finished in this part, over answer_s",
     "lengths": "tokens of each prompt and each answer; percentiles within 6 % above 64",
     "latency_ms": "from a row's arrival in the engine; of result rows",
@@ -75,6 +76,7 @@ def build_report(facts: Facts) -> dict[str, Any]:
         "kinds": dict(sorted(total.kinds.items())),
         "errors": dict(total.errors.most_common()),
         "finish_reasons": dict(total.finish_reasons.most_common()),
+        "constraints": dict(total.constraints.most_common()),
         "warnings": dict(total.warnings.most_common()),
         "notes": dict(total.notes.most_common()),
         "tokens": {

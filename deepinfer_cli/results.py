@@ -57,6 +57,7 @@ def result_facts(output: RequestOutput) -> dict[str, Any]:
         "tokens": _usage(output.usage) | {"cached_tokens": output.usage.cached_tokens},
         "finish": [str(sample.finish_reason) for sample in output.samples],
         "lengths": [len(sample.token_ids) for sample in output.samples],
+        "constraints": [s.constraint for s in output.samples if s.constraint is not None],
         "warnings": [word for sample in output.samples for word in sample.warnings],
         "notes": sorted(output.notes),
         "preemptions": sum(sample.num_preemptions for sample in output.samples),
@@ -83,6 +84,8 @@ def _answer(sample: Sample, *, keep_token_ids: bool, timing: bool) -> dict[str, 
     answer["finish_reason"] = sample.finish_reason
     if sample.stop_reason is not None:
         answer["stop_reason"] = sample.stop_reason
+    if sample.constraint is not None:
+        answer["constraint"] = sample.constraint
     if sample.warnings:
         answer["warnings"] = list(sample.warnings)
     if sample.logprobs is not None:

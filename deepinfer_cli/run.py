@@ -15,6 +15,7 @@ from deepinfer import __version__
 from deepinfer.errors import ConfigError, EngineError
 
 from .console import Console, make_console
+from .constraint import answers_depend_on
 from .job import Job, MakeEngine
 from .journal import Journal, Record
 from .partial import OutputPaths, PartialFolder
@@ -31,10 +32,12 @@ _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What the command line says beyond settings.  ``output`` None: beside the input."""
+    """What the command line says beyond settings.  ``output`` None: beside the input.
+    ``constraint`` is that of rows that have none."""
 
     source: str
     output: str | None = None
+    constraint: dict[str, Any] | None = None
     force: bool = False
     json: bool = False
     quiet: bool = False
@@ -79,7 +82,10 @@ def _run_to_stdout(
         closing(Journal(Path(folder))) as journal,
     ):
         stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order)
-        job = Job(reader, journal, resolved, make_engine, console, "-", stream.on_record)
+        job = Job(
+            reader, journal, resolved, make_engine, console, "-", stream.on_record,
+            constraint=request.constraint,
+        )  # fmt: skip
         try:
             job.answer_rows()
         finally:
@@ -104,10 +110,14 @@ def _run_to_files(
         ExitStack() as cleanup,
     ):
         answers = {"deepinfer": __version__, **resolved.answers()}
+        answers |= answers_depend_on(request.constraint)
         is_resumed = folder.begin(answers, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
-        job = Job(reader, journal, resolved, make_engine, console, str(output))
+        job = Job(
+            reader, journal, resolved, make_engine, console, str(output),
+            constraint=request.constraint,
+        )  # fmt: skip
         if is_resumed:
             job.recover()
         console.say(f"{reader.name} → {output}")

@@ -53,6 +53,7 @@ def _sampling(name: str, kind: Kind, help: str) -> Any:
     return _setting(default, kind, "Sampling", help, answers=True)
 
 
+_FILE = optional(dataclasses.replace(TEXT, expects="a file", metavar="FILE"))
 _MAP = pairs(TEXT, TEXT, "FIELD=COLUMN such as prompt=question", "FIELD=COLUMN")
 _BIAS = pairs(COUNT, NUMBER, "TOKEN_ID=BIAS such as 1234=-5", "ID=BIAS")
 
@@ -91,6 +92,19 @@ class Settings:
     raw: bool = _setting(
         False, SWITCH, "Prompts", "Prompts are plain text to continue, not a user's turn.",
         answers=True,
+    )  # fmt: skip
+
+    regex: str | None = _setting(
+        None, optional(TEXT), "Form of the answers", "The whole answer matches it.", answers=True
+    )
+    grammar: str | None = _setting(
+        None, _FILE, "Form of the answers", "The answer follows this GBNF or Lark grammar.",
+        answers=True,
+    )  # fmt: skip
+    json_schema: str | None = _setting(
+        None, _FILE, "Form of the answers",
+        "The answer is JSON that this schema allows. Like the two above, for rows that say nothing "
+        "else and have no tools.", answers=True,
     )  # fmt: skip
 
     temperature: float = _sampling("temperature", NUMBER, "0 always takes the likeliest token.")

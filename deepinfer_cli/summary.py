@@ -93,6 +93,7 @@ class Summary:
         self.tokens: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.finish_reasons: Counter[str] = Counter()
+        self.constraints: Counter[str] = Counter()
         self.warnings: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.prompt_lengths = Histogram()
@@ -134,6 +135,7 @@ class Summary:
             self.tokens[name] += count
         for counter, words in (
             (self.finish_reasons, facts["finish"]),
+            (self.constraints, facts["constraints"]),
             (self.warnings, facts["warnings"]),
             (self.notes, facts["notes"]),
         ):

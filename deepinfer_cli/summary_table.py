@@ -20,6 +20,8 @@ def summary_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("results", f"{rows['results']:,}  {_counts(report['finish_reasons'])}"))
     if rows["errors"]:
         lines.append(("errors", f"{rows['errors']:,}  {_counts(report['errors'])}"))
+    if report["constraints"]:
+        lines.append(("constraints", _counts(report["constraints"])))
     if report["warnings"]:
         lines.append(("warnings", _counts(report["warnings"])))
     if report["notes"]:

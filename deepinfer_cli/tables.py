@@ -92,7 +92,7 @@ def _row(index: int, record: dict[str, Any] | RowError) -> InputRow:
         return InputRow(index, line, b"", None, record)
     values = {name: _json_value(value) for name, value in record.items()}
     fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
-    for name in ("messages", "tools"):  # often stored as JSON text
+    for name in ("messages", "tools", "response_format"):  # often stored as JSON text
         if isinstance(fields.get(name), str):
             with contextlib.suppress(ValueError, RecursionError):  # the recipe says what is wrong
                 fields[name] = json.loads(fields[name])

@@ -29,6 +29,7 @@ class FakeEngine:
         self.rows: list[int] = []
         self.max_in_flight = 0
         self.is_closed = False
+        self.constraint: Mapping[str, Any] | None = None
         self.notes: Mapping[str, str] = {}
         self.device = "cpu"
 
@@ -39,7 +40,9 @@ class FakeEngine:
         *,
         raw: bool = False,
         thinking: str | None = None,
+        constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
+        self.constraint = constraint
         held: list[tuple[int, Mapping[str, Any]]] = []
         for row in rows:
             held.append(row)
@@ -76,6 +79,7 @@ class FakeEngine:
                 finish_reason="stop",
                 stop_reason=None,
                 seed=self.seed + number * 10 + index,
+                constraint="valid" if self.constraint else None,
             )
             for index in range(sampling.n)
         )

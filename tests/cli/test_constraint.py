@@ -1,0 +1,114 @@
+"""Flags that hold answers to a form: what reaches the engine, what is refused, results, report."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from deepinfer_cli.main import main
+
+Cli = Callable[..., Any]
+_CHECKPOINT = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"
+_SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+
+
+@pytest.fixture
+def folder(in_tmp: Path) -> Path:
+    Path("in.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    Path("schema.json").write_text(json.dumps(_SCHEMA))
+    Path("dates.gbnf").write_text('root ::= [0-9]+ "-" [0-9]+')
+    return in_tmp
+
+
+@pytest.mark.parametrize(
+    "flags, constraint",
+    [
+        ([], None),
+        (["--regex", "a|b"], {"regex": "a|b"}),
+        (["--grammar", "dates.gbnf"], {"grammar": 'root ::= [0-9]+ "-" [0-9]+'}),
+        (
+            ["--json-schema", "schema.json"],
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": _SCHEMA},
+                }
+            },
+        ),
+    ],
+)
+def test_flags_are_what_a_row_would_say(
+    cli: Cli, folder: Path, flags: list[str], constraint: dict[str, Any] | None
+) -> None:
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", *flags)
+    assert done.exit_code == 0 and done.engines[0].constraint == constraint
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    verdicts = {"valid": 2} if constraint else {}
+    assert [row.get("constraint") for row in rows] == (["valid"] * 2 if constraint else [None] * 2)
+    assert json.loads(Path("out.jsonl.report.json").read_text())["constraints"] == verdicts
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--regex", "a", "--grammar", "dates.gbnf"], "--regex and --grammar"),
+        (["--grammar", "none.gbnf"], "none.gbnf: No such file"),
+        (["--json-schema", "dates.gbnf"], "dates.gbnf: invalid_schema: json_schema: not JSON at"),
+        (["--json-schema", "list.json"], "list.json: invalid_schema"),
+        (["--json-schema", "latin.json"], "latin.json is not UTF-8"),
+        (["--regex", ""], "--regex=: expected text"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_ends_the_run_at_once(
+    cli: Cli, folder: Path, flags: list[str], words: str
+) -> None:
+    Path("list.json").write_text("[1]")
+    Path("latin.json").write_bytes(b'{"title": "\xe9"}')
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", *flags)
+    assert done.exit_code == 2 and words in done.err and not done.engines
+    assert not Path("out.jsonl.partial").exists()
+
+
+def test_a_run_does_not_go_on_with_another_file_under_the_same_name(cli: Cli, folder: Path) -> None:
+    Path("in.jsonl").write_text('{"prompt": "a"}\n' * 8 + '{"crash": 1}\n')
+    command = ["run", "in.jsonl", "-o", "out.jsonl", "--grammar", "dates.gbnf"]
+    assert cli(*command).exit_code == 1
+    Path("dates.gbnf").write_text('root ::= "x"')
+    assert "constraint was" in cli(*command).err
+    Path("dates.gbnf").write_text('root ::= [0-9]+ "-" [0-9]+')
+    assert cli(*command).exit_code == 1  # it goes on, to the row that crashes
+
+
+def test_real_answers_match(folder: Path) -> None:
+    rows = [
+        {"prompt": "x"},
+        {"prompt": "y", "grammar": "start: /[a-z]{3}/"},
+        {"prompt": "z", "response_format": {"type": "text"}, "max_tokens": 4},
+        {"prompt": "w", "regex": "("},
+    ]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["run", "in.jsonl", "--quiet", "--model", str(_CHECKPOINT), "--temperature", "1.5"]
+    assert main([*command, "-o", "out.jsonl", "--regex", "[0-9]{2}"]) == 3
+    found = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row.get("constraint") for row in found] == ["valid", "valid", None]
+    assert re.fullmatch("[0-9]{2}", found[0]["content"])
+    assert re.fullmatch("[a-z]{3}", found[1]["content"])
+    (error,) = Path("out.jsonl.errors.jsonl").read_text().splitlines()
+    assert json.loads(error)["error"]["kind"] == "invalid_regex"
+    assert main([*command, "-o", "out.parquet", "--regex", "[0-9]{2}"]) == 3
+    table = pq.read_table("out.parquet").to_pylist()
+    assert [row["constraint"] for row in table] == ["valid", "valid", None]
+
+
+def test_a_regex_that_does_not_compile_is_wrong_usage(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "in.jsonl", "--model", str(_CHECKPOINT), "--regex", "(a"]) == 2
+    assert "invalid_regex" in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("in.out.jsonl.partial").exists()
