@@ -1,13 +1,21 @@
-"""Index scores straight from packed rows in paged memory: the specification in plain torch."""
+"""Index scores straight from packed rows in paged memory: the specification in plain torch.
+
+Works on as many requests and queries at a time as stay in the cache of a CPU core.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.numeric import CACHE_ELEMENTS
 from deepinfer.kernels.quant import unpack_index_rows
 
 from .reference import index_scores_reference
+
+_SHORT_QUERY = 8
 
 
 def paged_index_scores_reference(
@@ -28,20 +36,49 @@ def paged_index_scores_reference(
     head_weights [T, H] bf16, block_table [R, C] i64, request_rows and num_visible [T] i64; kept
     [T, >= num_entries / kept_size] bool: blocks of entries to look at, or None for all; returns
     [T, num_entries] bf16.  Entries outside of kept blocks are -inf, entries that a query does not
-    see are unspecified.
+    see are unspecified.  Batch-invariant: yes.
     """
-    scores = head_weights.new_empty(len(query_rows), num_entries)
-    queries = unpack_index_rows(query_rows)
-    num_blocks = -(-num_entries // pool.shape[1])
-    for request in sorted(set(request_rows.tolist())):
-        tokens = (request_rows == request).nonzero()[:, 0]
-        keys = unpack_index_rows(pool[block_table[request, :num_blocks]].flatten(0, 1))
-        part = index_scores_reference(
-            queries[tokens][None], head_weights[tokens][None], keys[None, :num_entries]
-        )
-        scores[tokens] = part[0]
+    heads, num_queries = query_rows.shape[1], len(query_rows)
+    # Places of no query are -1: they read the last query and write the spare row.
+    scores = head_weights.new_full((num_queries + 1, num_entries), -torch.inf)
+    most_scores = max(1, heads * _SHORT_QUERY * num_entries)
+    for requests, rows in _groups(request_rows, max(1, CACHE_ELEMENTS // most_scores)):
+        longest = min(num_entries, max(1, int(num_visible[rows].max())))
+        blocks = block_table[requests, : -(-longest // pool.shape[1])]
+        keys = unpack_index_rows(pool[blocks].flatten(1, 2))
+        tile = max(1, CACHE_ELEMENTS // (len(requests) * heads * longest))
+        for part in torch.split(rows, tile, dim=1):
+            visible = num_visible[part]
+            seen = min(num_entries, max(1, int(visible.max())))
+            queries = unpack_index_rows(query_rows[part])
+            found = index_scores_reference(queries, head_weights[part], keys[:, :seen])
+            hidden = torch.arange(seen, device=found.device) >= visible[..., None]
+            scores[part, :seen] = found.masked_fill_(hidden, -torch.inf)
+    scores = scores[:num_queries]
     if kept is not None:
-        is_kept = kept.bool().repeat_interleave(kept_size, dim=1)[:, :num_entries]
+        is_kept = kept.repeat_interleave(kept_size, dim=1)[:, :num_entries]
         scores.masked_fill_(~is_kept, -torch.inf)
-    hidden = torch.arange(num_entries, device=scores.device) >= num_visible[:, None]
-    return scores.masked_fill_(hidden, -torch.inf)
+    return scores
+
+
+def _groups(request_rows: Tensor, most_together: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Requests [R] i64 and the numbers of their queries [R, Q] i64, -1 where one has fewer.
+
+    Requests with few queries (decoding, verifying) go together, prompts one by one.
+    """
+    counts = torch.bincount(request_rows)
+    order = torch.argsort(request_rows, stable=True)
+    if len(counts) and int(counts.max()) <= _SHORT_QUERY:
+        by_request = request_rows[order]
+        place = (
+            torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[by_request]
+        )
+        rows = torch.full((len(counts), int(counts.max())), -1, device=order.device)
+        rows[by_request, place] = order
+        requests = counts.nonzero()[:, 0]
+        for together in torch.split(requests, most_together):
+            yield together, rows[together]
+        return
+    for request, rows in enumerate(torch.split(order, counts.tolist())):
+        if len(rows):
+            yield torch.tensor([request], device=order.device), rows[None]

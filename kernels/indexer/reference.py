@@ -5,11 +5,13 @@ R requests, Q queries of each, H index heads, D index width, N entries of the lo
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.kernels.numeric import batched_matmul, split_last
+from deepinfer.kernels.numeric import batched_matmul, by_rows, split_last
 
 # Below the key of -inf, and high enough that no subtraction of an entry number wraps around.
 _LOWEST = 1 - (1 << 31)
@@ -36,6 +38,11 @@ def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor
     Shapes: scores [..., N] float, num_visible [...] i64: entries from there on do not exist, and
     entries scored -inf are never taken; returns [..., k] i64, filled up with -1.
     """
+    select = partial(_select_topk, k=k)
+    return by_rows(select, scores, num_visible, row_elements=max(1, scores[:1].numel()))
+
+
+def _select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     entries = torch.arange(scores.shape[-1], device=scores.device)
     hidden = (entries >= num_visible[..., None]) | torch.isneginf(scores)
     keys = (_order_preserving(scores).masked_fill(hidden, _LOWEST) << 32) - entries
@@ -63,7 +70,7 @@ def candidate_blocks_reference(
     blocks = torch.arange(best.shape[-1], device=scores.device)
     newest = (num_visible - 1).div(block_size, rounding_mode="floor")
     best = best.masked_fill(blocks == newest[..., None], torch.inf)
-    chosen = select_topk_reference(best, torch.full_like(num_visible, len(blocks)), num_blocks)
+    chosen = _select_topk(best, torch.full_like(num_visible, len(blocks)), num_blocks)
     kept = torch.zeros(*best.shape[:-1], len(blocks) + 1, dtype=torch.bool, device=scores.device)
     return kept.scatter(-1, torch.where(chosen < 0, len(blocks), chosen), True)[..., :-1]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.kernels.indexer import candidate_blocks, index_scores, select_topk
-from deepinfer.kernels.quant import fake_quantize_fp4
+from deepinfer.kernels.indexer import candidate_blocks, paged, paged_index_scores, select_topk
+from deepinfer.kernels.indexer.reference import index_scores_reference
+from deepinfer.kernels.quant import fake_quantize_fp4, pack_index_rows
 from deepinfer.kernels.testing import assert_bitwise_equal
 
 SCORES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
@@ -63,7 +65,7 @@ def random_case(requests, queries, heads, width, entries, seed=0):
 
 def test_scores_follow_the_definition():
     q, weights, keys = random_case(2, 3, 4, 32, 17)
-    scores = index_scores(q, weights, keys)
+    scores = index_scores_reference(q, weights, keys)
     for r, t, e in ((0, 0, 0), (1, 2, 16), (0, 1, 9)):
         dots = (q[r, t].double() @ keys[r, e].double()).bfloat16()
         terms = (dots.relu() * weights[r, t]).double()
@@ -72,8 +74,40 @@ def test_scores_follow_the_definition():
 
 def test_a_score_does_not_depend_on_what_else_is_scored():
     q, weights, keys = random_case(5, 6, 4, 128, 203)
-    whole = index_scores(q, weights, keys)
+    whole = index_scores_reference(q, weights, keys)
     for entries in (1, 7, 64, 200):
-        assert_bitwise_equal(index_scores(q, weights, keys[:, :entries]), whole[..., :entries])
-    one = index_scores(q[2:3, 1:2], weights[2:3, 1:2], keys[2:3])
+        assert_bitwise_equal(
+            index_scores_reference(q, weights, keys[:, :entries]), whole[..., :entries]
+        )
+    one = index_scores_reference(q[2:3, 1:2], weights[2:3, 1:2], keys[2:3])
     assert_bitwise_equal(one, whole[2:3, 1:2])
+
+
+@pytest.mark.parametrize("cache_elements", [1, 500, 1 << 17])
+@pytest.mark.parametrize(
+    "requests", [[0, 0, 2, 2, 2], [2, 0, 2, 1, 0], [1] * 20 + [3] * 2, [0], []]
+)
+def test_paged_scores_are_those_of_each_request(requests, cache_elements, monkeypatch):
+    """Whatever the order of the queries, their number, and how many are worked on at a time."""
+    monkeypatch.setattr(paged, "CACHE_ELEMENTS", cache_elements)
+    generator = torch.Generator().manual_seed(1)
+    entries, count, table = 37, len(requests), torch.randperm(40, generator=generator).view(4, 10)
+    queries = torch.randn(count, 4, 32, generator=generator)
+    weights = torch.randn(count, 4, generator=generator).bfloat16()
+    pool = torch.randn(40, 4, 32, generator=generator)
+    visible = torch.randint(0, entries + 1, (count,), generator=generator)
+    kept = torch.rand(count, 5, generator=generator) < 0.6
+    packed = (pack_index_rows(queries), weights, pack_index_rows(pool))
+    numbers = (torch.tensor(requests, dtype=torch.int64), visible, entries)
+    actual = paged_index_scores(*packed, table, *numbers)
+    of_kept = paged_index_scores(*packed, table, *numbers, kept, kept_size=8)
+    assert actual.shape == of_kept.shape == (count, entries)
+    for row, request in enumerate(requests):
+        keys = fake_quantize_fp4(pool[table[request]].flatten(0, 1))
+        query = fake_quantize_fp4(queries[row])[None, None]
+        expected = index_scores_reference(query, weights[row][None, None], keys[None])[0, 0]
+        seen = int(visible[row])
+        assert_bitwise_equal(actual[row, :seen], expected[:seen])
+        is_kept = kept[row].repeat_interleave(8)[:seen]
+        masked = expected[:seen].masked_fill(~is_kept, -torch.inf)
+        assert_bitwise_equal(of_kept[row, :seen], masked)

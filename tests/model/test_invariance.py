@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from deepinfer.engine.model import indexer
+
 LENGTHS = (1, 5, 33, 70, 150)
 
 
@@ -124,3 +126,14 @@ def test_snapshot_continues_in_another_slot(model, new_fleet):
     for position in range(41, 90):
         expected = whole.requests[0].logits[position]
         assert torch.equal(fleet.requests[1].logits[position], expected)
+
+
+def test_the_tokens_scored_at_a_time_do_not_matter(model, new_fleet, monkeypatch):
+    prompt = make_prompts(model, 1, random.Random(2))[0].repeat(150)[:150]
+    results = []
+    for scores_at_once in (1 << 24, 200):
+        monkeypatch.setattr(indexer, "_SCORES_AT_ONCE", scores_at_once)
+        fleet = new_fleet(model, [prompt], [20], seed=1)
+        fleet.run([(0, len(prompt))])
+        results.append(fleet)
+    assert_same(*results, 0)
