@@ -22,7 +22,8 @@ from deepseek_recipe import (
 
 from deepinfer.errors import RowError
 
-from .constraints.spec import ConstraintSpec, from_recipe
+from .constraints.official import official_constraint
+from .constraints.spec import ConstraintSpec
 from .types import AnswerFormat, ThinkingStage
 
 MODEL_NAME = "DeepSeek-V4.1-Flash"
@@ -78,10 +79,10 @@ def parsing_options(form: AnswerFormat) -> ParsingOptions:
     )
 
 
-def constraint(request: ConversationRequest) -> ConstraintSpec | None:
-    """What the request wants its answer to match.  Raises: RowError."""
+def constraint(request: ConversationRequest, body: Mapping[str, Any]) -> ConstraintSpec | None:
+    """What ``body``, converted to ``request``, wants its answer to match.  Raises: RowError."""
     wanted = request.inference_options.output_constraint
-    return None if wanted is None else from_recipe(wanted.kind, wanted.schema)
+    return None if wanted is None else official_constraint(wanted.kind, wanted.schema, body)
 
 
 @lru_cache(maxsize=256)

@@ -69,7 +69,7 @@ class RowEncoder:
         request = chat.convert(body)
         token_ids = chat.encode(self._encoding, request)
         self._check_length(token_ids)
-        constraint = chat.constraint(request)
+        constraint = chat.constraint(request, body)
         if constraint is not None and parsed.constraint is not None:
             raise RowError(
                 "invalid_value",
