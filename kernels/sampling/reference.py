@@ -93,7 +93,8 @@ class _Filters:
         is_counted, is_floored = bool((top_k > 0).any()), bool((min_p > 0).any())
         if not (is_counted or is_floored or bool((top_p < 1).any())):
             return None
-        max_mass = torch.where(top_p < 1, top_p, torch.inf)
+        # Above 0, also for a top_p too small for f32: else the most probable token would go too.
+        max_mass = torch.where(top_p < 1, top_p.clamp(min=torch.finfo(top_p.dtype).tiny), torch.inf)
         sure = torch.where((top_k > 0) | (min_p > 0), torch.inf, 1.0001 - max_mass)
         max_count = torch.where(top_k > 0, top_k, torch.inf)
         return cls(max_mass, max_count, min_p, sure, is_counted, is_floored)

@@ -105,6 +105,17 @@ def test_filters_equal_their_definition(
         assert chosen[row] == expected
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_p": 1e-300}, {"top_p": 1e-45}, {"top_p": 1e-300, "temperature": 100.0}, {"min_p": 1.0}],
+    ids=str,
+)
+def test_no_filter_drops_the_most_probable_token(filters: dict[str, float]) -> None:
+    """A top_p that is 0 in f32 once dropped every token, and the search for another never ended."""
+    logits = torch.randn(4, 130, generator=torch.Generator().manual_seed(1))
+    assert draw(logits, **filters).tolist() == logits.argmax(-1).tolist()
+
+
 def test_draws_follow_the_softmax() -> None:
     """Chi-square over 40,000 seeds at one position, and over 40,000 positions of one seed."""
     logits = torch.tensor([2.0, 0.0, -1.0, 1.0, 0.5, -3.0, 2.0, 0.1])

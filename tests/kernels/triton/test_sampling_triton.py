@@ -50,6 +50,7 @@ def test_noise(rows: int, vocab_size: int, device: torch.device) -> None:
         {"temperature": 0.3},
         {"temperature": 1.5, "top_p": 0.9},
         {"top_p": 0.1},
+        {"top_p": 1e-300},
         {"top_k": 1},
         {"top_k": 40, "top_p": 0.95},
         {"min_p": 0.1},
