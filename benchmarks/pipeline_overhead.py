@@ -81,6 +81,7 @@ class Rows:
         *,
         raw: bool = False,
         thinking: Any = None,
+        constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[Any]:
         defaults = sampling_params or SamplingParams()
         numbered = ((number, row, defaults) for number, row in rows)
