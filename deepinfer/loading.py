@@ -25,6 +25,8 @@ from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 
+from .machine import set_cpu_threads
+
 # Larger Engram tables would take the room of weights and caches on a GPU.
 _MOST_TABLE_BYTES = 4 * 2**30
 
@@ -38,6 +40,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     engine: LLMEngine
     notes: Mapping[str, str]
+    threads_before: int
 
 
 def load_model(
@@ -45,6 +48,7 @@ def load_model(
     settings: Mapping[str, Any],
     *,
     device: str,
+    num_threads: int | None = None,
     profile_path: Path | None = None,
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
@@ -54,10 +58,13 @@ def load_model(
     ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
     ``profile_path`` keeps the measured step times from run to run.  ``calibration`` replaces the
     one beside the weights; ``observer`` sees every decode step's result.
+    The number of CPU threads is set here, since step times depend on it; what it was before is kept
+    in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
     checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
     model_config = checkpoint.config
+    threads_before = set_cpu_threads(num_threads, model_config.hidden_size)
     tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
     if tokenizer.size > model_config.vocab_size:
         raise CheckpointError(
@@ -79,7 +86,7 @@ def load_model(
     )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)
-    return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes)
+    return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)
 
 
 def _saved_profile(

@@ -101,6 +101,7 @@ class OfflineEngine:
             model_path,
             {name: value for name, value in settings.items() if value is not None},
             device=device,
+            num_threads=num_threads,
             profile_path=None if profile_path is None else Path(profile_path),
         )
         rows = RowStream(
@@ -112,7 +113,6 @@ class OfflineEngine:
             seed=seed,
         )
         self._session: tuple[LoadedModel, RowStream] | None = (loaded, rows)
-        self._threads_before = set_cpu_threads(num_threads, loaded.config.hidden_size)
 
     def generate(
         self,
@@ -206,7 +206,7 @@ class OfflineEngine:
         self._session = None
         rows.close()
         loaded.engine.close()
-        set_cpu_threads(self._threads_before, loaded.config.hidden_size)
+        set_cpu_threads(loaded.threads_before, loaded.config.hidden_size)
 
     @property
     def _model(self) -> LoadedModel:
