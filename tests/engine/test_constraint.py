@@ -190,3 +190,17 @@ def test_masks_reach_exactly_their_rows(steps, data):
             kept = set(torch.isfinite(row).nonzero()[:, 0].tolist())
             assert kept == rule.allowed()
             assert torch.equal(row[sorted(kept)], old_row[sorted(kept)])
+
+
+@pytest.mark.gpu
+def test_masks_on_a_gpu_equal_those_on_the_host():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    logits = torch.randn(4, VOCAB_SIZE)
+    on_host, on_gpu = (
+        apply_constraints(
+            logits.to(device), [None, AnswerConstraint(Rising(6))], [1, 3], [[], [7, 9]]
+        )
+        for device in ("cpu", "cuda")
+    )
+    assert torch.equal(on_host, on_gpu.cpu())
