@@ -38,7 +38,9 @@ def load_engine(settings: Settings) -> Engine:
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
         expert_parallel_size=settings.expert_parallel_size,
-        enable_speculative_dspark=settings.enable_speculative_dspark,
+        **drafting(settings.speculative),
+        profile_path=settings.speculation_profile,
+        rejection_sampling=settings.rejection_sampling,
         seed=settings.seed,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -49,6 +51,14 @@ def load_engine(settings: Settings) -> Engine:
         num_threads=settings.num_threads,
         device=settings.device,
     )
+
+
+def drafting(speculative: str) -> dict[str, Any]:
+    """Arguments of ``OfflineEngine`` for ``auto``, ``3`` or ``auto:3``."""
+    if speculative == "auto":
+        return {}
+    most = speculative.removeprefix("auto:")
+    return {"num_speculative_tokens": int(most), "schedule_drafts": most != speculative}
 
 
 def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:

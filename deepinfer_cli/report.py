@@ -25,7 +25,10 @@ _DEFINITIONS = {
     "throughput": "result rows and their tokens finished in this part, over answer_s",
     "lengths": "tokens of each prompt and each answer; percentiles within 6 % above 64",
     "latency_ms": "from a row's arrival in the engine; of result rows",
-    "acceptance": "drafted tokens that the model would have produced itself",
+    "acceptance": "verified drafts that the model would have produced itself",
+    "speculation": "accepted_length: tokens per answer and drafting step; calibration_error: mean "
+    "distance of expected from real acceptance; verify_lengths: drafts verified per answer, over "
+    "equal stretches of all decode steps",
 }
 
 
@@ -93,11 +96,7 @@ def build_report(facts: Facts) -> dict[str, Any]:
             "first_token": total.ttft_ms.report(),
             "finished": total.total_ms.report(),
         },
-        "speculation": {
-            "drafted_tokens": total.drafts,
-            "accepted_tokens": total.accepted,
-            "acceptance": total.acceptance,
-        },
+        "speculation": _speculation(facts),
         "preemptions": total.preemptions,
         "engine": None if facts.stats is None else dataclasses.asdict(facts.stats),
         "engine_notes": dict(facts.engine_notes),
@@ -123,6 +122,30 @@ def _throughput(facts: Facts) -> dict[str, float]:
         "rows_per_s": round(session.results / seconds, 3),
         "prompt_tokens_per_s": round(session.prompt_tokens / seconds, 3),
         "completion_tokens_per_s": round(session.completion_tokens / seconds, 3),
+    }
+
+
+def _speculation(facts: Facts) -> dict[str, Any]:
+    """Drafts of all result rows; the details are of this part of the run."""
+    total, stats = facts.total, facts.stats
+    report: dict[str, Any] = {
+        "drafted_tokens": total.drafts,
+        "accepted_tokens": total.accepted,
+        "acceptance": total.acceptance,
+    }
+    if stats is None or not stats.num_draft_blocks:
+        return report
+    blocks = stats.num_draft_blocks
+    pairs = zip(stats.accepted_per_position, stats.verified_per_position, strict=True)
+    error = stats.calibration_error
+    return report | {
+        "proposed_tokens": stats.num_proposed_tokens,
+        "verified_tokens": stats.num_draft_tokens,
+        "acceptance_per_position": [round(a / v, 4) if v else None for a, v in pairs],
+        "accepted_length": round(1 + stats.num_accepted_tokens / blocks, 3),
+        "mean_verify_length": round(stats.num_draft_tokens / blocks, 3),
+        "calibration_error": None if error is None else round(error, 4),
+        "verify_lengths": list(stats.verify_lengths),
     }
 
 

@@ -19,6 +19,7 @@ from deepinfer.errors import ConfigError
 from .values import (
     BYTES,
     COUNT,
+    DRAFTS,
     ERROR_LIMIT,
     NUMBER,
     SECONDS,
@@ -35,6 +36,10 @@ DEFAULT_FILE = "deepinfer.yaml"
 _PREFIX = "DEEPINFER_"
 # Read by build.sh, not by a run.
 _OTHER_VARIABLES = {"DEEPINFER_ACCELERATOR"}
+# Upstream's names for parts of ``speculative``.
+_SCHEDULED_DRAFTS = "DEEPINFER_ENABLE_MTP_VARLEN"
+_MOST_DRAFTS = "DEEPINFER_USE_NEXTN_DECODE"
+_UPSTREAM_DRAFTS = "5"
 
 
 def _setting(default: Any, kind: Kind, group: str, help: str, *, answers: bool = False) -> Any:
@@ -77,9 +82,17 @@ class Settings:
     batch_invariant: bool = _setting(
         False, SWITCH, "Model", "Bitwise equal answers whatever runs beside them.", answers=True
     )
-    enable_speculative_dspark: bool = _setting(
-        True, SWITCH, "Model", "Draft several tokens a step and verify them.", answers=True
+    speculative: str = _setting(
+        "auto", DRAFTS, "Model", "Drafts verified per answer and step: auto (as many as pay here), "
+        "0 to the model's 5, or auto:3 (at most 3). Answers stay the same.", answers=True,
+    )  # fmt: skip
+    speculation_profile: str | None = _setting(
+        None, optional(TEXT), "Model", "File that keeps the step times that auto measures."
     )
+    rejection_sampling: bool = _setting(
+        False, SWITCH, "Model", "Accept more drafts; random answers then cannot be repeated.",
+        answers=True,
+    )  # fmt: skip
 
     map: Mapping[str, str] = _setting(
         {}, _MAP, "Prompts", "Take a field from another column: prompt=question. Repeatable.",
@@ -268,17 +281,32 @@ def _parse(name: str, value: object, origin: str) -> object:
 
 def _environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
     known = {_PREFIX + name.upper(): name for name in FIELDS}
-    layer: list[tuple[str, object, str]] = []
+    others = _OTHER_VARIABLES | {"DEEPINFER_CONFIG", _SCHEDULED_DRAFTS, _MOST_DRAFTS}
+    layer = _upstream_drafts(environment)
     for variable, value in sorted(environment.items()):
         if variable in known:
             layer.append((known[variable], value, variable))
-        elif variable.startswith(_PREFIX) and variable not in _OTHER_VARIABLES | {
-            "DEEPINFER_CONFIG"
-        }:
+        elif variable.startswith(_PREFIX) and variable not in others:
             raise ConfigError(
                 f"environment variable {variable} is not a setting{nearest(variable, known)}"
             )
     return layer
+
+
+def _upstream_drafts(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    """``speculative`` as upstream's two variables say it, if one of them is set."""
+    switch, most = environment.get(_SCHEDULED_DRAFTS), environment.get(_MOST_DRAFTS)
+    if switch is None and most is None:
+        return []
+    try:
+        is_scheduled = SWITCH.parse(switch or "0")
+        count = COUNT.parse(most or _UPSTREAM_DRAFTS)
+    except ValueError:
+        raise ConfigError(
+            f"{_SCHEDULED_DRAFTS}={switch}, {_MOST_DRAFTS}={most}: expected 1 or 0, and a number"
+        ) from None
+    prefix = "auto:" if is_scheduled and count else ""
+    return [("speculative", f"{prefix}{count}", _MOST_DRAFTS if most else _SCHEDULED_DRAFTS)]
 
 
 def _yaml_layer(config: str | None) -> list[tuple[str, object, str]]:

@@ -38,12 +38,18 @@ def summary_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         place = f" on {report['device']}" if report["device"] else ""
         rates = f"{per_second:,.0f} tokens/s, {speed['rows_per_s']:,.1f} rows/s"
         lines.append(("speed", rates + place))
-    acceptance = report["speculation"]["acceptance"]
-    if acceptance is not None:
-        lines.append(("drafts", f"{acceptance:.0%} accepted"))
+    if (drafts := report["speculation"])["acceptance"] is not None:
+        lines.append(("drafts", f"{drafts['acceptance']:.0%} accepted{_draft_lengths(drafts)}"))
     if report["status"] == "finished" and report["output"] != "-":
         lines.append(("files", f"{report['output']}  (+ .report.json{_errors_file(rows)})"))
     return [(label, text.rstrip()) for label, text in lines]
+
+
+def _draft_lengths(drafts: dict[str, Any]) -> str:
+    if "accepted_length" not in drafts:
+        return ""
+    lengths = f"{drafts['accepted_length']:.1f} tokens a step"
+    return f", {lengths} of {drafts['mean_verify_length']:.1f} drafts verified"
 
 
 def _errors_file(rows: dict[str, int]) -> str:

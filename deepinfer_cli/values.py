@@ -126,6 +126,14 @@ def choice(*names: str) -> Kind:
     return Kind(expects="one of " + ", ".join(names), parse=parse, metavar="|".join(names))
 
 
+def parse_drafts(value: object) -> str:
+    """``auto``, a number of drafts, or ``auto:3``: what pays, at most three.  ``off`` is 0."""
+    word = "0" if value is False or value == "off" else str(value).strip().lower()
+    if not re.fullmatch(r"auto|\d+|auto:[1-9]\d*", word):
+        raise ValueError(value)
+    return word
+
+
 def many(item: Kind) -> Kind:
     """Several values: a YAML list, a repeated flag, or one value alone."""
 
@@ -171,4 +179,9 @@ NUMBER = Kind(expects="a number such as 0.7 or 90%", parse=parse_number, metavar
 SECONDS = Kind(expects="a duration such as 90s, 30m or 2h", parse=parse_seconds, metavar="TIME")
 ERROR_LIMIT = Kind(expects="a number of rows or 5%", parse=parse_error_limit, metavar="N|P%")
 SWITCH = Kind(expects="true or false", parse=parse_switch, form="switch")
+DRAFTS = Kind(
+    expects="auto, a number of drafts such as 5 (0 is off), or auto:3 for at most 3",
+    parse=parse_drafts,
+    metavar="auto|N",
+)
 TEXT = Kind(expects="text", parse=parse_text)

@@ -1,11 +1,13 @@
-"""Calibration of the confidence head: one temperature per draft position, beside the weights."""
+"""Calibration: how likely drafts are accepted, from what they look like; kept beside the weights."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +16,23 @@ from deepinfer.errors import CheckpointError
 
 CALIBRATION_FILE = "dspark_calibration.json"
 SCHEMA = "deepinfer.dspark_calibration/1"
+_LEAST = 1e-6  # evidence is kept this far from 0 and 1, where its logit would be infinite
+
+Scales = tuple[tuple[float, float], ...]
+"""For each draft position a factor (one over the temperature) and an offset of the logit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """``temperatures[k]`` divides the logit of the confidence in draft k; none change nothing."""
+    """Scales for requests that draw at random, and for greedy ones; both empty: not calibrated.
 
-    temperatures: tuple[float, ...] = ()
+    The confidence head estimates how much the draft's and the model's distributions overlap.  That
+    is the chance of a random draw.  Whether both have the same maximum is another question, which
+    the height of the draft's own maximum answers better.
+    """
+
+    sampled: Scales = ()
+    greedy: Scales = ()
 
     @classmethod
     def from_folder(cls, folder: Path, block_size: int) -> Calibration:
@@ -35,28 +47,40 @@ class Calibration:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["schema"] != SCHEMA:
                 raise ValueError(f"schema {stored['schema']!r}, expected {SCHEMA!r}")
-            temperatures = tuple(float(t) for t in stored["temperatures"])
+            return cls(
+                _scales(stored["sampled"], block_size), _scales(stored["greedy"], block_size)
+            )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"{path} cannot be read ({error}): make it again with training/calibrate.py, "
-                "or delete it to draft without calibration"
+                f"{path}: {type(error).__name__}: {error}; make it again with "
+                "training/calibrate.py, or delete it to draft without calibration"
             ) from error
-        usable = all(math.isfinite(t) and t > 0 for t in temperatures)
-        if len(temperatures) != block_size or not usable:
-            raise CheckpointError(
-                f"{path}: expected {block_size} positive temperatures, one per draft position, "
-                f"found {list(temperatures)}; make it again with training/calibrate.py"
-            )
-        return cls(temperatures)
 
-    def survival(self, confidence: Tensor) -> Tensor:
+    def survival(self, confidence: Tensor, logits: Tensor, greedy_rows: Sequence[bool]) -> Tensor:
         """How likely each draft is accepted together with all drafts before it.
 
-        Shapes: confidence [R, B] f32 (of each draft, given those before); returns [R, B] f32,
-        falling along the block.  A confidence that is not a number counts as 0.
-        Source: sequential temperature scaling, arXiv 2607.05147.
+        Shapes: confidence [R, B] f32 (of each draft, given those before), logits [R, B, V] f32 that
+        drafts were drawn from, greedy_rows R flags; returns [R, B] f32, falling along the block.
+        Evidence that is not a number counts as 0.
+        Source: sequential scaling after arXiv 2607.05147, with an offset beside the temperature.
         """
-        if self.temperatures:
-            scale = torch.tensor(self.temperatures, device=confidence.device)
-            confidence = torch.sigmoid(torch.logit(confidence) / scale)
-        return torch.nan_to_num(confidence, nan=0.0).cumprod(-1)
+        chances = confidence
+        if self.sampled:
+            chances = _scaled(confidence, self.sampled)
+        if self.greedy and any(greedy_rows):
+            is_greedy = torch.tensor(greedy_rows, device=confidence.device)[:, None]
+            peak = torch.exp(logits.amax(-1) - logits.logsumexp(-1))
+            chances = torch.where(is_greedy, _scaled(peak, self.greedy), chances)
+        return torch.nan_to_num(chances, nan=0.0).cumprod(-1)
+
+
+def _scaled(evidence: Tensor, scales: Scales) -> Tensor:
+    factor, offset = torch.tensor(scales, device=evidence.device).T
+    return torch.sigmoid(torch.logit(evidence, eps=_LEAST) * factor + offset)
+
+
+def _scales(stored: Any, block_size: int) -> Scales:
+    scales = tuple((float(factor), float(offset)) for factor, offset in stored)
+    if len(scales) != block_size or not all(map(math.isfinite, sum(scales, ()))):
+        raise ValueError(f"expected {block_size} pairs of numbers, one per draft position")
+    return scales

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,10 +109,12 @@ class DecodeWorker:
     def _draft(self, states: Sequence[RequestState], most: Sequence[int]) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
         output = self.model.draft(states, self.sampler.draw)
-        survival = self.calibration.survival(output.confidence).tolist()
-        lengths = self.planner.lengths(survival, most)
-        pairs = zip(output.token_ids.tolist(), lengths, strict=True)
-        drafts = [ids[:length] for ids, length in pairs]
+        is_greedy = [state.request.sampling.temperature == 0 for state in states]
+        survival = self.calibration.survival(output.confidence, output.logits, is_greedy).tolist()
+        token_ids = output.token_ids.tolist()
+        ends = map(_num_to_stop, token_ids, [state.stop_token_ids for state in states])
+        lengths = self.planner.lengths(survival, list(map(min, most, ends)))
+        drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
         drafts = follow_constraints(drafts, [state.constraint for state in states], most)
         return DraftBlock(
             token_ids=drafts,
@@ -153,6 +155,12 @@ class DecodeWorker:
             tokens[row] = new
             drawn[first - len(drafts) - 1 :][: len(new)] = torch.tensor(new, device=drawn.device)
         return drawn
+
+
+def _num_to_stop(token_ids: Sequence[int], stop_token_ids: Set[int]) -> int:
+    """How many of the tokens can be part of the answer: up to the first that ends it."""
+    stops = (place for place, token in enumerate(token_ids) if token in stop_token_ids)
+    return next(stops, len(token_ids) - 1) + 1
 
 
 def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:
