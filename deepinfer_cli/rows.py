@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from deepinfer.errors import RowError
+from deepinfer.recipes.rows import row_id
 
 _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
@@ -32,11 +33,7 @@ class InputRow:
     @property
     def row_id(self) -> str:
         """The row's ``custom_id`` or ``id``, else its line number."""
-        fields = self.fields or {}
-        for name in ("custom_id", "id"):
-            if isinstance(fields.get(name), str | int) and not isinstance(fields[name], bool):
-                return str(fields[name])
-        return str(self.line)
+        return row_id(self.fields, self.line)
 
 
 def _refuse_constant(name: str) -> NoReturn:
