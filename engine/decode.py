@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ class DecodeWorker:
         self.rejects = rejects
 
     def run(self, batch: DecodeBatch) -> DecodeResult:
+        started = time.perf_counter()
         states = batch.states
         token_ids = [state.token_ids[-1] for state in states]
         counts = [1] * len(states)
@@ -98,10 +100,13 @@ class DecodeWorker:
             tokens = [accepted_tokens(*pair) for pair in zip(drafts, tokens, strict=True)]
         if block is not None and self.rejects:
             drawn = self._reject(states, block, logits, slots, positions, drawn, tokens)
+        num_drafts = [count - 1 for count in counts]
+        seconds = time.perf_counter() - started
+        self.planner.took(seconds, len(states), sum(num_drafts) if block else None)
         return DecodeResult(
             tokens=tokens,
             logprobs=new_logprobs(states, raw, drawn, counts, tokens),
-            num_drafts=[count - 1 for count in counts],
+            num_drafts=num_drafts,
             survival=block.survival if block else [[] for _ in states],
             num_proposed=block.num_proposed if block else 0,
         )

@@ -17,9 +17,11 @@ from .verify_lengths import StepSeconds, best_budget, early_stopping_lengths, to
 
 # Drafting must promise this much; below it, noise in the times would decide.
 LEAST_GAIN = 1.05
-# So many steps without drafts, then one with them shows whether they have become worth it.
+# So many steps of one kind, then one of the other shows whether that has become better.
 STEPS_TO_PROBE = 64
 STALE_STEPS = 2
+# Weight of a step's time among those before it.
+NEWEST = 0.2
 
 
 class DraftPlanner(Protocol):
@@ -33,6 +35,10 @@ class DraftPlanner(Protocol):
         """Drafts to verify for each request, given each draft's survival (rows falling)."""
         ...
 
+    def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
+        """How long the step took; ``num_drafts`` verified in all, None without drafting."""
+        ...
+
 
 class VerifyAll:
     """Draft whenever possible and verify all there may be."""
@@ -43,6 +49,20 @@ class VerifyAll:
     def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
         return [min(limit, len(row)) for row, limit in zip(survival, most, strict=True)]
 
+    def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
+        pass
+
+
+class Pace:
+    """How steps of one kind compare with the profile, from those that were run: contexts grow, and
+    other programs come and go."""
+
+    def __init__(self) -> None:
+        self.slowness = 1.0
+
+    def note(self, seconds: float, expected_s: float) -> None:
+        self.slowness += NEWEST * (min(seconds / expected_s, 4.0) - self.slowness)
+
 
 class PastSurvival:
     """The total budget of drafts, from what was expected ``STALE_STEPS`` drafting steps ago."""
@@ -50,36 +70,47 @@ class PastSurvival:
     def __init__(self, profile: StepProfile) -> None:
         self._profile = profile
         self._past: deque[Sequence[Sequence[float]]] = deque(maxlen=STALE_STEPS)
-        self._num_idle_steps = 0
+        self._is_drafting = True
+        self._num_steps = 0
+        self._plain, self._drafting = Pace(), Pace()
 
     def budget(self, most: Sequence[int]) -> int:
         """Drafts that the step should verify in all; 0 is a step without drafting.
 
         Requests of which nothing is known, and all of them at the start, count as certain.
         """
-        count, possible = len(most), sum(most)
-        if not possible:
-            return 0
-        if len(self._past) < STALE_STEPS or self._num_idle_steps >= STEPS_TO_PROBE:
-            self._num_idle_steps = 0
+        possible = sum(most)
+        if not possible or len(self._past) < STALE_STEPS:
             return possible
-        known = self._past[0]
-        survival = [known[row % len(known)] for row in range(count)]
-        step_s = draft_step_s(self._profile, count)
-        budget = best_budget(survival, most, step_s)
-        expected = count + sum(
-            sum(row[:length])
-            for row, length in zip(survival, top_lengths(survival, most, budget), strict=True)
-        )
-        gain = expected / step_s(budget) * self._profile.plain_step_s(count) / count
-        if gain >= LEAST_GAIN:
-            self._num_idle_steps = 0
-            return budget
-        self._num_idle_steps += 1
-        return 0
+        budget, gain = self._best(most)
+        is_worth_it = gain >= LEAST_GAIN
+        self._num_steps = self._num_steps + 1 if is_worth_it == self._is_drafting else 0
+        self._is_drafting = is_worth_it
+        if self._num_steps >= STEPS_TO_PROBE:
+            self._num_steps = 0
+            return 0 if is_worth_it else possible
+        return budget if is_worth_it else 0
 
     def note(self, survival: Sequence[Sequence[float]]) -> None:
         self._past.append(survival)
+
+    def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
+        if num_drafts is None:
+            self._plain.note(seconds, self._profile.plain_step_s(num_requests))
+        else:
+            self._drafting.note(seconds, self._profile.step_s(num_requests, num_drafts))
+
+    def _best(self, most: Sequence[int]) -> tuple[int, float]:
+        """The best budget, and how many times the tokens per second of no drafting it promises."""
+        known, count = self._past[0], len(most)
+        survival = [known[row % len(known)] for row in range(count)]
+        step_s = draft_step_s(self._profile, count)
+        budget = best_budget(survival, most, step_s)
+        lengths = top_lengths(survival, most, budget)
+        gained = sum(sum(row[:n]) for row, n in zip(survival, lengths, strict=True))
+        slower = step_s(budget) * self._drafting.slowness
+        plain = self._profile.plain_step_s(count) * self._plain.slowness
+        return budget, (1 + gained / count) * plain / slower
 
 
 class EarlyStopping:
@@ -96,6 +127,9 @@ class EarlyStopping:
         self._past.note(survival)
         return early_stopping_lengths(survival, most, draft_step_s(self._profile, len(most)))
 
+    def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
+        self._past.took(seconds, num_requests, num_drafts)
+
 
 class StaleBudget:
     """The number of drafts in all comes from past steps, their places from this one's."""
@@ -111,6 +145,9 @@ class StaleBudget:
     def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
         self._past.note(survival)
         return top_lengths(survival, most, self._budget)
+
+    def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
+        self._past.took(seconds, num_requests, num_drafts)
 
 
 def draft_step_s(profile: StepProfile, num_requests: int) -> StepSeconds:

@@ -1,0 +1,111 @@
+"""Verification by rejection has the distribution of plain sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_model import FakeConfig, FakeModel, make_engine, next_logits, request, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.rejection import rejection_tokens, sampling_probs
+from deepinfer.engine.sampler import RowParams
+from deepinfer.errors import ConfigError
+from deepinfer.kernels.sampling import exponential_noise, sample
+
+VOCAB = 6
+TRIALS = 3000
+
+
+def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, float]:
+    """The statistic, and what it stays below in all but about one case in 100,000."""
+    expected = probs * counts.sum()
+    used = expected > 0
+    assert not counts[~used].any()
+    statistic = float(((counts[used] - expected[used]) ** 2 / expected[used]).sum())
+    freedom = max(int(used.sum()) - 1, 1)
+    # Wilson and Hilferty's approximation at 4.26 standard deviations.
+    limit = freedom * (1 - 2 / (9 * freedom) + 4.26 * (2 / (9 * freedom)) ** 0.5) ** 3
+    return statistic, limit
+
+
+def params(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> RowParams:
+    return RowParams(
+        temperature=torch.full((rows,), temperature),
+        top_p=torch.full((rows,), top_p),
+        min_p=torch.zeros(rows),
+        top_k=torch.full((rows,), top_k),
+        seeds=torch.arange(rows),
+    )
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["good drafts", "bad drafts"])
+def test_each_token_of_a_block_has_the_targets_distribution(same: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randn(3, VOCAB, generator=generator).softmax(-1)
+    draft = target[:2] if same else torch.randn(2, VOCAB, generator=generator).softmax(-1)
+    counts = torch.zeros(3, VOCAB)
+    for trial in range(TRIALS):
+        seeds, positions = torch.full((3,), trial * 7919 + 3), torch.arange(10, 13)
+        noise = exponential_noise(seeds[:2], positions[:2], VOCAB)
+        drafts = (draft / noise).argmax(-1).tolist()
+        for place, token in enumerate(rejection_tokens(drafts, draft, target, seeds, positions)):
+            counts[place, token] += 1
+    for place in range(3):
+        statistic, limit = chi_square(counts[place], target[place])
+        assert statistic < limit
+    if same:
+        assert counts[2].sum() == TRIALS
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0.3, 2.0), st.floats(0.2, 1.0), st.integers(0, VOCAB), st.integers(0, 1000))
+def test_probabilities_are_those_that_tokens_are_drawn_with(
+    temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)).expand(800, VOCAB)
+    row = params(800, temperature, top_p, top_k)
+    probs = sampling_probs(logits, row)
+    torch.testing.assert_close(probs.sum(-1), torch.ones(800))
+    drawn = sample(
+        logits, row.temperature, row.top_p, row.top_k, row.min_p, row.seeds, row.seeds + seed
+    )
+    statistic, limit = chi_square(torch.bincount(drawn, minlength=VOCAB).float(), probs[0])
+    assert statistic < 1.3 * limit
+
+
+def test_greedy_probabilities_are_one_token_and_unusable_logits_none() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [0.0, float("nan"), 1.0]])
+    probs = sampling_probs(logits, params(2, temperature=0.0))
+    assert probs.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_the_engine_draws_second_tokens_as_without_drafts() -> None:
+    config = FakeConfig(vocab_size=VOCAB, eos_token_id=VOCAB - 1)
+    engine = make_engine(FakeModel(config), num_speculative_tokens=3, rejection_sampling=True,
+                         max_num_batched_tokens=64, max_num_seqs=8)  # fmt: skip
+    prompt, count = [2, 3], 800
+    done = run(
+        engine,
+        [
+            request(str(i), prompt, seed=i * 31 + 1, temperature=1.0, max_tokens=3, ignore_eos=True)
+            for i in range(count)
+        ],
+        max_steps=20000,
+    )
+    firsts = torch.tensor([c.output_token_ids[0] for c in done.values()])
+    first = int(firsts.bincount().argmax())
+    seconds = torch.tensor(
+        [c.output_token_ids[1] for c in done.values() if c.output_token_ids[0] == first]
+    )
+    probs = next_logits(config, [*prompt, first]).softmax(-1)
+    statistic, limit = chi_square(torch.bincount(seconds, minlength=VOCAB).float(), probs)
+    assert statistic < limit
+    assert 0 < engine.stats().num_accepted_tokens < engine.stats().num_draft_tokens
+
+
+def test_rejection_contradicts_batch_invariance() -> None:
+    with pytest.raises(ConfigError, match="rejection_sampling"):
+        EngineConfig(rejection_sampling=True, batch_invariant=True)
