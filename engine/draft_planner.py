@@ -58,10 +58,17 @@ class Pace:
     other programs come and go."""
 
     def __init__(self) -> None:
-        self.slowness = 1.0
+        self._slowness = 1.0
+        self._num_steps = 0
 
     def note(self, seconds: float, expected_s: float) -> None:
-        self.slowness += NEWEST * (min(seconds / expected_s, 4.0) - self.slowness)
+        self._num_steps += 1
+        weight = max(NEWEST, 1 / self._num_steps)
+        self._slowness += weight * (seconds / expected_s - self._slowness)
+
+    def slowness(self, other: Pace) -> float:
+        """Times as long as expected; like the other kind as long as none of this one was run."""
+        return self._slowness if self._num_steps else other._slowness
 
 
 class PastSurvival:
@@ -108,8 +115,8 @@ class PastSurvival:
         budget = best_budget(survival, most, step_s)
         lengths = top_lengths(survival, most, budget)
         gained = sum(sum(row[:n]) for row, n in zip(survival, lengths, strict=True))
-        slower = step_s(budget) * self._drafting.slowness
-        plain = self._profile.plain_step_s(count) * self._plain.slowness
+        slower = step_s(budget) * self._drafting.slowness(self._plain)
+        plain = self._profile.plain_step_s(count) * self._plain.slowness(self._drafting)
         return budget, (1 + gained / count) * plain / slower
 
 

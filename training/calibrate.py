@@ -38,7 +38,7 @@ RIDGE = 1.0
 FACTORS = np.linspace(0.5, 2.0, 16)
 OFFSETS = np.linspace(-1.0, 1.0, 21)
 
-Rows = NDArray[np.float64]
+Rows = NDArray[np.floating[Any]]
 
 
 def prompts(seed: str, count: int) -> list[dict[str, Any]]:
