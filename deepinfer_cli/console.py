@@ -109,7 +109,7 @@ class PlainConsole:
         from .summary_table import summary_lines
 
         for label, text in summary_lines(report):
-            print(f"  {label:<10} {text}", file=sys.stderr, flush=True)
+            print(f"  {label:<11} {text}", file=sys.stderr, flush=True)
 
 
 def progress_words(now: Snapshot) -> list[str]:

@@ -182,7 +182,7 @@ class Job:
             rows=finished,
             total_rows=total,
             is_estimate=self.reader.num_rows is None and not pipeline.reached_end,
-            running=pipeline.num_running,
+            running=0 if self._engine is None else pipeline.num_running,
             errors=self.total.num_errors,
             tokens_per_s=self._tokens_so_far() / max(elapsed, 1e-9),
             acceptance=self.total.acceptance,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -10,7 +11,7 @@ from deepinfer.errors import EngineError, InputError, RowError
 from deepinfer.outputs import RequestOutput
 
 from .journal import Journal, Record, digest
-from .results import result_facts, result_row
+from .results import result_facts, result_row, without_carried
 from .rows import InputRow, encode_json, error_row
 from .settings import Settings
 from .stopping import StopSwitch
@@ -124,6 +125,8 @@ class Pipeline:
             self._record_error(row, RowError(output.error_kind, output.error or "no reason given"))
             return
         settings = self._settings
+        notes = without_carried(output.notes, settings.carry)
+        output = dataclasses.replace(output, notes=notes)
         try:
             result = result_row(
                 output,
@@ -146,8 +149,8 @@ class Pipeline:
 
     def _record(self, row: InputRow, is_error: bool, facts: dict[str, Any], payload: bytes) -> None:
         record = Record(row.index, digest(row.raw), is_error, facts, payload)
+        self.total.add(record)  # first: a signal in between must not make a kept row unknown
         self._journal.append(record)
-        self.total.add(record)
         self._on_record(record)
 
     def _check_errors(self) -> None:

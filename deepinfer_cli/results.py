@@ -49,6 +49,14 @@ def result_row(
     return result
 
 
+def without_carried(notes: Mapping[str, str], carry: Sequence[str]) -> dict[str, str]:
+    """``notes`` without those ignored fields that are copied to the result by name."""
+    ignored = notes.get("ignored_fields", "").split(", ")
+    left = ", ".join(name for name in ignored if name and name not in carry)
+    others = {name: note for name, note in notes.items() if name != "ignored_fields"}
+    return others | ({"ignored_fields": left} if left else {})
+
+
 def result_facts(output: RequestOutput) -> dict[str, Any]:
     """What the report needs to know about a result row: small, and kept in the journal."""
     assert output.usage is not None

@@ -118,7 +118,10 @@ def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:
     missing = [column for column in mapping.values() if column not in row.fields]
     if missing:
         have = ", ".join(list(row.fields)[:10]) or "nothing"
-        error = RowError("missing_field", f"there is no column {missing[0]!r}; the row has {have}")
+        error = RowError(
+            "missing_field",
+            f"no {missing[0]!r} here (an empty cell counts as absent); the row has {have}",
+        )
         return InputRow(row.index, row.line, row.raw, None, error)
     taken = set(mapping.values())
     fields = {name: value for name, value in row.fields.items() if name not in taken}

@@ -14,6 +14,8 @@ def summary_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     if report["status"] != "finished":
         lines.append((report["status"], report["message"] or ""))
     done = f"{rows['results'] + rows['errors']:,} of {rows['input']:,} read"
+    if report["status"] != "finished":
+        done += " so far"
     if rows["resumed"]:
         done += f", {rows['resumed']:,} of them by an earlier part of this run"
     lines.append(("rows", f"{done}, in {duration(speed['load_s'] + speed['answer_s'])}"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deepinfer.engine.types import RequestTiming, SamplingParams, TokenLogprobs
 from deepinfer.outputs import RequestOutput, Sample, ToolCall, Usage
 from deepinfer_cli.journal import Record
-from deepinfer_cli.results import result_facts, result_row
+from deepinfer_cli.results import result_facts, result_row, without_carried
 from deepinfer_cli.rows import InputRow, encode_json
 from deepinfer_cli.summary import Histogram, Summary
 
@@ -91,6 +91,15 @@ def test_the_whole_row() -> None:
         "notes": {"temperature": "forced to 1.0 by thinking"},
         "input": {"x": 1},
     }
+
+
+def test_a_column_that_was_carried_by_name_is_not_called_ignored() -> None:
+    notes = {"ignored_fields": "answer, temprature, topic", "temperature": "forced"}
+    left = {"temperature": "forced", "ignored_fields": "temprature"}
+    assert without_carried(notes, ["topic", "answer"]) == left
+    assert without_carried(notes, ["*"]) == notes  # a misspelt field must still show
+    assert without_carried({"ignored_fields": "topic"}, ["topic"]) == {}
+    assert without_carried({}, ["topic"]) == {}
 
 
 def test_what_another_schedule_changes_is_not_in_the_row() -> None:
