@@ -18,6 +18,9 @@ from deepinfer.errors import ConfigError, LockedError
 
 _SCHEMA = "deepinfer.partial/1"
 _ATTEMPTS = 100
+# What a run puts into its folder; nothing else there is ever touched.
+_OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
+_OUR_FILES |= {"report", "report.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class PartialFolder:
         Raises: ConfigError if the results exist or the work was begun with other settings, unless
         ``force`` replaces the former and discards the latter.
         """
+        self._check_contents()
         manifest = self.path / "run.json"
         earlier = self._read(manifest)
         changed = {} if earlier is None else _differences(earlier["settings"], answers)
@@ -103,6 +107,14 @@ class PartialFolder:
     def remove(self) -> None:
         """The run is finished: nothing here is needed any more."""
         shutil.rmtree(self.path)
+
+    def _check_contents(self) -> None:
+        foreign = sorted({path.name for path in self.path.iterdir()} - _OUR_FILES)
+        if foreign:
+            raise ConfigError(
+                f"{self.path} holds files of somebody else ({', '.join(foreign[:5])}); "
+                "move it away, or give another output (-o)"
+            )
 
     @staticmethod
     def _read(manifest: Path) -> dict[str, Any] | None:
@@ -145,15 +157,24 @@ class PartialFolder:
         raise self._unwritable("no folder can be made there")
 
     def _open_lock(self) -> int:
-        if not self.path.parent.is_dir():
-            raise self._unwritable(f"there is no folder {self.path.parent}")
         try:
+            self._check_places()
             self.path.mkdir(exist_ok=True)
             return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise self._unwritable((error.strerror or str(error)).lower()) from error
+
+    def _check_places(self) -> None:
+        """Nothing that cannot be replaced or written stands where this run will write."""
+        if not self.path.parent.is_dir():
+            raise self._unwritable(f"there is no folder {self.path.parent}")
+        for path in (self.paths.results, self.paths.errors, self.paths.report):
+            if path.is_dir():
+                raise self._unwritable(f"{path} is a folder")
+        if self.path.is_symlink():
+            raise self._unwritable(f"{self.path} is a link")
 
     def _unwritable(self, reason: str) -> ConfigError:
         return ConfigError(f"cannot write {self.paths.results}: {reason}; give another output (-o)")

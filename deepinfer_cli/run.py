@@ -45,7 +45,7 @@ class RunRequest:
 
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
-    output = request.output or default_output(request.source)
+    output = default_output(request.source) if request.output is None else request.output
     if output == "-" and request.json:
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
     console = make_console(quiet=request.quiet)
@@ -147,7 +147,14 @@ def _open(request: RunRequest, settings: Settings) -> Reader:
 
 def _check_input_is_safe(source: str, paths: OutputPaths) -> None:
     for path in (paths.results, paths.errors, paths.report):
-        if source != "-" and path.exists() and os.path.exists(source) and path.samefile(source):
+        try:
+            is_input = source != "-" and path.exists() and path.samefile(source)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
+        if is_input:
             raise ConfigError(f"{source} is the input, and {path} would replace it; use another -o")
 
 

@@ -26,6 +26,7 @@ from .values import (
     SWITCH,
     TEXT,
     Kind,
+    at_least,
     choice,
     many,
     optional,
@@ -149,7 +150,9 @@ class Settings:
         answers=True,
     )  # fmt: skip
 
-    limit: int | None = _setting(None, optional(COUNT), "Rows", "Stop after so many input rows.")
+    limit: int | None = _setting(
+        None, optional(at_least(0, COUNT)), "Rows", "Stop after so many input rows."
+    )
     order: str = _setting(
         "input", choice("input", "completion"), "Rows", "Order of the result rows."
     )
@@ -164,14 +167,14 @@ class Settings:
         False, SWITCH, "Rows", "Write each row's timing; repeated runs then differ.", answers=True
     )
     max_row_bytes: int = _setting(
-        64 * 2**20, BYTES, "Rows", "A longer input line becomes an error row."
+        64 * 2**20, at_least(1, BYTES), "Rows", "A longer input line becomes an error row."
     )
     max_errors: int | float | None = _setting(
         None, optional(ERROR_LIMIT), "Rows", "Give up after more error rows than this."
     )
 
     time_limit: float | None = _setting(
-        None, optional(SECONDS), "Rows",
+        None, optional(at_least(0, SECONDS)), "Rows",
         "Take no new rows after this time; finish, save, exit 75.",
     )  # fmt: skip
 
@@ -325,16 +328,27 @@ def _yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
         layer: list[tuple[str, object, str]] = []
         for key, value in node.value:
             origin = f"{path}:{key.start_mark.line + 1}"
-            name = str(key.value)
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             if name not in FIELDS:
                 raise ConfigError(f"{origin}: {name} is not a setting{nearest(name, FIELDS)}")
             if any(name == earlier for earlier, _, _ in layer):
                 raise ConfigError(f"{origin}: {name} is given twice")
+            if not _is_flat(value):
+                raise ConfigError(f"{origin}: {name}: lists and mappings inside others")
             layer.append((name, loader.construct_object(value, deep=True), origin))
         return layer
     except OSError as error:
         raise ConfigError(f"cannot read settings from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text") from error
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: digits without end, a wrong date
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _is_flat(node: Any) -> bool:
+    """One value, or a list or mapping of such.  Aliases in deeper ones can stand for gigabytes."""
+    parts = [] if isinstance(node.value, str) else node.value
+    inner = [part for item in parts for part in (item if isinstance(item, tuple) else (item,))]
+    return all(isinstance(part.value, str) for part in inner)

@@ -6,6 +6,7 @@ A ``Kind`` turns what a YAML file, an environment variable or a flag holds into 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -109,7 +110,7 @@ def parse_switch(value: object) -> bool:
 
 
 def parse_text(value: object) -> str:
-    if isinstance(value, bool | dict | list) or value == "":
+    if isinstance(value, bool | dict | list | set | bytes) or value == "":
         raise ValueError(value)
     return str(value)
 
@@ -162,6 +163,18 @@ def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
         return {key.parse(k): item.parse(v) for k, _, v in halves}
 
     return Kind(expects=expects, parse=parse, form="many", metavar=metavar)
+
+
+def at_least(low: int, kind: Kind) -> Kind:
+    """The numbers of ``kind`` from ``low`` on."""
+
+    def parse(value: object) -> object:
+        number = kind.parse(value)
+        if not isinstance(number, int | float) or not number >= low:
+            raise ValueError(value)
+        return number
+
+    return dataclasses.replace(kind, expects=f"{kind.expects}, {low} or more", parse=parse)
 
 
 def optional(kind: Kind) -> Kind:

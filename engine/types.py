@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "error"]
 
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ _WHOLE_NUMBERS: Mapping[str, tuple[float, float, str]] = {
     "max_tokens": (1, math.inf, "a whole number of at least 1"),
     "min_tokens": (0, math.inf, "0 or a positive number"),
     "top_logprobs": (0, MAX_LOGPROBS, f"a whole number, 0 to {MAX_LOGPROBS}"),
-    "n": (1, math.inf, "a whole number of at least 1"),
+    "n": (1, MAX_SAMPLES, f"a whole number, 1 to {MAX_SAMPLES}"),
     "seed": (0, 2**64 - 1, "a whole number, 0 to 2**64 - 1"),
 }
 _NUMBERS: Mapping[str, tuple[float, float, str]] = {

@@ -6,6 +6,7 @@ Types are checked here; ranges are checked where ``SamplingParams`` is made.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from deepinfer.errors import RowError
 
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
 
 
 def sampling_overrides(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,12 +108,11 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise _wrong_type(name, value, "an object of token id to number")
-    try:
-        biases = {int(key): _number(name, bias) for key, bias in value.items() if bias is not None}
-    except (ValueError, TypeError) as error:
-        raise RowError("invalid_value", "logit_bias: keys must be token ids") from error
-    if any(token_id < 0 or abs(bias) > 100 for token_id, bias in biases.items()):
-        raise RowError("invalid_value", "logit_bias: expected token ids >= 0, values -100 to 100")
+    if not all(_TOKEN_ID.fullmatch(str(key)) for key in value):
+        raise RowError("invalid_value", 'logit_bias: keys must be token ids such as "1234"')
+    biases = {int(key): _number(name, bias) for key, bias in value.items() if bias is not None}
+    if any(abs(bias) > 100 for bias in biases.values()):
+        raise RowError("invalid_value", "logit_bias: expected values from -100 to 100")
     return biases
 
 

@@ -83,3 +83,33 @@ def test_places_that_cannot_be_written(tmp_path: Path, place: str, message: str)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=message):
         PartialFolder(OutputPaths(tmp_path / place)).__enter__()
+
+
+def test_files_of_somebody_else_are_never_touched(paths: OutputPaths) -> None:
+    """A new run once cleared whatever stood in a folder of this name, through a link too."""
+    paths.partial.mkdir()
+    mine = paths.partial / "mine.txt"
+    mine.write_text("keep")
+    with (
+        pytest.raises(ConfigError, match="somebody else .mine.txt."),
+        PartialFolder(paths) as folder,
+    ):
+        folder.begin({}, force=True)
+    assert mine.read_text() == "keep"
+    mine.rename(paths.results.with_name("elsewhere.txt"))
+    for left in paths.partial.iterdir():
+        left.unlink()
+    paths.partial.rmdir()
+    paths.partial.symlink_to(paths.results.parent)
+    with pytest.raises(ConfigError, match="is a link"), PartialFolder(paths):
+        pass
+
+
+def test_a_folder_where_a_file_should_be(paths: OutputPaths) -> None:
+    """Said before the run: else the report had its final name before the results failed."""
+    for place in (paths.results, paths.errors, paths.report):
+        place.mkdir()
+        with pytest.raises(ConfigError, match="is a folder"), PartialFolder(paths):
+            pass
+        place.rmdir()
+    assert not paths.partial.exists()

@@ -173,6 +173,8 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run"], 2, "missing argument 'INPUT'; see deepinfer run --help"),
         (["config"], 2, "missing command"),
         (["run", "in.jsonl", "-o", "/proc/x.jsonl"], 2, "cannot write /proc/x.jsonl"),
+        (["run", "in.jsonl", "-o", ""], 2, "ends in .jsonl"),
+        (["run", "in.jsonl", "-o", "x" * 250 + ".jsonl"], 2, "file name too long"),
         (["walk"], 2, "walk"),
         (["run", "."], 4, "not a saved dataset"),
     ],

@@ -63,6 +63,17 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("temperature: 400", "temperature=400.0: expected 0 to 100"),
         ("- a\n- b", "expected lines of the form"),
         ("a: [", "is not valid YAML"),
+        ("? [a]\n: 1", "deepinfer.yaml:1: a list or mapping is not a setting"),
+        ("stop: " + "[" * 5_000, "deepinfer.yaml is nested too deeply"),
+        ("seed: " + "1" * 5_000, "is not valid YAML"),
+        ("stop: &a [*a]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
+        ("stop: [&a [x, x], [*a, *a]]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
+        ("map: {a: {b: c}}", "deepinfer.yaml:1: map: lists and mappings inside others"),
+        ("stop: !!set {a, b}", "deepinfer.yaml:1: stop: {"),
+        ("limit: -1", "deepinfer.yaml:1: limit: -1: expected a whole number"),
+        ("max_row_bytes: 0", "deepinfer.yaml:1: max_row_bytes: 0: expected a size"),
+        ("time_limit: -5", "deepinfer.yaml:1: time_limit: -5: expected a duration"),
+        ("n: 1000000", "n=1000000: expected a whole number, 1 to 128"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(in_tmp: Path, text: str, message: str) -> None:
@@ -70,6 +81,13 @@ def test_a_bad_file_is_named_with_its_line(in_tmp: Path, text: str, message: str
     with pytest.raises(ConfigError) as caught:
         resolve({}, {})
     assert message in str(caught.value)
+
+
+def test_aliases_that_stand_for_gigabytes_cost_nothing(in_tmp: Path) -> None:
+    levels = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    (in_tmp / "deepinfer.yaml").write_text(f"stop: [&a0 [x, x], {', '.join(levels)}]")
+    with pytest.raises(ConfigError, match="lists and mappings inside others"):
+        resolve({}, {})
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"top_k: \x00"])
