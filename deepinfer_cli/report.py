@@ -23,7 +23,8 @@ _DEFINITIONS = {
     "tokens": "of result rows only; cached_tokens are prompt tokens that were not computed again",
     "constraints": "answers held to a form, judged again: valid, invalid, incomplete when cut",
     "throughput": "result rows and their tokens finished in this part, over answer_s",
-    "lengths": "tokens of each prompt and each answer; percentiles within 6 % above 64",
+    "lengths": "tokens of each prompt and each answer; percentiles within 6 % above 64; buckets: "
+    "[largest value, how many]",
     "latency_ms": "from a row's arrival in the engine; of result rows",
     "acceptance": "verified drafts that the model would have produced itself",
     "speculation": "accepted_length: tokens per answer and drafting step; calibration_error: mean "

@@ -50,8 +50,8 @@ def summary_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _draft_lengths(drafts: dict[str, Any]) -> str:
     if "accepted_length" not in drafts:
         return ""
-    lengths = f"{drafts['accepted_length']:.1f} tokens a step"
-    return f", {lengths} of {drafts['mean_verify_length']:.1f} drafts verified"
+    verified = f"{drafts['mean_verify_length']:.1f} drafts"
+    return f", {verified} make {drafts['accepted_length']:.1f} tokens a step"
 
 
 def _errors_file(rows: dict[str, int]) -> str:
