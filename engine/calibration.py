@@ -1,4 +1,4 @@
-"""Calibration: how likely drafts are accepted, from what they look like; kept beside the weights."""
+"""Calibration: how likely drafts are accepted, from what they look like; stored with weights."""
 
 from __future__ import annotations
 
