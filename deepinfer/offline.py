@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.config import EngineConfig, check_fields
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.types import THINKING_CHOICES, Thinking
@@ -97,9 +98,11 @@ class OfflineEngine:
             "batch_invariant": batch_invariant,
             "exact": exact,
         }
+        given = {name: value for name, value in settings.items() if value is not None}
+        check_fields(given)
         loaded = load_model(
             model_path,
-            {name: value for name, value in settings.items() if value is not None},
+            given,
             device=device,
             num_threads=num_threads,
             profile_path=None if profile_path is None else Path(profile_path),
@@ -113,6 +116,7 @@ class OfflineEngine:
             seed=seed,
         )
         self._session: tuple[LoadedModel, RowStream] | None = (loaded, rows)
+        self._process = os.getpid()  # threads and locks of a model do not survive a fork
 
     def generate(
         self,
@@ -219,6 +223,10 @@ class OfflineEngine:
     def _open(self) -> tuple[LoadedModel, RowStream]:
         if self._session is None:
             raise EngineError("this OfflineEngine is closed; make a new one")
+        if os.getpid() != self._process:
+            raise EngineError(
+                "this OfflineEngine belongs to the process that made it; make one in each process"
+            )
         return self._session
 
     def __enter__(self) -> Self:

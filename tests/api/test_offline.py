@@ -126,12 +126,26 @@ def test_close(golden_model):
         ({"max_model_len": 10**9}, "max_model_len=1000000000: the model's context is"),
         ({"num_speculative_tokens": 50}, "num_speculative_tokens=50: the model drafts at most"),
         ({"seed": -1}, "seed"),
+        ({"max_num_seqs": "8"}, "max_num_seqs='8': expected a whole number"),
+        ({"max_model_len": "8k"}, "max_model_len='8k': expected a whole number"),
+        ({"num_blocks": 2**70}, "num_blocks=1180591620717411303424: expected a whole number"),
+        ({"num_speculative_tokens": []}, "num_speculative_tokens=.*: expected a whole number"),
+        ({"cache_memory_gib": float("inf")}, "cache_memory_gib=inf"),
+        ({"exact": "no"}, "exact='no': expected True or False"),
+        ({"device": None}, "device=None"),
         ({"device": "abacus"}, "device"),
     ],
 )
 def test_settings_that_cannot_be_honoured(golden_model, arguments, named):
     with pytest.raises(ConfigError, match=named):
         OfflineEngine(golden_model, **arguments)
+
+
+def test_a_forked_process_is_told_to_make_its_own(engine, monkeypatch):
+    """An engine used after a fork once waited for ever for threads that the child does not have."""
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(EngineError, match="make one in each process"):
+        engine.generate("a", SHORT)
 
 
 def test_arguments_of_generate(engine):
