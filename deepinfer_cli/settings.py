@@ -184,6 +184,15 @@ class Settings:
     max_num_batched_tokens: int | None = _setting(
         None, optional(COUNT), "Engine", "Most tokens in a step."
     )
+    cache_memory_gib: float | None = _setting(
+        None, optional(NUMBER), "Engine", "Memory for the caches of running answers, in GiB."
+    )
+    num_blocks: int | None = _setting(
+        None, optional(COUNT), "Engine", "The same, as a number of cache blocks."
+    )
+    block_size: int | None = _setting(
+        None, optional(COUNT), "Engine", "Tokens in a cache block.", answers=True
+    )
     enable_prefix_caching: bool = _setting(
         True, SWITCH, "Engine", "Compute the beginning that prompts share only once."
     )
