@@ -7,7 +7,7 @@ from dataclasses import replace
 from deepinfer.errors import ConfigError
 
 from .config import EngineConfig
-from .kv_cache import KVCache, block_bytes
+from .kv_cache import KVCache, block_bytes, slot_bytes
 from .model.config import ModelConfig
 from .runner import Cache, Runner
 
@@ -43,15 +43,27 @@ def plan_cache(
             f"cache_memory_gib={config.cache_memory_gib} does not hold one block: raise it"
         )
     config = replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
-    if cache is None:
-        cache = KVCache.allocate(
+    return config, _allocate(sizes, config, num_blocks) if cache is None else cache
+
+
+def _allocate(sizes: ModelConfig, config: EngineConfig, num_blocks: int) -> KVCache:
+    """The cache tensors.  Raises: ConfigError with their size if the device cannot hold them."""
+    try:
+        return KVCache.allocate(
             sizes,
             num_blocks=num_blocks,
             block_size=config.block_size,
             num_slots=config.max_num_seqs,
             device=config.device,
         )
-    return config, cache
+    except (RuntimeError, MemoryError) as error:  # what torch raises on CPU and GPU alike
+        num_bytes = num_blocks * block_bytes(sizes, config.block_size)
+        num_bytes += config.max_num_seqs * slot_bytes(sizes)
+        raise ConfigError(
+            f"caches for num_blocks={num_blocks} and max_num_seqs={config.max_num_seqs} need "
+            f"{num_bytes / 2**30:,.1f} GiB, which {config.device} does not have: lower them, or "
+            "cache_memory_gib"
+        ) from error
 
 
 def _check_drafts(num_speculative_tokens: int, sizes: ModelConfig) -> None:

@@ -188,3 +188,9 @@ def test_batch_invariance_from_the_environment(golden_model, monkeypatch):
 def test_public_names():
     for name in deepinfer.__all__:
         assert getattr(deepinfer, name) is not None
+
+
+@pytest.mark.parametrize("sizes", [{"num_blocks": 10**9}, {"max_num_seqs": 10**6}])
+def test_caches_that_no_memory_holds_are_refused_with_their_size(sizes):
+    with pytest.raises(ConfigError, match=r"need [\d,.]+ GiB, which cpu does not have"):
+        OfflineEngine(**sizes)
