@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--engine-only", action="store_true", help="without pipeline_overhead.py")
+    parser.add_argument("--threads", type=int, default=1, help="as for a model of small layers")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     base = SamplingParams(max_tokens=args.steps + 8, ignore_eos=True)
     cases = {
         "greedy": replace(base, temperature=0.0),
