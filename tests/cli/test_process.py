@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,22 @@ def _wait_for_rows(output: str, count: int, running: subprocess.Popen[bytes]) ->
 
 
 @pytest.fixture
-def start(in_tmp: Path, command: list[str]) -> Callable[..., subprocess.Popen[bytes]]:
-    def call(*arguments: str, seconds_per_row: float = 0.0) -> subprocess.Popen[bytes]:
-        environment = {**_BARE, "FAKE_SECONDS_PER_ROW": str(seconds_per_row)}
-        return subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+def start(in_tmp: Path, command: list[str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    with ExitStack() as cleanup:
 
-    return call
+        def call(*arguments: str, seconds_per_row: float = 0.0) -> subprocess.Popen[bytes]:
+            environment = {**_BARE, "FAKE_SECONDS_PER_ROW": str(seconds_per_row)}
+            process = subprocess.Popen(
+                [*command, *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            cleanup.enter_context(process)  # closes its pipes and waits for it
+            cleanup.callback(process.kill)
+            return process
+
+        yield call
 
 
 def test_stdin_to_stdout_in_a_bare_environment(process: Process) -> None:
