@@ -12,8 +12,8 @@ from deepinfer.engine.checks import is_whole
 from .errors import ConfigError
 
 # Below this width a layer's matmuls are too small to share.  Measured on 2 cores with the embedded
-# model: a second thread gains a quarter at 64 requests and nothing at one, and where another
-# process uses the second core, waiting for that thread makes a step up to 80 times slower.
+# model: a second thread gains a quarter at 64 requests and nothing at one, and where other
+# processes use the cores, waiting for that thread made steps tens of times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
 _MOST_THREADS = 1024
 
