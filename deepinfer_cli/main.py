@@ -206,3 +206,7 @@ FILE.report.json. A run that was stopped goes on when the same command is
 given again. Exit codes: 0 all rows answered, 1 failure, 2 usage, 3 some rows
 failed, 4 unusable input, 5 output in use, 75/130/143 stopped early.
 """
+
+
+if __name__ == "__main__":
+    sys.exit(main())
