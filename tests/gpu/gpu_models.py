@@ -1,0 +1,98 @@
+"""Models, token ids and passes for the tests on a GPU: token ids only, no text, no recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.weights import open_checkpoint
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "embedded": ROOT / "recipes" / "tiny",
+    "tiny-a": ROOT / "tests" / "goldens" / "tiny-a" / "checkpoint",
+    "kdim-a": ROOT / "tests" / "goldens" / "kdim-a" / "checkpoint",
+}
+BLOCK_SIZE = 64
+
+
+@cache
+def token_data() -> dict[str, Tensor]:
+    """``token_ids`` of 200 prompts and their greedy answers of 64 tokens, one after the other,
+    ``prompt_lens`` [200], and the token map of each model (``map_NAME``)."""
+    with np.load(Path(__file__).parent / "data" / "token_ids.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in arrays.files}
+
+
+def sequences(count: int) -> list[Tensor]:
+    """The first prompts with their answers, as one CPU run of the embedded model gave them."""
+    data = token_data()
+    lens = (data["prompt_lens"] + 64).tolist()
+    return list(torch.split(data["token_ids"], lens))[:count]
+
+
+@cache
+def load_model(name: str, device: str) -> Model:
+    checkpoint = open_checkpoint(FOLDERS[name])
+    tensors = {key: value.to(device) for key, value in checkpoint.load().items()}
+    return Model(checkpoint.config, tensors, device=device, token_map=token_data()[f"map_{name}"])
+
+
+class Passes:
+    """Requests 0, 1, ... with fixed slots and blocks, run through a model pass by pass."""
+
+    def __init__(self, model: Model, num_requests: int, most_tokens: int) -> None:
+        self.model = model
+        self.device = model.device
+        self.blocks_each = -(-most_tokens // BLOCK_SIZE)
+        self.cache = KVCache.allocate(
+            model.config,
+            num_blocks=num_requests * self.blocks_each,
+            block_size=BLOCK_SIZE,
+            num_slots=num_requests,
+            device=model.device,
+        )
+        self.num_done = [0] * num_requests
+
+    def batch(self, parts: Sequence[tuple[int, Tensor]]) -> ForwardBatch:
+        """The next tokens of some requests; logits of all of them."""
+        rows, positions, ends = [], [], []
+        for row, (request, token_ids) in enumerate(parts):
+            start, count = self.num_done[request], len(token_ids)
+            rows += [row] * count
+            positions += range(start, start + count)
+            ends.append(start + count)
+        requests = torch.tensor([request for request, _ in parts])
+        first = requests[:, None] * self.blocks_each
+        zeros = torch.zeros_like(requests)
+        batch = {
+            "token_ids": torch.cat([token_ids for _, token_ids in parts]),
+            "positions": torch.tensor(positions),
+            "request_rows": torch.tensor(rows),
+            "block_table": (first + torch.arange(self.blocks_each)).int(),
+            "state_slots": requests,
+            "encoder_start": zeros,
+            "decoder_start": zeros,
+            "write_start": zeros,
+            "logit_rows": torch.arange(len(rows)),
+        }
+        return ForwardBatch(
+            query_lens=tuple(len(token_ids) for _, token_ids in parts),
+            context_lens=tuple(ends),
+            **{name: tensor.to(self.device) for name, tensor in batch.items()},
+        )
+
+    def run(self, parts: Sequence[tuple[int, Tensor]]) -> Tensor:
+        """Logits [tokens, V] on the CPU."""
+        output = self.model.forward(self.batch(parts), self.cache)
+        for request, token_ids in parts:
+            self.num_done[request] += len(token_ids)
+        return output.logits.cpu()

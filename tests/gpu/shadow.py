@@ -1,0 +1,138 @@
+"""Compares every kernel of a model's pass with its plain-torch form on the same inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.gemm import Weight
+
+OPERATIONS = {
+    "quantized_linear", "grouped_linear", "linear", "fp32_linear", "rms_norm", "pack_latents",
+    "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
+    "advance_streams", "hyper_mix", "expand_streams", "collapse_streams", "engram_hash",
+    "engram_lookup", "engram_gate", "experts", "route", "swiglu", "markov_logits",
+    "confidence_logits", "sample", "pool_pairs",
+}  # fmt: skip
+
+
+@dataclass
+class Agreement:
+    """One operation so far: calls, share of equal values, worst difference over the largest value
+    of its result, worst relative error of a result (L2)."""
+
+    calls: int = 0
+    num_equal: int = 0
+    num_values: int = 0
+    worst: float = 0.0
+    relative: float = 0.0
+    error: str = ""
+
+
+@contextmanager
+def shadowed() -> Iterator[dict[str, Agreement]]:
+    """Within this context, operations of ``engine.model`` run twice; only the GPU's counts."""
+    found: dict[str, Agreement] = defaultdict(Agreement)
+    before = []
+    for module in list(sys.modules.values()):
+        if not getattr(module, "__name__", "").startswith("deepinfer.engine."):
+            continue
+        for name in OPERATIONS & vars(module).keys():
+            function = getattr(module, name)
+            before.append((module, name, function))
+            setattr(module, name, _twice(name, function, found))
+    try:
+        yield found
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _twice(
+    name: str, function: Callable[..., Any], found: dict[str, Agreement]
+) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        copies = _to_cpu((args, kwargs))
+        result = function(*args, **kwargs)
+        agreement = found[name]
+        agreement.calls += 1
+        try:
+            expected = function(*copies[0], **copies[1])
+        except Exception as error:  # the report says so; the pass goes on
+            agreement.error = f"{type(error).__name__}: {error}"[:200]
+            return result
+        if name == "store_latents":  # writes into its fourth argument
+            result_tensors, expected_tensors = [args[3].cpu()], [copies[0][3]]
+        else:
+            result_tensors, expected_tensors = _tensors(_to_cpu(result)), _tensors(expected)
+        if name == "paged_index_scores":
+            result_tensors, expected_tensors = _visible(result_tensors, expected_tensors, copies)
+        for actual, wanted in zip(result_tensors, expected_tensors, strict=True):
+            _compare(agreement, actual, wanted)
+        return result
+
+    return run
+
+
+def _visible(actual: list[Tensor], wanted: list[Tensor], copies: Any) -> Any:
+    """Scores that a query sees; others are unspecified."""
+    seen = torch.arange(wanted[0].shape[1]) < copies[0][5][:, None]
+    return [torch.where(seen, actual[0], 0.0)], [torch.where(seen, wanted[0], 0.0)]
+
+
+def _compare(agreement: Agreement, actual: Tensor, wanted: Tensor) -> None:
+    if actual.shape != wanted.shape:
+        agreement.error = f"shape {tuple(actual.shape)}, expected {tuple(wanted.shape)}"
+        return
+    a, w = actual.double(), wanted.double()
+    same = (a == w) | (a.isnan() & w.isnan())
+    agreement.num_equal += int(same.sum())
+    agreement.num_values += same.numel()
+    difference = torch.where(same, 0.0, a - w)
+    if not bool(difference.isfinite().all()):
+        agreement.error = "values that are not finite at different places"
+    difference = difference.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    size = w.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    if size.numel():
+        agreement.worst = max(
+            agreement.worst, float(difference.abs().max() / size.abs().max().clamp(min=1e-30))
+        )
+        relative = difference.norm() / size.norm().clamp(min=1e-30)
+        agreement.relative = max(agreement.relative, float(relative))
+
+
+_weights: dict[int, Weight] = {}
+
+
+def _to_cpu(value: Any) -> Any:
+    """Copies on the CPU, through tuples, mappings and dataclasses; a weight is copied once."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Weight):
+        if id(value) not in _weights:
+            scales = None if value.scales is None else value.scales.cpu()
+            _weights[id(value)] = Weight(value.values.cpu(), scales)
+        return _weights[id(value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: _to_cpu(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [_to_cpu(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value):
+        return [t for f in fields(value) for t in _tensors(getattr(value, f.name))]
+    return [t for item in value for t in _tensors(item)]
