@@ -17,6 +17,7 @@ from deepinfer.kernels.quant.triton_bits import (
     bf16_value,
     e2m1_code,
     e4m3_code,
+    e4m3_pair,
     e4m3_value,
     e8m0_value,
     even_bf16,
@@ -206,12 +207,12 @@ def row_kernel(
             codes = e2m1_code(even) | (e2m1_code(odd) << 4)
             tl.store(value_ptr, codes.to(tl.uint8), mask=is_target)
         else:
-            even, odd = e4m3_code(even, NATIVE), e4m3_code(odd, NATIVE)
+            codes = e4m3_pair(even, odd, NATIVE)
             if FP8_PAIRS:
-                tl.store(value_ptr, (even | (odd << 8)).to(tl.int16), mask=is_target)
+                tl.store(value_ptr, codes, mask=is_target)
             else:
-                tl.store(value_ptr + pair, even.to(tl.uint8), mask=is_target)
-                tl.store(value_ptr + pair + 1, odd.to(tl.uint8), mask=is_target)
+                tl.store(value_ptr + pair, codes.to(tl.uint8), mask=is_target)
+                tl.store(value_ptr + pair + 1, (codes >> 8).to(tl.uint8), mask=is_target)
         exponent = tl.minimum(exponent, 246)
         _store_scales(
             scales_ptr, exponent, target, is_row, scales_stride, D // 32, TILE_PAIRS // 16
