@@ -32,14 +32,17 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
         self.widths = [config.q_lora_rank, config.head_dim]
-        self.q_shape = (config.num_attention_heads, config.head_dim)
+        share, part = tensors.share, tensors.share.tensor_rank
+        self.gather_groups = share.gather_groups
+        self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
         self.wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
         self.q_norm = tensors["attn.q_norm.weight"]
         self.kv_norm = tensors["attn.kv_norm.weight"]
-        self.wq_b = tensors.weight("attn.wq_b")
-        self.wo_a = tensors.weight("attn.wo_a").split_rows(config.o_groups)
+        self.wq_b = tensors.weight("attn.wq_b").split_rows(share.tensor_size)[part]
+        wo_a = tensors.weight("attn.wo_a").split_rows(share.tensor_size)[part]
+        self.wo_a = wo_a.split_rows(config.o_groups // share.tensor_size)
         self.wo_b = tensors.weight("attn.wo_b")
-        self.sink = tensors["attn.attn_sink"]
+        self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
         self.compressor = Compressor(config, plan, tensors) if plan.is_kv_source else None
         self.indexer = Indexer(config, plan, tensors) if plan.is_index_source else None
 
@@ -66,7 +69,8 @@ class Attention:
             rope=rope,
         )  # fmt: skip
         groups = torch.unflatten(out.flatten(1), -1, (len(self.wo_a.values), -1))
-        return quantized_linear(grouped_linear(groups, self.wo_a).flatten(1), self.wo_b)
+        groups = self.gather_groups(grouped_linear(groups, self.wo_a))
+        return quantized_linear(groups.flatten(1), self.wo_b)
 
     def window_rows(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """Only the packed window rows of x [T, d] bf16: [T, D + D/32] u8."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,14 +11,20 @@ from torch import Tensor
 from deepinfer.errors import CheckpointError
 from deepinfer.kernels.gemm import Weight
 
+from .share import WHOLE_MODEL, Share
+
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``."""
+    """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``.
+
+    ``share`` says what part of the layers this rank computes.
+    """
 
     tensors: Mapping[str, Tensor]
     prefix: str
     device: torch.device
+    share: Share = WHOLE_MODEL
 
     def __getitem__(self, name: str) -> Tensor:
         return self.stored(name).to(self.device)
@@ -39,4 +45,4 @@ class LayerTensors:
         return Weight(self[f"{name}.weight"], self.get(f"{name}.scale"))
 
     def under(self, prefix: str) -> LayerTensors:
-        return LayerTensors(self.tensors, self.prefix + prefix, self.device)
+        return replace(self, prefix=self.prefix + prefix)

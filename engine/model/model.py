@@ -24,6 +24,7 @@ from .engram import Engram, read_history
 from .global_kv import GlobalKV
 from .layer_tensors import LayerTensors
 from .rotary import Rotary
+from .share import WHOLE_MODEL, Share
 from .streams import initial_streams
 from .tokens import Tokens, narrow_batch
 
@@ -42,15 +43,17 @@ class Model:
         *,
         device: torch.device | str = "cpu",
         token_map: Tensor | NDArray[np.integer[Any]] | None = None,
+        share: Share = WHOLE_MODEL,
     ) -> None:
         """``tensors`` by their official names, as stored on disk; moved to ``device`` one by one,
         but Engram tables are used where they lie.
 
         ``token_map`` [V] int: the compressed id of each token, needed by models with Engram.
+        ``share`` is what this rank computes of each layer; ``tensors`` may lack the rest.
         Raises: ConfigError without a fitting ``token_map``; CheckpointError for a missing tensor.
         """
         device = torch.device(device)
-        root = LayerTensors(tensors, "", device)
+        root = LayerTensors(tensors, "", device, share)
         self.config = config
         self.device = device
         self.rotary = Rotary(config, device)
@@ -96,6 +99,7 @@ class Model:
                     streams, pre = streams[kept], pre[kept]
                     taps = {tap: hidden[kept] for tap, hidden in taps.items()}
                 if not len(main_rows):
+                    self.assist(layer_id)
                     break
             if block.plan.tap is not None:
                 taps[block.plan.tap] = streams.float().mean(1).to(torch.bfloat16)
@@ -136,6 +140,16 @@ class Model:
         return self._drafts().draft(
             anchor_token_ids, positions, state_slots, draft_start, cache, sample
         )
+
+    def assist(self, first_layer: int = 0) -> None:
+        """Help the other ranks' tokens through the layers from ``first_layer`` on."""
+        for block in self.blocks[first_layer:]:
+            block.moe.routed.assist()
+
+    def assist_draft(self) -> None:
+        """Help the other ranks' drafts through the draft stages."""
+        for block in self._drafts().blocks:
+            block.moe.routed.assist()
 
     def _begin(self, batch: ForwardBatch, start: Tensor, cache: KVCache) -> tuple[Tokens, GlobalKV]:
         tokens = Tokens.of_batch(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight, quantized_linear
-from deepinfer.kernels.moe import experts, route, swiglu
+from deepinfer.kernels.gemm import quantized_linear
+from deepinfer.kernels.moe import route, swiglu
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
+from .share import gate_up
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -30,16 +31,14 @@ class MoE:
         # Absent from checkpoints that were made for text only.
         image_bias = tensors.get("ffn.gate.bias_vl")
         self.image_bias = self.bias if image_bias is None else image_bias
-        members = [tensors.under(f"ffn.experts.{e}.") for e in range(plan.n_routed_experts)]
-        self.gate_up = Weight.stack([_gate_up(member) for member in members])
-        self.down = Weight.stack([member.weight("w2") for member in members])
+        self.routed = tensors.share.routed_experts(plan, tensors, self.limit)
         shared = tensors.under("ffn.shared_experts.")
-        self.shared_gate_up, self.shared_down = _gate_up(shared), shared.weight("w2")
+        self.shared_gate_up, self.shared_down = gate_up(shared), shared.weight("w2")
 
     def __call__(self, x: Tensor, is_image: Tensor | None) -> Tensor:
         """x [T, d] bf16 (normalised) -> [T, d] bf16; is_image [T, 1] bool or None."""
         ids, weights = self.route(x, is_image)
-        routed = experts(x, ids, weights, self.gate_up, self.down, self.limit)
+        routed = self.routed(x, ids, weights)
         hidden = swiglu(quantized_linear(x, self.shared_gate_up), self.limit)
         return (routed + quantized_linear(hidden, self.shared_down)).to(torch.bfloat16)
 
@@ -56,7 +55,3 @@ class MoE:
             normalize=self.normalize,
             scaling_factor=self.scaling_factor,
         )
-
-
-def _gate_up(tensors: LayerTensors) -> Weight:
-    return Weight.concat([tensors.weight("w1"), tensors.weight("w3")])

@@ -1,0 +1,83 @@
+"""What part of each layer this rank computes: by default all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.moe import experts
+
+if TYPE_CHECKING:
+    from .layer_tensors import LayerTensors
+    from .schedule import LayerPlan
+
+
+class RoutedExperts(Protocol):
+    """The routed experts of one layer, wherever they are."""
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
+        ...
+
+    def assist(self) -> None:
+        """Compute for the other ranks' tokens while this rank has none of its own."""
+        ...
+
+
+class Share(Protocol):
+    """One rank's part of every layer."""
+
+    @property
+    def tensor_rank(self) -> int: ...
+
+    @property
+    def tensor_size(self) -> int:
+        """Ranks that share the heads of attention, consecutive output groups each."""
+        ...
+
+    def gather_groups(self, groups: Tensor) -> Tensor:
+        """[T, G / tensor_size, r] of every rank, in the order of ranks: [T, G, r]."""
+        ...
+
+    def routed_experts(
+        self, plan: LayerPlan, tensors: LayerTensors, limit: float
+    ) -> RoutedExperts: ...
+
+
+class WholeModel:
+    """Everything on this rank."""
+
+    tensor_rank = 0
+    tensor_size = 1
+
+    def gather_groups(self, groups: Tensor) -> Tensor:
+        return groups
+
+    def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
+        return LocalExperts(tensors, range(plan.n_routed_experts), limit)
+
+
+class LocalExperts:
+    """Experts whose weights this rank holds, in the given order; ids count within it."""
+
+    def __init__(self, tensors: LayerTensors, members: range | list[int], limit: float) -> None:
+        layers = [tensors.under(f"ffn.experts.{expert}.") for expert in members]
+        self.gate_up = Weight.stack([gate_up(layer) for layer in layers])
+        self.down = Weight.stack([layer.weight("w2") for layer in layers])
+        self.limit = limit
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return experts(x, ids, weights, self.gate_up, self.down, self.limit)
+
+    def assist(self) -> None:
+        """Nobody else's tokens come here."""
+
+
+def gate_up(tensors: LayerTensors) -> Weight:
+    """The first two linears of an expert as one."""
+    return Weight.concat([tensors.weight("w1"), tensors.weight("w3")])
+
+
+WHOLE_MODEL = WholeModel()
