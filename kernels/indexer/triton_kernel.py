@@ -75,7 +75,8 @@ def paged_index_scores_triton(
     return scores
 
 
-@triton.jit(do_not_specialize=["num_queries", "table_width"])
+# Told that 16 divides block_entries, Triton 3.6 takes every pool row to be aligned to 16 bytes.
+@triton.jit(do_not_specialize=["num_queries", "table_width", "block_entries"])
 def score_kernel(
     query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr,
     scores_ptr, num_queries, num_entries, block_entries, table_width, kept_width,

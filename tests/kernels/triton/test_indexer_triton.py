@@ -21,10 +21,15 @@ from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
 
 def _paged(
-    device: torch.device, requests: list[int], heads: int, width: int, entries: int
+    device: torch.device,
+    requests: list[int],
+    heads: int,
+    width: int,
+    entries: int,
+    per_block: int = 24,
 ) -> dict[str, Tensor | int]:
     """Queries of the given requests; each request's blocks lie anywhere in the pool."""
-    per_block, num_requests = 24, max(requests) + 1
+    num_requests = max(requests) + 1
     blocks = -(-entries // per_block)
     table = torch.randperm(blocks * num_requests + 3)[: blocks * num_requests]
     pool = torch.randn(blocks * num_requests + 3, per_block, width)
@@ -60,10 +65,16 @@ def _check(case: dict[str, Tensor | int], **kept: Tensor | int) -> None:
         ([0, 1], 4, 96, 50),
     ],
 )
+@pytest.mark.parametrize("per_block", [24, 64])
 def test_scores(
-    requests: list[int], heads: int, width: int, entries: int, device: torch.device
+    requests: list[int],
+    heads: int,
+    width: int,
+    entries: int,
+    per_block: int,
+    device: torch.device,
 ) -> None:
-    _check(_paged(device, requests, heads, width, entries))
+    _check(_paged(device, requests, heads, width, entries, per_block))
 
 
 def test_scores_of_kept_blocks(device: torch.device) -> None:
