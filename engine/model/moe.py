@@ -12,7 +12,7 @@ from deepinfer.kernels.moe import route, swiglu
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
-from .share import gate_up
+from .share import RoutedExperts, gate_up
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -31,7 +31,7 @@ class MoE:
         # Absent from checkpoints that were made for text only.
         image_bias = tensors.get("ffn.gate.bias_vl")
         self.image_bias = self.bias if image_bias is None else image_bias
-        self.routed = tensors.share.routed_experts(plan, tensors, self.limit)
+        self.routed: RoutedExperts = tensors.share.routed_experts(plan, tensors, self.limit)
         shared = tensors.under("ffn.shared_experts.")
         self.shared_gate_up, self.shared_down = gate_up(shared), shared.weight("w2")
 

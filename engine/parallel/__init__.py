@@ -1,0 +1,1 @@
+"""The engine on many ranks: groups, exchange of tokens and experts, placement, hand-over."""
