@@ -70,8 +70,13 @@ def _footprint(config: ModelConfig, plan: LayerPlan) -> _Footprint:
     )
 
 
-def dense_work(config: ModelConfig, plan: LayerPlan, rows: int, ranks: int) -> Work:
-    """Everything of a layer but attention itself, for ``rows`` tokens on each of ``ranks``."""
+def dense_work(
+    config: ModelConfig, plan: LayerPlan, rows: int, ranks: int, receivers: int | None = None
+) -> Work:
+    """Everything of a layer but attention itself, for ``rows`` tokens on each of ``ranks``.
+
+    A token is sent once to each of the ``receivers`` that hold one of its experts: other ranks, or
+    nodes of ranks."""
     layer = _footprint(config, plan)
     chosen = plan.num_experts_per_tok / plan.n_routed_experts
     touched = 1 - (1 - chosen) ** (rows * ranks)
@@ -81,7 +86,7 @@ def dense_work(config: ModelConfig, plan: LayerPlan, rows: int, ranks: int) -> W
         gemm_flops=2 * rows * (layer.shared_parameters + layer.expert_parameters * chosen),
         weight_bytes=layer.shared_bytes + layer.expert_bytes / ranks * touched,
         stream_bytes=2 * streams * rows,
-        link_bytes=rows * _remote_ranks(plan, ranks) * sent,
+        link_bytes=rows * _remote_receivers(plan, receivers or ranks) * sent,
     )
 
 
@@ -98,13 +103,13 @@ def _num_bytes(specs: dict[str, TensorSpec]) -> int:
     return sum(spec.num_bytes for spec in specs.values())
 
 
-def _remote_ranks(plan: LayerPlan, ranks: int) -> float:
-    """Expected number of other ranks that hold at least one of a token's experts."""
-    experts, local = plan.n_routed_experts, plan.n_routed_experts / ranks
+def _remote_receivers(plan: LayerPlan, receivers: int) -> float:
+    """Expected number of the others that hold at least one of a token's experts."""
+    experts, local = plan.n_routed_experts, plan.n_routed_experts / receivers
     none_there = prod(
         max(0.0, experts - local - i) / (experts - i) for i in range(plan.num_experts_per_tok)
     )
-    return (ranks - 1) * (1 - none_there)
+    return (receivers - 1) * (1 - none_there)
 
 
 def attention_work(
@@ -181,11 +186,13 @@ def head_work(config: ModelConfig, rows: int) -> Work:
     return Work(gemm_flops=2 * rows * parameters, weight_bytes=2 * parameters)
 
 
-def draft_work(config: ModelConfig, num_requests: int, rows: int, ranks: int) -> Work:
+def draft_work(
+    config: ModelConfig, num_requests: int, rows: int, ranks: int, receivers: int | None = None
+) -> Work:
     """One block per request, and the taps of all verified ``rows`` into the draft rings."""
     block = config.dspark_block_size
     drafted = num_requests * block
-    parts = [dense_work(config, stage, drafted, ranks) for stage in config.draft_stages]
+    parts = [dense_work(config, stage, drafted, ranks, receivers) for stage in config.draft_stages]
     taps = len(config.dspark_target_layer_ids) * config.hidden_size * config.hidden_size
     markov = config.vocab_size * config.dspark_markov_rank
     head = config.vocab_size * config.hidden_size

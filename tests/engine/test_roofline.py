@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine.device_profiles import B200, DEVICE_PROFILES, GB300, H200, device_profile
+from deepinfer.engine.links import NVLINK, RDMA400, link
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.roofline import decode_limit, prefill_limit
 from deepinfer.errors import ConfigError
@@ -144,3 +145,26 @@ def test_profiles_state_their_source() -> None:
     assert set(DEVICE_PROFILES) == {"h200", "b200", "gb300", "ascend950dt"}
     assert all(device.source for device in DEVICE_PROFILES.values())
     assert device_profile("H200") is H200
+
+
+def test_a_node_receives_a_token_once_for_all_its_ranks() -> None:
+    """48 us of wire per position over 400 Gb/s, as an independent derivation has it."""
+    limit = decode_limit(
+        FLASH, H200, num_requests=60, context=CONTEXT, expert_parallel_size=64, link=RDMA400
+    )
+    assert limit.link_s / 60 == pytest.approx(48e-6, rel=0.01)
+    assert limit.overlap_s == max(limit.local_s, limit.link_s)
+    over_ranks = decode_limit(
+        FLASH, H200, num_requests=60, context=CONTEXT, expert_parallel_size=64, link=NVLINK
+    )
+    assert over_ranks.work.link_bytes > limit.work.link_bytes
+
+
+def test_ranks_fill_whole_nodes() -> None:
+    with pytest.raises(ConfigError, match="12 ranks over rdma400: expected a multiple of the 8"):
+        decode_limit(FLASH, H200, num_requests=1, context=1, expert_parallel_size=12, link=RDMA400)
+
+
+def test_an_unknown_link_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean rdma400"):
+        link("rdma40")
