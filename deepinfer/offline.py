@@ -9,10 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer.engine.config import EngineConfig, check_fields
+from deepinfer.engine.measure_steps import device_name
+from deepinfer.engine.memory_plan import memory_plan
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
+from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
 from .loading import LoadedModel, load_model
 from .machine import check_flash_mla, check_parallel_sizes, resolve_device, set_cpu_threads
@@ -187,6 +190,16 @@ class OfflineEngine:
     def device(self) -> str:
         """Where the model runs: cpu, cuda or cuda:N, never auto."""
         return self.engine_config.device
+
+    def facts(self) -> EngineFacts:
+        """Device, model and memory, as a report shows them."""
+        engine = self._model.engine
+        return EngineFacts(
+            device=self.device,
+            device_name=device_name(self.device),
+            model_folder=self.model_folder,
+            memory=memory_plan(self.model_config, engine.config),
+        )
 
     @property
     def max_model_len(self) -> int:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from .report import Report
 
 _PLAIN_SECONDS = 5.0
 _PLAIN_SECONDS_LATER = 60.0
@@ -45,7 +47,7 @@ class Console(Protocol):
     def watch(self, snapshot: Callable[[], Snapshot]) -> Iterator[None]:
         """Show progress until the block ends."""
 
-    def summarize(self, report: dict[str, Any]) -> None:
+    def summarize(self, report: Report) -> None:
         """The table at the end."""
 
 
@@ -72,7 +74,7 @@ class QuietConsole:
     def watch(self, snapshot: Callable[[], Snapshot]) -> Iterator[None]:
         yield
 
-    def summarize(self, report: dict[str, Any]) -> None:
+    def summarize(self, report: Report) -> None:
         pass
 
 
@@ -105,7 +107,7 @@ class PlainConsole:
             done.set()
             thread.join()
 
-    def summarize(self, report: dict[str, Any]) -> None:
+    def summarize(self, report: Report) -> None:
         from .summary_table import summary_lines
 
         for label, text in summary_lines(report):

@@ -7,16 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from deepinfer.engine.types import EngineStats, SamplingParams
+from deepinfer.engine_facts import EngineFacts
 from deepinfer.outputs import RequestOutput
 
 from .console import Console, Snapshot
+from .energy import EnergyMeter
+from .input_meter import InputMeter
 from .journal import Journal, Record
 from .pipeline import Pipeline, Rows
 from .reader import Reader
-from .report import Facts, build_report
+from .report import InputFacts, Report
+from .report_build import Facts, build_report
 from .settings import Resolved, Settings
 from .stopping import STOPPED_EARLY, StopNow, StopSwitch
 from .summary import Summary
+from .timeline import Timeline
 
 _ERROR_ROWS = 3
 _SIGNAL_NAMES = {129: "SIGHUP", 130: "Ctrl-C", 143: "SIGTERM", STOPPED_EARLY: "--time-limit"}
@@ -40,8 +45,7 @@ class Engine(Protocol):
     @property
     def notes(self) -> Mapping[str, str]: ...
 
-    @property
-    def device(self) -> str: ...
+    def facts(self) -> EngineFacts: ...
 
     def close(self) -> None: ...
 
@@ -71,9 +75,12 @@ class Job:
         self.total = Summary()
         self.is_resumed = False
         self._stop = StopSwitch(self.settings.time_limit)
+        self._timeline = Timeline()
+        self._input = InputMeter(reader.rows)
         self.pipeline = Pipeline(
-            reader.rows, journal, self.total, self.settings, self._stop, on_record
+            iter(self._input), journal, self.total, self.settings, self._stop, self._recorded
         )
+        self._on_record = on_record
         self._make_engine = make_engine
         self._console = console
         self._output = output
@@ -81,9 +88,13 @@ class Job:
         self._engine: Engine | None = None
         self._stats: EngineStats | None = None
         self._engine_notes: dict[str, str] = {}
-        self._device: str | None = None
+        self._facts: EngineFacts | None = None
+        self._began_at = time.time()
         self._began = self._loaded = time.monotonic()
+        self._cpu_at_load = time.process_time()
+        self._energy = EnergyMeter()
         self._ended: float | None = None
+        self._cpu_s = 0.0
 
     def recover(self) -> None:
         """Take over the finished rows of an earlier part."""
@@ -102,6 +113,7 @@ class Job:
             self._stop.exit_code = stop.exit_code
         finally:
             self._ended = time.monotonic()
+            self._cpu_s = time.process_time() - self._cpu_at_load
             self._close_engine()
 
     def _close_engine(self) -> None:
@@ -126,15 +138,24 @@ class Job:
     def stop_reason(self) -> str:
         return _SIGNAL_NAMES.get(self.exit_code, "a signal")
 
-    def report(self, status: str, exit_code: int, message: str | None = None) -> dict[str, Any]:
+    def _recorded(self, record: Record) -> None:
+        self._timeline.add(record)
+        self._on_record(record)
+
+    def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
         ended = self._ended or time.monotonic()
         return build_report(
             Facts(
                 status=status,
                 exit_code=exit_code,
                 message=message,
-                input_name=self.reader.name,
-                input_format=self.reader.format,
+                began=self._began_at,
+                ended=time.time(),
+                input=InputFacts(
+                    name=self.reader.name,
+                    format=self.reader.format,
+                    digest=self._input.digest(),
+                ),
                 output=self._output,
                 num_rows=self.pipeline.num_rows,
                 num_resumed=self.pipeline.num_resumed,
@@ -142,10 +163,15 @@ class Job:
                 session=self.pipeline.session,
                 load_s=self._loaded - self._began,
                 answer_s=ended - self._loaded,
+                read_s=self._input.read_s,
+                write_s=self.pipeline.write_s,
+                cpu_s=self._cpu_s,
+                energy_j=self._energy.joules(),
                 resolved=self.resolved,
                 stats=self._stats,
                 engine_notes=self._engine_notes,
-                device=self._device,
+                engine=self._facts,
+                timeline=self._timeline.report(),
             )
         )
 
@@ -158,10 +184,12 @@ class Job:
         engine = self._make_engine(settings)
         self._engine = engine
         self._engine_notes = dict(engine.notes)
-        self._device = engine.device
+        self._facts = engine.facts()
         for name, note in self._engine_notes.items():
             self._console.warn(f"{name}: {note}")
         self._loaded = time.monotonic()
+        self._cpu_at_load = time.process_time()
+        self._timeline.start()
         return engine.stream(
             rows,
             settings.sampling(),

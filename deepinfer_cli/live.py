@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .console import Snapshot, duration, progress_words
+from .report import Report
 from .summary_table import summary_lines
 
 _WIDEST_BAR = 100
@@ -41,7 +41,7 @@ class LiveConsole:
         with live:
             yield
 
-    def summarize(self, report: dict[str, Any]) -> None:
+    def summarize(self, report: Report) -> None:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")

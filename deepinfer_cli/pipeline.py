@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -25,7 +26,8 @@ class Pipeline:
     """One pass over the input.  Every row it reads ends as one record of the journal.
 
     num_rows: how many rows were read.  num_resumed: how many of them were finished before.
-    reached_end: every wanted row was read.  total: all finished rows.
+    reached_end: every wanted row was read.  total: all finished rows.  write_s: seconds spent on
+    making and keeping result rows.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Pipeline:
         self.num_rows = 0
         self.num_resumed = 0
         self.reached_end = False
+        self.write_s = 0.0
         self.total = total
         self._before = Counts()
         self._rows = rows
@@ -72,7 +75,9 @@ class Pipeline:
         first = next(waiting, None)
         if first is not None:
             for output in answer(chain([first], waiting)):
+                began = time.perf_counter()
                 self._finish(output)
+                self.write_s += time.perf_counter() - began
         self._journal.sync()
         if self._failure is not None:
             raise self._failure

@@ -19,8 +19,9 @@ from .constraint import answers_depend_on
 from .job import Job, MakeEngine
 from .journal import Journal, Record
 from .partial import OutputPaths, PartialFolder
+from .prometheus import export_metrics
 from .reader import Reader, open_reader
-from .report import encode_report
+from .report import Report, encode_report
 from .settings import Resolved, Settings
 from .summary import Summary
 from .writer import StdoutStream, output_format, publish, write_files
@@ -94,8 +95,13 @@ def _run_to_stdout(
         report = job.report("finished", job.exit_code)
     else:
         report = job.report("stopped", job.exit_code, f"by {job.stop_reason}")
-    console.summarize(report)
+    _show(report, job, console)
     return job.exit_code
+
+
+def _show(report: Report, job: Job, console: Console) -> None:
+    export_metrics(report, job.settings.prometheus, console.warn)
+    console.summarize(report)
 
 
 def _run_to_files(
@@ -124,7 +130,9 @@ def _run_to_files(
         try:
             job.answer_rows()
         except Exception as error:
-            _keep(job, folder, "failed", getattr(error, "exit_code", 1), str(error))
+            code = getattr(error, "exit_code", 1)
+            report = _keep(job, folder, "failed", code, str(error))
+            export_metrics(report, job.settings.prometheus, console.warn)
             if job.total.results:
                 error.add_note(
                     f"{job.total.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
@@ -134,7 +142,7 @@ def _run_to_files(
             report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")
         else:
             report = _publish(job, folder, format)
-    console.summarize(report)
+    _show(report, job, console)
     if request.json:
         sys.stdout.buffer.write(encode_report(report) + b"\n")
         sys.stdout.buffer.flush()
@@ -158,9 +166,7 @@ def _check_input_is_safe(source: str, paths: OutputPaths) -> None:
             raise ConfigError(f"{source} is the input, and {path} would replace it; use another -o")
 
 
-def _keep(
-    job: Job, folder: PartialFolder, status: str, exit_code: int, message: str
-) -> dict[str, Any]:
+def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
     """Leave the finished rows for the next part; if there are no answers, leave nothing."""
     report = job.report(status, exit_code, message)
     if job.total.results == 0:
@@ -177,7 +183,7 @@ def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
         yield record
 
 
-def _publish(job: Job, folder: PartialFolder, format: str) -> dict[str, Any]:
+def _publish(job: Job, folder: PartialFolder, format: str) -> Report:
     num_rows = job.pipeline.num_rows
     in_order = job.settings.order == "input"
     journal = job.journal

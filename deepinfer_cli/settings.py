@@ -203,6 +203,13 @@ class Settings:
     pipeline_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share layers.")
     expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")
 
+    prometheus: str | None = _setting(
+        None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."
+    )
+    cost_per_hour: float | None = _setting(
+        None, optional(at_least(0, NUMBER)), "Report", "Price of this machine, for the report."
+    )
+
     def sampling(self) -> SamplingParams:
         """The sampling of rows that say nothing else.  Raises: ConfigError."""
         names = {f.name for f in dataclasses.fields(SamplingParams)} - {"seed"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .journal import Record
+from .report import Distribution
 
 _EXACT = 64
 _STEPS = 16  # buckets between a power of two and the next
@@ -39,19 +39,19 @@ class Histogram:
                 return min(bucket, self.high)
         return self.high
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Distribution:
         if not self.num:
-            return {"num": 0}
-        return {
-            "num": self.num,
-            "mean": round(self.total / self.num, 2),
-            "min": self.low,
-            "p50": self.percentile(50),
-            "p90": self.percentile(90),
-            "p99": self.percentile(99),
-            "max": self.high,
-            "buckets": [[edge, self.counts[edge]] for edge in sorted(self.counts)],
-        }
+            return Distribution(num=0)
+        return Distribution(
+            num=self.num,
+            mean=round(self.total / self.num, 2),
+            min=self.low,
+            p50=self.percentile(50),
+            p90=self.percentile(90),
+            p99=self.percentile(99),
+            max=self.high,
+            buckets=tuple((edge, self.counts[edge]) for edge in sorted(self.counts)),
+        )
 
 
 def _bucket(value: int) -> int:
@@ -100,7 +100,10 @@ class Summary:
         self.answer_lengths = Histogram()
         self.queued_ms = Histogram()
         self.ttft_ms = Histogram()
+        self.prefill_ms = Histogram()
+        self.decode_ms = Histogram()
         self.total_ms = Histogram()
+        self.tokens_per_s = Histogram()
         self.preemptions = 0
         self.drafts = 0
         self.accepted = 0
@@ -147,10 +150,18 @@ class Summary:
         self.preemptions += facts["preemptions"]
         self.drafts += facts["drafts"][0]
         self.accepted += facts["drafts"][1]
-        for timing in facts.get("timing", ()):
-            self._add_timing(timing)
+        for timing, length in zip(facts.get("timing", ()), facts["lengths"], strict=False):
+            self._add_timing(timing, length)
 
-    def _add_timing(self, timing: Mapping[str, float]) -> None:
-        self.queued_ms.add(round(timing["queued_s"] * 1_000))
-        self.ttft_ms.add(round(timing["ttft_s"] * 1_000))
-        self.total_ms.add(round(timing["total_s"] * 1_000))
+    def _add_timing(self, timing: Mapping[str, float], length: int) -> None:
+        queued_s, first_s, total_s = timing["queued_s"], timing["ttft_s"], timing["total_s"]
+        for histogram, seconds in (
+            (self.queued_ms, queued_s),
+            (self.prefill_ms, first_s - queued_s),
+            (self.ttft_ms, first_s),
+            (self.decode_ms, total_s - first_s),
+            (self.total_ms, total_s),
+        ):
+            histogram.add(round(seconds * 1_000))
+        if total_s > first_s and length > 1:
+            self.tokens_per_s.add(round((length - 1) / (total_s - first_s)))

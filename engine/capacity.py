@@ -15,11 +15,18 @@ from .runner import Cache, Runner
 def plan_cache(
     model: Runner, config: EngineConfig, cache: Cache | None
 ) -> tuple[EngineConfig, Cache]:
-    """The configuration with ``num_blocks`` and ``max_model_len`` filled in, and the cache.
+    """The configuration as ``size_cache`` completes it, and the cache.  Raises: ConfigError."""
+    sizes = model.config
+    config = size_cache(sizes, config)
+    assert config.num_blocks is not None
+    return config, _allocate(sizes, config, config.num_blocks) if cache is None else cache
+
+
+def size_cache(sizes: ModelConfig, config: EngineConfig) -> EngineConfig:
+    """The configuration with ``num_blocks`` and ``max_model_len`` filled in; allocates nothing.
 
     Raises: ConfigError when the memory, the model's context and the wanted context do not agree.
     """
-    sizes = model.config
     _check_drafts(config.num_speculative_tokens, sizes)
     context = config.max_model_len or sizes.max_position_embeddings
     if context > sizes.max_position_embeddings:
@@ -42,8 +49,7 @@ def plan_cache(
         raise ConfigError(
             f"cache_memory_gib={config.cache_memory_gib} does not hold one block: raise it"
         )
-    config = replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
-    return config, _allocate(sizes, config, num_blocks) if cache is None else cache
+    return replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
 
 
 def _allocate(sizes: ModelConfig, config: EngineConfig, num_blocks: int) -> KVCache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .decode import DecodeResult
-from .draft_counters import DraftCounters
+from .draft_counters import DraftCounters, Stretches
 from .request_state import RequestState
 from .schedule import Batch, PrefillBatch
 from .types import EngineStats
@@ -14,6 +14,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_decode_steps = 0
+        self.num_decode_rows = 0
+        self.decode_batches = Stretches()
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_cached_tokens = 0
@@ -32,6 +35,9 @@ class Counters:
             self.prefill_s += run_s
         else:
             self.decode_s += run_s
+            self.num_decode_steps += 1
+            self.num_decode_rows += len(batch.states)
+            self.decode_batches.add(len(batch.states), 1)
 
     def add_drafts(self, result: DecodeResult) -> None:
         """Count the drafts of a step; a step without drafting only shows in the verify budget."""
@@ -44,6 +50,9 @@ class Counters:
     def stats(self, *, num_preemptions: int, num_blocks: int, peak_blocks: int) -> EngineStats:
         return EngineStats(
             num_steps=self.num_steps,
+            num_decode_steps=self.num_decode_steps,
+            num_decode_rows=self.num_decode_rows,
+            decode_batches=self.decode_batches.means(),
             num_prefill_tokens=self.num_prefill_tokens,
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,

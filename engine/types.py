@@ -173,9 +173,14 @@ class EngineStats:
     drafting step; ``num_draft_tokens`` of them were verified, ``num_accepted_tokens`` accepted.
     ``calibration_error`` is the mean distance of expected survival from what was accepted.
     ``verify_lengths`` are the drafts verified per request, over equal stretches of decode steps.
+    Occupancy: ``num_decode_rows`` requests took part in ``num_decode_steps`` steps, one each;
+    ``decode_batches`` is their mean number per step, over equal stretches of decode steps.
     """
 
     num_steps: int = 0
+    num_decode_steps: int = 0
+    num_decode_rows: int = 0
+    decode_batches: Sequence[float] = ()
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
@@ -193,3 +198,39 @@ class EngineStats:
     schedule_s: float = 0.0
     num_blocks: int = 0
     peak_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What weights and caches of one engine take, in bytes.
+
+    weight_bytes    tensors as the checkpoint stores them
+    block_bytes     one block of ``block_size`` tokens of the global KV
+    slot_bytes      the window rings and histories of one request
+    snapshot_bytes  saved rings for exact prefix hits, at most
+    """
+
+    weight_bytes: int
+    block_bytes: int
+    num_blocks: int
+    block_size: int
+    slot_bytes: int
+    max_num_seqs: int
+    snapshot_bytes: int
+    max_model_len: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Blocks, rings and snapshots together."""
+        blocks = self.num_blocks * self.block_bytes
+        return blocks + self.max_num_seqs * self.slot_bytes + self.snapshot_bytes
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the blocks hold."""
+        return self.num_blocks * self.block_size
+
+    def num_fitting(self, num_tokens: int) -> int:
+        """Requests of ``num_tokens`` (prompt and answer) that hold their caches at once."""
+        blocks = max(1, -(-num_tokens // self.block_size))
+        return min(self.max_num_seqs, self.num_blocks // blocks)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deepinfer.engine.types import EngineStats, SamplingParams
+from deepinfer.engine_facts import EngineFacts
 from deepinfer.outputs import RequestOutput, Sample, Usage
 from deepinfer_cli.settings import Settings
 
@@ -31,7 +32,6 @@ class FakeEngine:
         self.is_closed = False
         self.constraint: Mapping[str, Any] | None = None
         self.notes: Mapping[str, str] = {}
-        self.device = "cpu"
 
     def stream(
         self,
@@ -99,6 +99,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_steps=len(self.rows))
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts(device="cpu", device_name="an echo")
 
     def close(self) -> None:
         self.is_closed = True

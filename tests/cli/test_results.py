@@ -127,7 +127,7 @@ def test_facts_add_up() -> None:
         "prompt_tokens": 12, "completion_tokens": 8, "reasoning_tokens": 4, "cached_tokens": 4,
     }  # fmt: skip
     assert summary.acceptance == 0.6 and summary.finish_reasons == {"tool_calls": 4}
-    assert summary.total_ms.report()["max"] == 4_000
+    assert summary.total_ms.report().max == 4_000
 
 
 @given(st.lists(st.integers(0, 2_000_000), min_size=1, max_size=200), st.floats(0.1, 100))
@@ -138,6 +138,6 @@ def test_percentiles_are_near_the_true_ones(values: list[int], percent: float) -
     true = sorted(values)[math.ceil(max(1.0, len(values) * percent / 100)) - 1]
     assert true <= histogram.percentile(percent) <= max(true, int(true * 1.0626))
     report = histogram.report()
-    assert (report["min"], report["max"], report["num"]) == (min(values), max(values), len(values))
-    assert sum(count for _, count in report["buckets"]) == len(values)
+    assert (report.min, report.max, report.num) == (min(values), max(values), len(values))
+    assert sum(count for _, count in report.buckets) == len(values)
     assert len(histogram.counts) <= 64 + 16 * 16

@@ -267,3 +267,13 @@ def test_seeds_decide_the_answer_and_nothing_else_does() -> None:
     first = sampled([11, 12, 2**64 - 1, 11, 0])
     assert first[0] == first[3] and len(set(first)) == 4
     assert sampled([0, 2**64 - 1, 11])[::-1] == [first[0], first[2], first[4]]
+
+
+def test_occupancy_counts_every_answer_in_every_decode_step() -> None:
+    engine = make_engine(max_num_seqs=2)
+    run(engine, [request(str(i), [7, 8 + i], max_tokens=4, ignore_eos=True) for i in range(3)])
+    stats = engine.stats()
+    # Each answer takes three decode steps after the token that its prefill yields.
+    assert stats.num_decode_rows == 9 and stats.num_decode_tokens == 9
+    assert stats.num_decode_steps == 6
+    assert stats.decode_batches == (2.0, 2.0, 2.0, 1.0, 1.0, 1.0)
