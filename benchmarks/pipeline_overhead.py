@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.types import Completion, EngineStats, Request, SamplingParams
+from deepinfer.engine_facts import EngineFacts
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.tokenizer import Tokenizer
 from deepinfer.row_stream import RowStream
@@ -87,9 +88,8 @@ class Rows:
         numbered = ((number, row, defaults) for number, row in rows)
         return self._rows.run(numbered, raw=raw, thinking=thinking)
 
-    @property
-    def device(self) -> str:
-        return "none"
+    def facts(self) -> EngineFacts:
+        return EngineFacts(device="none", device_name="none")
 
     @property
     def notes(self) -> Mapping[str, str]:
