@@ -1,0 +1,95 @@
+"""The exchange with a fixed capacity: no size depends on the routing, so nothing waits for the host
+and a decode step with it can be part of a graph.
+
+Every token has the same place in the buffer of every rank; where it has no expert, its choices are
+-1.  R ranks, C tokens of capacity, K choices, d width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.model.share import RoutedExperts
+from deepinfer.errors import EngineError
+
+from .exchange import add_choices
+from .groups import Group
+from .payload import pack, quantize_rows, unpack
+from .routing_table import RoutingTable
+
+
+class FixedCapacityExperts:
+    """As ``ExchangedExperts`` for at most ``capacity`` tokens per rank; ``local`` must skip -1.
+
+    Raises: EngineError for more tokens, before anything is sent.
+    """
+
+    def __init__(
+        self,
+        local: RoutedExperts,
+        table: RoutingTable,
+        group: Group,
+        *,
+        hidden_size: int,
+        num_choices: int,
+        capacity: int,
+        is_exact: bool = True,
+    ) -> None:
+        self.local = local
+        self.table = table
+        self.group = group
+        self.hidden_size = hidden_size
+        self.num_choices = num_choices
+        self.capacity = capacity
+        self.is_exact = is_exact
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.begin(x, ids, weights)()
+
+    def assist(self) -> None:
+        device = self.table.rank.device
+        x = torch.empty(0, self.hidden_size, dtype=torch.bfloat16, device=device)
+        ids = torch.empty(0, self.num_choices, dtype=torch.int64, device=device)
+        self(x, ids, ids.float())
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        """Send the tokens; the result waits for all that follows and gives [T, d] f32."""
+        count, choices = ids.shape
+        if count > self.capacity:
+            raise EngineError(
+                f"{count} tokens in a step, but the exchange has room for {self.capacity} per "
+                "rank: raise its capacity or lower max_num_seqs"
+            )
+        ranks, places = self.table.route(ids, self.group.rank)
+        everyone = torch.arange(self.group.size, device=ids.device)[:, None, None]
+        here = ids.new_full((self.group.size, self.capacity, choices), -1)
+        here[:, :count] = torch.where(ranks == everyone, places, -1)
+        rows = quantize_rows(x)
+        padded = rows.new_zeros(self.capacity, rows.shape[1])
+        padded[:count] = rows
+        factors = weights.new_zeros(self.capacity, choices)
+        factors[:count] = weights
+        payload = torch.stack([pack(padded, part, factors) for part in here.unbind()])
+        arriving = self.group.all_to_all(payload.flatten(0, 1), None, None)
+
+        def finish() -> Tensor:
+            hidden, chosen, factors = unpack(arriving(), self.hidden_size)
+            if not self.is_exact:
+                rows = self.local(hidden, chosen, factors).to(torch.bfloat16)
+                returned = self.group.all_to_all(rows, None, None)()
+                by_rank = torch.unflatten(returned, 0, (self.group.size, self.capacity))
+                return add_choices(by_rank[:, :count].transpose(0, 1))
+            pairs = self.local(
+                hidden.repeat_interleave(choices, dim=0),
+                chosen.flatten()[:, None],
+                factors.flatten()[:, None],
+            ).to(torch.bfloat16)
+            returned = self.group.all_to_all(pairs, None, None)()
+            by_rank = returned.view(self.group.size, self.capacity, choices, -1)[:, :count]
+            wanted = ranks.clamp(min=0)[None, ..., None].expand(1, -1, -1, self.hidden_size)
+            return add_choices(by_rank.gather(0, wanted)[0])
+
+        return finish

@@ -1,0 +1,197 @@
+"""Ranks that exchange tensors: joining them, and the collectives that the engine uses.
+
+gloo on a CPU, NCCL on GPUs.  Everything goes through ``Group``, which turns the loss of a peer into
+one kind of error.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from deepinfer.errors import ConfigError, EngineError
+
+from .launch import PeerLostError
+
+TIMEOUT_S = 600.0  # for a rank that waits while another one compiles or reads weights
+
+
+def host_store(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
+    """The meeting place of all ranks, on this machine; port 0 takes any free one.
+
+    Raises: EngineError if the port is in use.
+    """
+    try:
+        return TCPStore(host, port, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise EngineError(
+            f"port {port} of {host} cannot be used ({_first_line(error)}); set MASTER_PORT to a "
+            "free one"
+        ) from error
+
+
+def join(
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    facts: Mapping[str, str],
+    device: str = "cpu",
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Meet the other ranks; ``facts`` (versions, the model) must be the same everywhere.
+
+    Raises: EngineError that names the ranks that did not come in time, ConfigError that names what
+    differs.
+    """
+    meet(store, rank, world_size, facts=facts, timeout_s=timeout_s)
+    backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
+    with translated():
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
+def meet(
+    store: Store, rank: int, world_size: int, *, facts: Mapping[str, str], timeout_s: float
+) -> None:
+    """The first half of ``join``: everybody is there, and everybody is the same."""
+    store.set(f"facts/{rank}", json.dumps(dict(facts)))
+    deadline = time.monotonic() + timeout_s
+    for other in range(world_size):
+        remaining = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"facts/{other}"], timedelta(seconds=remaining))
+        except RuntimeError as error:
+            missing = [r for r in range(world_size) if not store.check([f"facts/{r}"])]
+            names = ", ".join(map(str, missing))
+            raise EngineError(
+                f"rank {rank} waited {timeout_s:g} s for rank {names} of {world_size}, which did "
+                "not come: look at what that process says, or whether it was started"
+            ) from error
+    reference = json.loads(store.get("facts/0"))
+    for name, value in facts.items():
+        if reference.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value} on rank {rank} and {reference.get(name)} on rank 0: all ranks "
+                "need the same"
+            )
+
+
+class Group:
+    """Some ranks, in a fixed order; ``rank`` is the place of this one among them.
+
+    A group of one copies nothing and needs no process group.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, handle: dist.ProcessGroup | None) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.handle = handle
+
+    @staticmethod
+    def single() -> Group:
+        return Group([0], 0, None)
+
+    @staticmethod
+    def split(parts: Sequence[Sequence[int]], *, backend: str | None = None) -> Group:
+        """Make one group of each part, in the same order on all ranks; returns this rank's."""
+        me, mine = dist.get_rank(), None
+        for part in parts:
+            with translated():
+                handle = dist.new_group(list(part), backend=backend) if len(part) > 1 else None
+            if me in part:
+                mine = Group(part, list(part).index(me), handle)
+        assert mine is not None, "every rank is in one of the parts"
+        return mine
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def all_to_all(
+        self, rows: Tensor, send: Sequence[int] | None, receive: Sequence[int] | None
+    ) -> Callable[[], Tensor]:
+        """Start sending the first ``send[0]`` rows to the first rank, and so on.
+
+        rows [N, ...] any dtype but FP8, contiguous.  Without counts, equal parts.  The result gives
+        the rows received, those of the first rank first, and waits for them.
+        """
+        if self.handle is None:
+            return lambda: rows
+        count = len(rows) if receive is None else sum(receive)
+        out = rows.new_empty(count, *rows.shape[1:])
+        with translated():
+            work = dist.all_to_all_single(
+                out,
+                rows,
+                None if receive is None else list(receive),
+                None if send is None else list(send),
+                group=self.handle,
+                async_op=True,
+            )
+
+        def finish() -> Tensor:
+            with translated():
+                work.wait()
+            return out
+
+        return finish
+
+    def exchange_counts(self, counts: Sequence[int], device: torch.device) -> list[int]:
+        """One number for each rank in, one from each rank out."""
+        if self.handle is None:
+            return list(counts)
+        sent = torch.tensor(counts, dtype=torch.int64, device=device)
+        received: list[int] = self.all_to_all(sent, None, None)().tolist()
+        return received
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """[size, ...]: the tensors of all ranks, of one shape."""
+        if self.handle is None:
+            return tensor[None]
+        out = tensor.new_empty(self.size * tensor.numel())
+        with translated():
+            dist.all_gather_into_tensor(out, tensor.contiguous().flatten(), group=self.handle)
+        return out.view(self.size, *tensor.shape)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.handle is not None:
+            with translated():
+                dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+    def broadcast(self, value: object) -> object:
+        """Anything that can be pickled, from the first rank to all."""
+        if self.handle is None:
+            return value
+        box = [value]
+        with translated():
+            dist.broadcast_object_list(box, src=self.ranks[0], group=self.handle)
+        return box[0]
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """What torch raises when a peer is gone, as ``PeerLostError``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"the exchange with other ranks broke: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

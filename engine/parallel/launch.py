@@ -1,0 +1,247 @@
+"""Processes of one machine, one per rank: the first failure ends all, and none outlives us."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from deepinfer.errors import DeepInferError, EngineError
+
+# How long the first failure waits for others that may be its cause.
+_GRACE_S = 1.0
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class PeerLostError(EngineError):
+    """Another rank went away in the middle of an exchange; its own failure says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last message of a rank that could not go on."""
+
+    error: DeepInferError
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An expendable rank is gone; ``reason`` is a sentence about it."""
+
+    rank: int
+    reason: str
+
+
+class Mailbox:
+    """A rank's end of its connection to the driver.
+
+    Messages are read by a thread, so the driver never waits for a rank that computes.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        self._connection.send(message)
+
+    def take(self) -> Any:
+        """The next message, None if there is none now."""
+        try:
+            return self._messages.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """The next message; None after ``timeout_s``."""
+        try:
+            return self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._messages.put(self._connection.recv())
+        os._exit(1)  # the driver is gone
+
+
+RankMain = Callable[[Mailbox, Any], None]
+
+
+class RankProcesses:
+    """Runs ``main(mailbox, argument)`` in one process per argument.
+
+    main         an importable function; an error it raises becomes ours
+    preload      modules to import once, before the processes are forked from a fresh one
+    expendable   ranks whose end is a message (``Lost``), not a failure
+
+    Raises: EngineError, or the rank's own DeepInferError with the rank's name, as soon as
+    ``receive`` or ``send`` finds that a rank failed; all ranks are stopped then.
+    """
+
+    def __init__(
+        self,
+        main: RankMain,
+        arguments: Sequence[Any],
+        *,
+        preload: Sequence[str] = (),
+        expendable: frozenset[int] = frozenset(),
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", __name__, *preload])
+        self._expendable = expendable
+        self._connections: list[Connection | None] = []
+        self._processes: list[BaseProcess] = []
+        for argument in arguments:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_run, args=(main, theirs, argument), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [process.pid or 0 for process in self._processes]
+
+    def send(self, rank: int, message: Any) -> None:
+        """Give a rank a message; one for a lost expendable rank is dropped."""
+        connection = self._connections[rank]
+        if connection is None:
+            return
+        try:
+            connection.send(message)
+        except OSError:
+            if rank not in self._expendable:
+                self._fail(rank)
+
+    def receive(self, timeout_s: float | None = None) -> list[tuple[int, Any]]:
+        """(rank, message) pairs that are there, at least one unless time runs out."""
+        ranks = {c: rank for rank, c in enumerate(self._connections) if c is not None}
+        messages: list[tuple[int, Any]] = []
+        for connection in wait(list(ranks), timeout_s):
+            assert isinstance(connection, Connection)
+            rank = ranks[connection]
+            message = self._read(connection)
+            if not isinstance(message, Failed):
+                messages.append((rank, message))
+            elif rank in self._expendable:
+                self._connections[rank] = None
+                messages.append((rank, Lost(rank, self._ending(rank, message))))
+            else:
+                self._fail(rank, message)
+        return messages
+
+    def close(self) -> None:
+        """Stop all processes.  May be called twice."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            if connection is not None:
+                connection.close()
+
+    def _fail(self, rank: int, message: Failed | None = None) -> None:
+        """Stop everything and raise the failure that came first: a rank that lost its peer only
+        tells that there is one."""
+        failures = {rank: message or self._last_message(rank)}
+        deadline = time.monotonic() + _GRACE_S
+        while time.monotonic() < deadline and all(map(_is_consequence, failures.values())):
+            for other, connection in enumerate(self._connections):
+                if other not in failures and connection is not None:
+                    with contextlib.suppress(OSError):
+                        if connection.poll(0.02) and isinstance(
+                            found := self._read(connection), Failed
+                        ):
+                            failures[other] = found
+        first = next((r for r in failures if not _is_consequence(failures[r])), rank)
+        found = failures[first]
+        text = self._ending(first, found)
+        self.close()
+        kind = EngineError if isinstance(found.error, PeerLostError) else type(found.error)
+        error = kind.__new__(kind)
+        error.args = (text,)
+        raise error from found.error
+
+    def _last_message(self, rank: int) -> Failed:
+        connection = self._connections[rank]
+        while connection is not None:
+            message = self._read(connection)
+            if isinstance(message, Failed):
+                return message
+        return Failed(EngineError("gone"))
+
+    def _read(self, connection: Connection) -> Any:
+        try:
+            return connection.recv()
+        except (EOFError, OSError):
+            return Failed(_Gone())
+
+    def _ending(self, rank: int, message: Failed) -> str:
+        name = f"rank {rank} of {len(self)} (process {self._processes[rank].pid})"
+        if not isinstance(message.error, _Gone):
+            return f"{name}: {message.error}"
+        process = self._processes[rank]
+        process.join(_GRACE_S)
+        code = process.exitcode
+        if code is not None and code < 0:
+            return f"{name} was killed by {signal.Signals(-code).name}"
+        return f"{name} ended unexpectedly with exit code {code}"
+
+
+class _Gone(EngineError):
+    """The process ended without a word."""
+
+
+def _is_consequence(failure: Failed) -> bool:
+    return isinstance(failure.error, PeerLostError)
+
+
+def _run(main: RankMain, connection: Connection, argument: Any) -> None:
+    """A rank's process.  Ctrl-C is for the driver, which decides what happens to the ranks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    try:
+        main(Mailbox(connection), argument)
+    except DeepInferError as error:
+        _send_failure(connection, error)
+    except Exception as error:
+        if os.environ.get("DEEPINFER_DEBUG"):
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        _send_failure(
+            connection,
+            EngineError(f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"),
+        )
+    # Threads of communication libraries must not keep a rank alive that has nothing to do.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _send_failure(connection: Connection, error: DeepInferError) -> None:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = EngineError(str(error))
+    with contextlib.suppress(OSError):
+        connection.send(Failed(error))

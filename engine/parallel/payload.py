@@ -1,0 +1,54 @@
+"""What is sent of a token: FP8 activations with their scales, and its choices at the receiver."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.quant import quantize_fp8
+
+_BLOCK = 32
+_CHOICE_BYTES = 8
+
+
+def payload_bytes(hidden_size: int, num_choices: int) -> int:
+    """Bytes of one row: e4m3 values, e8m0 scales, and (i32 place, f32 weight) of each choice."""
+    return hidden_size + hidden_size // _BLOCK + num_choices * _CHOICE_BYTES
+
+
+def quantize_rows(x: Tensor) -> Tensor:
+    """x [T, d] bf16 -> [T, d + d/32] u8.  The experts quantise in the same way, so they see from
+    these bytes exactly what they would have seen."""
+    values, exponents = quantize_fp8(x)
+    return torch.cat([values.view(torch.uint8), exponents], dim=-1)
+
+
+def pack(quantized: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """[N, bytes] u8 of rows from ``quantize_rows``, places [N, K] i64 and weights [N, K] f32."""
+    return torch.cat([quantized, _bytes(places.int()), _bytes(weights)], dim=-1)
+
+
+def unpack(rows: Tensor, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The inverse of ``pack``: x [N, d] bf16, places [N, K] i64, weights [N, K] f32."""
+    num_scales = hidden_size // _BLOCK
+    num_choices = (rows.shape[1] - hidden_size - num_scales) // _CHOICE_BYTES
+    sizes = [hidden_size, num_scales, 4 * num_choices, 4 * num_choices]
+    # Copies, since a view of wider numbers must begin at a multiple of their size.
+    values, exponents, places, weights = map(_copy, torch.split(rows, sizes, dim=-1))
+    scales = exponents.view(torch.float8_e8m0fnu).to(torch.bfloat16)
+    codes = values.view(torch.float8_e4m3fn).to(torch.bfloat16)
+    x = codes.view(len(rows), num_scales, _BLOCK) * scales[..., None]
+    return (
+        x.view(len(rows), hidden_size),
+        places.view(torch.int32).to(torch.int64),
+        weights.view(torch.float32),
+    )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return _copy(tensor).view(torch.uint8)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Densely packed, also where a dimension of one element has a stride of its own."""
+    return tensor.clone(memory_format=torch.contiguous_format)
