@@ -39,6 +39,7 @@ class Sizes:
     max_position_embeddings: int = 8192
     num_nextn_predict_layers: int = 0
     dspark_block_size: int = 0
+    image_token_id: int | None = None
 
 
 class FakeModel:

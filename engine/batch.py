@@ -3,14 +3,23 @@
 Prefill chunks, decode steps and draft verification are all this one thing; they differ in how many
 tokens a request brings.  Every cached state is addressed by absolute position (rings by
 ``position % ring_size``, blocks through the block table), so nothing has to be undone when drafts
-are rejected: the same positions are simply written again.
+are rejected: the same positions are simply written again.  For the same reason a request may be in
+a batch twice with the same tokens: that is how batches are padded.
+
+What decides shapes is known on the host, so that a pass never waits for its device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from .staging import send_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +30,16 @@ class ForwardBatch:
     positions      [T] i64    absolute position of each token
     request_rows   [T] i64    row (0..R-1) of each token's request in the tensors below
     query_lens     R ints     tokens per request, on the host
-    context_lens   R ints     position after each request's last token here, on the host
-    block_table    [R, B] i32 blocks of the global KV; entries past a request's need are unspecified
+    context_lens   R ints     at least the position after each request's last token, on the host
+    decoder_lens   R ints     how many of them, the last ones, go through the decoder layers
+    block_table    [R, B] i64 blocks of the global KV; past a request's need any block of the pool
     state_slots    [R] i64    slot of each request in the ring pools
+    first          [R] i64    position of each request's first token here
     encoder_start  [R] i64    encoder window keys before this position do not exist
     decoder_start  [R] i64    decoder layers run from this position on; their window starts there
     write_start    [R] i64    global KV before this position is already cached: read, never written
     logit_rows     [N] i64    indices into the T tokens whose logits are wanted
+    may_have_images           False if it is known that no token is an image's
     """
 
     token_ids: Tensor
@@ -35,12 +47,75 @@ class ForwardBatch:
     request_rows: Tensor
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
+    decoder_lens: tuple[int, ...]
     block_table: Tensor
     state_slots: Tensor
+    first: Tensor
     encoder_start: Tensor
     decoder_start: Tensor
     write_start: Tensor
     logit_rows: Tensor
+    may_have_images: bool = True
+
+    @staticmethod
+    def of(
+        *,
+        token_ids: ArrayLike,
+        query_lens: Sequence[int],
+        first: ArrayLike,
+        block_table: Tensor | ArrayLike,
+        state_slots: ArrayLike,
+        encoder_start: ArrayLike,
+        decoder_start: ArrayLike,
+        write_start: ArrayLike,
+        logit_rows: ArrayLike,
+        device: torch.device | str = "cpu",
+        image_token_id: int | None = None,
+    ) -> ForwardBatch:
+        """A batch from what the host knows of R requests; fields mean what they mean above.
+
+        Raises: ValueError if logits are asked for a token that does not reach the decoder layers.
+        """
+        ids, lens, begins = _ints(token_ids), _ints(query_lens), _ints(first)
+        ends, starts, wanted = begins + lens, _ints(decoder_start), _ints(logit_rows)
+        rows = np.repeat(np.arange(len(lens)), lens)
+        positions = begins[rows] + np.arange(len(rows)) - np.repeat(np.cumsum(lens) - lens, lens)
+        if (positions[wanted] < starts[rows[wanted]]).any():
+            raise ValueError("logits are asked for a token before its request's decoder_start")
+        arrays = {
+            "token_ids": ids,
+            "positions": positions,
+            "request_rows": rows,
+            "state_slots": _ints(state_slots),
+            "first": begins,
+            "encoder_start": _ints(encoder_start),
+            "decoder_start": starts,
+            "write_start": _ints(write_start),
+            "logit_rows": wanted,
+        }
+        if not isinstance(block_table, Tensor):
+            arrays["block_table"] = _ints(block_table)
+        tensors = send_all(arrays, device)
+        if isinstance(block_table, Tensor):
+            tensors["block_table"] = block_table
+        return ForwardBatch(
+            **tensors,
+            query_lens=tuple(lens.tolist()),
+            context_lens=tuple(ends.tolist()),
+            decoder_lens=tuple(np.clip(ends - np.maximum(begins, starts), 0, None).tolist()),
+            may_have_images=image_token_id is not None and bool((ids == image_token_id).any()),
+        )
+
+
+def _ints(values: ArrayLike) -> NDArray[np.int64]:
+    return np.asarray(values, dtype=np.int64)
+
+
+def last_tokens(query_lens: Sequence[int], counts: Sequence[int]) -> NDArray[np.int64]:
+    """Indices, in a pass of these lengths, of each request's last ``counts[i]`` tokens."""
+    ends = np.cumsum(_ints(query_lens))
+    begins = ends - np.minimum(_ints(query_lens), _ints(counts))
+    return np.concatenate([np.arange(b, e) for b, e in zip(begins, ends, strict=True)] or [ends])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +123,7 @@ class ForwardOutput:
     """logits [N, V] f32 for ``logit_rows``.
 
     main_hidden [M, taps * d] bf16 and main_rows [M] i64: the draft stages' input for the M tokens
-    that went through the decoder layers, and their indices into the T tokens.
+    that went through the decoder layers (``decoder_lens``), and their indices into the T tokens.
     """
 
     logits: Tensor

@@ -33,7 +33,8 @@ class BoundModel:
         if self.is_speculative and len(output.main_rows):
             positions = batch.positions[output.main_rows]
             slots = batch.state_slots[batch.request_rows[output.main_rows]]
-            self.model.seed_draft(output.main_hidden, positions, slots, self.cache)
+            lens = batch.decoder_lens
+            self.model.seed_draft(output.main_hidden, positions, slots, lens, self.cache)
         return output.logits
 
     def draft(

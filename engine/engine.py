@@ -78,7 +78,13 @@ class LLMEngine:
         bound = BoundModel(
             model, cache, device=device, is_speculative=self.config.num_speculative_tokens > 0
         )
-        table = SlotTable(num_slots, self.config.max_model_len, self.config.block_size, device)
+        table = SlotTable(
+            num_slots,
+            self.config.max_model_len,
+            self.config.block_size,
+            device,
+            model.config.image_token_id,
+        )
         sampler = Sampler(num_slots, device)
         self.profile = None
         if self.config.schedule_drafts and self.config.num_speculative_tokens:

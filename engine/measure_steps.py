@@ -114,27 +114,25 @@ def _verify(model: Runner, cache: Cache, batch: ForwardBatch) -> None:
     output = model.forward(batch, cache)
     rows = output.main_rows
     slots = batch.state_slots[batch.request_rows[rows]]
-    model.seed_draft(output.main_hidden, batch.positions[rows], slots, cache)
+    positions = batch.positions[rows]
+    model.seed_draft(output.main_hidden, positions, slots, batch.decoder_lens, cache)
 
 
 def _dummy_batch(config: EngineConfig, count: int, length: int) -> ForwardBatch:
     """``length`` tokens at the same place of ``count`` requests; they may share blocks, because
     what they write is never read."""
-    device = config.device
     first = max(0, min(POSITION, (config.max_model_len or POSITION) - length))
-    rows = torch.arange(count, device=device).repeat_interleave(length)
     num_blocks = -(-(first + length) // config.block_size)
-    starts = torch.zeros(count, dtype=torch.int64, device=device)
-    return ForwardBatch(
-        token_ids=torch.zeros(count * length, dtype=torch.int64, device=device),
-        positions=first + torch.arange(length, device=device).repeat(count),
-        request_rows=rows,
-        query_lens=(length,) * count,
-        context_lens=(first + length,) * count,
-        block_table=torch.zeros((count, num_blocks), dtype=torch.int32, device=device),
-        state_slots=torch.arange(count, device=device),
+    starts = [0] * count
+    return ForwardBatch.of(
+        token_ids=[0] * (count * length),
+        query_lens=[length] * count,
+        first=[first] * count,
+        block_table=[[0] * num_blocks] * count,
+        state_slots=range(count),
         encoder_start=starts,
         decoder_start=starts,
         write_start=starts,
-        logit_rows=torch.arange(count * length, device=device),
+        logit_rows=range(count * length),
+        device=config.device,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -35,7 +35,12 @@ class Runner(Protocol):
     def forward(self, batch: ForwardBatch, cache: Any) -> ForwardOutput: ...
 
     def seed_draft(
-        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: Any
+        self,
+        main_hidden: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        query_lens: Sequence[int],
+        cache: Any,
     ) -> None: ...
 
     def draft(

@@ -11,16 +11,28 @@ from torch import Tensor
 
 from .batch import ForwardBatch
 from .request_state import RequestState
+from .staging import send
 
 
 class SlotTable:
-    """Block tables and start positions by slot; turns requests into a ``ForwardBatch``."""
+    """Block tables and start positions by slot; turns requests into a ``ForwardBatch``.
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int, device: str) -> None:
+    blocks [num_slots, most blocks] i64 lies on the device: a step sends only what is new.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        device: str,
+        image_token_id: int | None = None,
+    ) -> None:
         self.device = device
         self.block_size = block_size
+        self.image_token_id = image_token_id
         max_blocks = -(-max_model_len // block_size)
-        self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self.blocks = torch.zeros((num_slots, max_blocks), dtype=torch.int64, device=device)
         self._num_blocks = [0] * num_slots
         self._starts = np.zeros((3, num_slots), dtype=np.int64)
 
@@ -39,36 +51,38 @@ class SlotTable:
         logit_rows: NDArray[np.int64],
     ) -> ForwardBatch:
         """The batch in which request i brings ``query_lens[i]`` tokens from ``starts[i]`` on."""
-        slots = [state.slot for state in states]
-        self._sync(states)
-        lens = np.asarray(query_lens, dtype=np.int64)
-        begins = np.asarray(starts, dtype=np.int64)
-        ends = begins + lens
-        rows = np.repeat(np.arange(len(states)), lens)
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(lens) - lens, lens)
-        width = -(-int(ends.max()) // self.block_size)
+        self.send_new_blocks(states)
+        slots = np.asarray([state.slot for state in states], dtype=np.int64)
+        longest = max(start + n for start, n in zip(starts, query_lens, strict=True))
         encoder_start, decoder_start, write_start = self._starts[:, slots]
-        return ForwardBatch(
-            token_ids=self._tensor(np.asarray(token_ids, dtype=np.int64)),
-            positions=self._tensor(begins[rows] + offsets),
-            request_rows=self._tensor(rows),
-            query_lens=tuple(query_lens),
-            context_lens=tuple(ends.tolist()),
-            block_table=self._tensor(self._blocks[slots, :width]),
-            state_slots=self._tensor(np.asarray(slots, dtype=np.int64)),
-            encoder_start=self._tensor(encoder_start),
-            decoder_start=self._tensor(decoder_start),
-            write_start=self._tensor(write_start),
-            logit_rows=self._tensor(logit_rows),
+        return ForwardBatch.of(
+            token_ids=token_ids,
+            query_lens=query_lens,
+            first=starts,
+            block_table=self._block_table(slots, -(-longest // self.block_size)),
+            state_slots=slots,
+            encoder_start=encoder_start,
+            decoder_start=decoder_start,
+            write_start=write_start,
+            logit_rows=logit_rows,
+            device=self.device,
+            image_token_id=self.image_token_id,
         )
 
-    def _sync(self, states: Sequence[RequestState]) -> None:
+    def send_new_blocks(self, states: Sequence[RequestState]) -> None:
         """Blocks are only ever appended while a request keeps its slot."""
+        places: list[int] = []
+        blocks: list[int] = []
         for state in states:
             known = self._num_blocks[state.slot]
             if known != len(state.blocks):
-                self._blocks[state.slot, known : len(state.blocks)] = state.blocks[known:]
+                begin = state.slot * self.blocks.shape[1]
+                places += range(begin + known, begin + len(state.blocks))
+                blocks += state.blocks[known:]
                 self._num_blocks[state.slot] = len(state.blocks)
+        if places:
+            index, values = send(np.array([places, blocks]), self.device)
+            self.blocks.view(-1)[index] = values
 
-    def _tensor(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+    def _block_table(self, slots: NDArray[np.int64], width: int) -> Tensor:
+        return self.blocks[:, :width][send(slots, self.device)]

@@ -40,10 +40,7 @@ class Compressor:
         """Compress x [T, d] bf16 and store the entries that are now complete."""
         layer = self.plan.layer_id
         new = kv.new_entries(self.plan.ratio)
-        if self.plan.ratio == 1:
-            pooled = linear(x[new.tokens], self.wkv_gate)
-        else:
-            pooled = self._pool(x, tokens, kv, new.tokens)
+        pooled = linear(x, self.wkv_gate) if self.plan.ratio == 1 else self._pool(x, tokens, kv)
         latent = rms_norm(pooled, self.norm, self.eps)
         rope = kv.rotary.table(self.plan, new.positions)
         pools = kv.cache.main[layer], kv.cache.index[layer]
@@ -52,17 +49,15 @@ class Compressor:
         key = linear(latent, self.wk)
         store_latents(key, rope, "index", index, new.rows, weight=self.k_norm, eps=self.eps)
 
-    def _pool(self, x: Tensor, tokens: Tokens, kv: GlobalKV, completing: Tensor) -> Tensor:
-        """Latents of the pairs that end at the ``completing`` tokens, [n, D] bf16.
+    def _pool(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> Tensor:
+        """Latents of each token and the one before it, [T, D] bf16; every second is an entry.
 
         A pair may begin in an earlier pass: unpooled keys and gates are kept in a ring.
         """
         ring = kv.cache.partial[self.plan.layer_id]
         key_gate = torch.unflatten(fp32_linear(x, self.wkv_gate), -1, (2, -1))
-        slots, positions = tokens.slots[completing], tokens.positions[completing]
-        earlier = ring[slots, (positions - 1) % HISTORY_RING_SIZE]
-        in_pass = (tokens.offsets[completing] > 0)[:, None, None]
-        first = torch.where(in_pass, key_gate[completing - 1], earlier)
-        kept = tokens.newest(HISTORY_RING_SIZE)
-        ring[tokens.slots[kept], tokens.positions[kept] % HISTORY_RING_SIZE] = key_gate[kept]
-        return pool_pairs(first, key_gate[completing])
+        earlier = ring[tokens.slots, (tokens.positions - 1) % HISTORY_RING_SIZE]
+        in_pass = (tokens.offsets > 0)[:, None, None]
+        first = torch.where(in_pass, key_gate.roll(1, 0), earlier)
+        tokens.store_newest(ring, key_gate)
+        return pool_pairs(first, key_gate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ from .block import Block
 from .layer_tensors import LayerTensors
 from .rotary import Rotary, rope_key
 from .streams import initial_streams
-from .tokens import Tokens
+from .tokens import Tokens, newest_tokens
 from .window import block_window
 
 if TYPE_CHECKING:
@@ -62,13 +62,20 @@ class DraftModel:
         self.markov_head = stages[-1].weight("markov_head.head")
         self.confidence = stages[-1].weight("confidence_head.proj")
 
-    def seed(self, main_hidden: Tensor, positions: Tensor, slots: Tensor, cache: KVCache) -> None:
+    def seed(
+        self,
+        main_hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        query_lens: Sequence[int],
+        cache: KVCache,
+    ) -> None:
         """Store every stage's window rows of verified tokens; see ``Model.seed_draft``."""
         size = ring_size(self.config)
-        last = positions.new_zeros(cache.num_slots).scatter_reduce(0, slots, positions, "amax")
-        kept = (positions > last[slots] - size).nonzero()[:, 0]
-        positions, slots = positions[kept], slots[kept]
-        projected = quantized_linear(main_hidden[kept], self.main_proj)
+        kept = newest_tokens(query_lens, size, positions.device)
+        if kept is not None:
+            main_hidden, positions, slots = main_hidden[kept], positions[kept], slots[kept]
+        projected = quantized_linear(main_hidden, self.main_proj)
         context = rms_norm(projected, self.main_norm, self.config.rms_norm_eps)
         index = slots * size + positions % size
         for stage, block in enumerate(self.blocks):

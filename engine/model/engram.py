@@ -78,6 +78,5 @@ def read_history(
     earlier = history[tokens.slots[:, None], positions % HISTORY_RING_SIZE]
     ids = torch.where(tokens.offsets[:, None] >= back, compressed[index.clamp(min=0)], earlier)
     absent = (positions < start.clamp(min=0)[tokens.request_rows][:, None]) | (ids == _NO_TOKEN)
-    kept = tokens.newest(HISTORY_RING_SIZE)
-    history[tokens.slots[kept], tokens.positions[kept] % HISTORY_RING_SIZE] = compressed[kept]
+    tokens.store_newest(history, compressed)
     return ids.masked_fill(absent.cumsum(1) > 0, pad)

@@ -16,13 +16,12 @@ from .rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewEntries:
-    """Compressed entries that a pass completes: n of them, of one ratio.
+    """The compressed entries, of one ratio, that the T tokens of a pass complete.
 
-    tokens [n] i64 the token (of T) that completes each; rows [n] i64 in the flat pool; positions
-    [n] i64 of the group's first token, which the entry is rotated to.
+    rows [T] i64 in the flat pool, -1 for a token that completes none or whose entry is cached
+    already; positions [T] i64 of the group's first token, which the entry is rotated to.
     """
 
-    tokens: Tensor
     rows: Tensor
     positions: Tensor
 
@@ -41,11 +40,6 @@ class GlobalKV:
     picks: dict[int, Tensor] = field(default_factory=dict)
     candidates: dict[int, Tensor] = field(default_factory=dict)
 
-    @cached_property
-    def block_table(self) -> Tensor:
-        """[R, B] i64; entries past a request's need are unspecified, so they are made harmless."""
-        return self.batch.block_table.long().clamp(0, self.cache.num_blocks - 1)
-
     def new_entries(self, ratio: int) -> NewEntries:
         if ratio not in self._new_entries:
             self._new_entries[ratio] = self._find_new_entries(ratio)
@@ -59,14 +53,15 @@ class GlobalKV:
         batch = self.batch
         completes = (batch.positions + 1) % ratio == 0
         writable = batch.positions >= batch.write_start[batch.request_rows]
-        tokens = (completes & writable).nonzero()[:, 0]
-        entries = batch.positions[tokens].div(ratio, rounding_mode="floor")
-        rows = self.rows_of(entries, batch.request_rows[tokens], ratio)
-        return NewEntries(tokens=tokens, rows=rows, positions=entries * ratio)
+        entries = batch.positions.div(ratio, rounding_mode="floor")
+        rows = self.rows_of(
+            torch.where(completes & writable, entries, -1), batch.request_rows, ratio
+        )
+        return NewEntries(rows=rows, positions=entries * ratio)
 
     def rows_of(self, entries: Tensor, request_rows: Tensor, ratio: int) -> Tensor:
         """Rows in the flat pool of entries [n] or [n, K] of requests [n]; -1 stays -1."""
         per_block = self.cache.block_size // ratio
         requests = request_rows.view(-1, *(1,) * (entries.dim() - 1))
-        blocks = self.block_table[requests, entries.clamp(min=0) // per_block]
+        blocks = self.batch.block_table[requests, entries.clamp(min=0) // per_block]
         return torch.where(entries < 0, -1, blocks * per_block + entries % per_block)

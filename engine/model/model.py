@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ class Model:
                 streams = self.engrams[layer_id](streams, lookback, tokens.is_image)
             block.write_global_kv(streams, pre, tokens, kv)
             if layer_id == self.config.split_layer:
-                batch, kept = narrow_batch(batch, batch.decoder_start)
+                batch, kept = narrow_batch(batch)
                 tokens, kv = self._begin(batch, batch.decoder_start, cache)
                 if kept is not None:
                     main_rows, lookback = main_rows[kept], lookback[kept]
@@ -112,14 +112,20 @@ class Model:
 
     @torch.inference_mode()
     def seed_draft(
-        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: KVCache
+        self,
+        main_hidden: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        query_lens: Sequence[int],
+        cache: KVCache,
     ) -> None:
         """Let the draft stages see verified tokens.
 
         Shapes: main_hidden [M, taps * d] bf16 from ``forward``, positions [M] i64, state_slots [M]
-        i64.  Each token must be given once before a draft that starts after it.
+        i64; ``query_lens``: how many of the M tokens each request has, one request after the other.
+        Each token must be given once before a draft that starts after it.
         """
-        self._drafts().seed(main_hidden, positions, state_slots, cache)
+        self._drafts().seed(main_hidden, positions, state_slots, query_lens, cache)
 
     @torch.inference_mode()
     def draft(

@@ -5,12 +5,14 @@ Made once per pass, twice when the decoder half computes fewer tokens; shared by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.batch import ForwardBatch, last_tokens
+from deepinfer.engine.staging import send
 
 from .rotary import RopeTables, Rotary
 from .window import Window, causal_window
@@ -33,12 +35,13 @@ class Tokens:
     window: Window
     is_image: Tensor | None = None
 
-    def newest(self, count: int) -> Tensor:
-        """Indices of each request's last ``count`` tokens of this pass."""
-        if max(self.query_lens, default=0) <= count:
-            return torch.arange(len(self.positions), device=self.positions.device)
-        lens = torch.tensor(self.query_lens, device=self.positions.device)
-        return (self.offsets >= lens[self.request_rows] - count).nonzero()[:, 0]
+    def store_newest(self, ring: Tensor, values: Tensor) -> None:
+        """Values [T, ...] of each request's last tokens into ``ring`` [num_slots, size, ...]."""
+        slots, places = self.slots, self.positions % ring.shape[1]
+        kept = newest_tokens(self.query_lens, ring.shape[1], slots.device)
+        if kept is not None:
+            slots, places, values = slots[kept], places[kept], values[kept]
+        ring[slots, places] = values
 
     @classmethod
     def of_batch(
@@ -52,52 +55,54 @@ class Tokens:
         image_token_id: int | None,
     ) -> Tokens:
         """All tokens of a batch; their windows begin at ``start`` [R]."""
-        device = batch.positions.device
-        ends, lens = batch.context_lens, batch.query_lens
-        first = torch.tensor([e - n for e, n in zip(ends, lens, strict=True)], device=device)
         window = causal_window(
             positions=batch.positions,
             request_rows=batch.request_rows,
-            first=first,
+            first=batch.first,
             start=start,
             slots=batch.state_slots,
-            max_query_len=max(lens, default=0),
+            query_lens=batch.query_lens,
             width=width,
             ring_size=ring_size,
         )
-        is_image = batch.token_ids == (-1 if image_token_id is None else image_token_id)
+        is_image = None
+        if batch.may_have_images and image_token_id is not None:
+            is_image = (batch.token_ids == image_token_id)[:, None]
         return cls(
             positions=batch.positions,
             request_rows=batch.request_rows,
-            offsets=batch.positions - first[batch.request_rows],
+            offsets=batch.positions - batch.first[batch.request_rows],
             slots=batch.state_slots[batch.request_rows],
-            query_lens=lens,
+            query_lens=batch.query_lens,
             rope=rotary.tables(batch.positions),
             window=window,
-            is_image=is_image[:, None] if bool(is_image.any()) else None,
+            is_image=is_image,
         )
 
 
-def narrow_batch(batch: ForwardBatch, start: Tensor) -> tuple[ForwardBatch, Tensor | None]:
-    """The tokens at or after ``start`` [R] of their request.
+def newest_tokens(query_lens: Sequence[int], count: int, device: torch.device) -> Tensor | None:
+    """Indices, in a pass of these lengths, of each request's last ``count``; None if all are."""
+    if max(query_lens, default=0) <= count:
+        return None
+    return send(last_tokens(query_lens, [count] * len(query_lens)), device)
+
+
+def narrow_batch(batch: ForwardBatch) -> tuple[ForwardBatch, Tensor | None]:
+    """The tokens that go through the decoder layers.
 
     Returns the smaller batch and the kept tokens' indices, or the batch itself and None if all
     stay.  ``logit_rows`` of the smaller batch point into it.
-    Raises: ValueError if a token that is left out has logits asked for.
     """
-    keep = batch.positions >= start[batch.request_rows]
-    if bool(keep.all()):
+    if batch.decoder_lens == batch.query_lens:
         return batch, None
-    kept = keep.nonzero()[:, 0]
-    if not bool(keep[batch.logit_rows].all()):
-        raise ValueError("logits are asked for a token before its request's decoder_start")
-    rows = batch.request_rows[kept]
+    kept = send(last_tokens(batch.query_lens, batch.decoder_lens), batch.positions.device)
     narrowed = replace(
         batch,
         token_ids=batch.token_ids[kept],
         positions=batch.positions[kept],
-        request_rows=rows,
-        query_lens=tuple(torch.bincount(rows, minlength=len(batch.query_lens)).tolist()),
+        request_rows=batch.request_rows[kept],
+        query_lens=batch.decoder_lens,
+        first=torch.maximum(batch.first, batch.decoder_start),
         logit_rows=torch.searchsorted(kept, batch.logit_rows),
     )
     return narrowed, kept

@@ -5,10 +5,14 @@ R requests, T tokens, W keys per token, B bytes per row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from deepinfer.engine.batch import last_tokens
+from deepinfer.engine.staging import send
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,13 +54,14 @@ def causal_window(
     first: Tensor,
     start: Tensor,
     slots: Tensor,
-    max_query_len: int,
+    query_lens: Sequence[int],
     width: int,
     ring_size: int,
 ) -> Window:
     """The last ``width`` positions up to each token's own, not before its request's ``start``.
 
-    Shapes: positions, request_rows [T]; first [R]: first position of this pass; start, slots [R].
+    Shapes: positions, request_rows [T]; first [R]: first position of this pass; start, slots [R];
+    query_lens R ints: tokens of each request in this pass.
     A pass that is short enough writes first and reads all from the ring.  In a longer one new rows
     would overwrite old ones that are still needed, so the old ones are copied out before.
     """
@@ -65,7 +70,7 @@ def causal_window(
     keys = positions[:, None] - lookback
     absent = keys < start.clamp(min=0)[request_rows][:, None]
     ring_base = token_slots * ring_size
-    if max_query_len + width - 1 <= ring_size:
+    if max(query_lens, default=0) + width - 1 <= ring_size:
         read_index = ring_base[:, None] + keys % ring_size
         return Window(
             read_index=read_index.masked_fill_(absent, -1),
@@ -77,8 +82,8 @@ def causal_window(
     before = request_rows[:, None] * num_before + num_before + keys - token_first[:, None]
     read_index = torch.where(keys >= token_first[:, None], in_pass, before)
     old = first[:, None] - num_before + torch.arange(num_before, device=positions.device)
-    last = torch.zeros_like(first).scatter_reduce(0, request_rows, positions, "amax")
-    write_rows = (positions > last[request_rows] - ring_size).nonzero()[:, 0]
+    newest = last_tokens(query_lens, [ring_size] * len(query_lens))
+    write_rows = send(newest, positions.device)
     return Window(
         read_index=read_index.masked_fill_(absent, -1),
         write_index=(ring_base + positions % ring_size)[write_rows],

@@ -30,6 +30,7 @@ class FakeConfig:
     max_position_embeddings: int = 256
     num_nextn_predict_layers: int = 1
     dspark_block_size: int = 5
+    image_token_id: int | None = None
 
 
 class FakeCache:
@@ -102,9 +103,14 @@ class FakeModel:
         )
 
     def seed_draft(
-        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: FakeCache
+        self,
+        main_hidden: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        query_lens: Sequence[int],
+        cache: FakeCache,
     ) -> None:
-        assert len(positions) == len(state_slots) == len(main_hidden)
+        assert len(positions) == len(state_slots) == len(main_hidden) == sum(query_lens)
 
     def draft(
         self,

@@ -216,18 +216,17 @@ def test_default_hit_equals_a_reference_with_the_same_truncated_windows() -> Non
 
     def forward(slot: int, begin: int, encoder_start: int, write_start: int) -> torch.Tensor:
         count = len(prompt) - begin
-        batch = ForwardBatch(
+        batch = ForwardBatch.of(
             token_ids=prompt[begin:],
-            positions=torch.arange(begin, len(prompt)),
-            request_rows=torch.zeros(count, dtype=torch.int64),
-            query_lens=(count,),
-            context_lens=(len(prompt),),
-            block_table=torch.arange(table_width, dtype=torch.int32)[None],
-            state_slots=torch.tensor([slot]),
-            encoder_start=torch.tensor([encoder_start]),
-            decoder_start=torch.tensor([len(prompt) - window]),
-            write_start=torch.tensor([write_start]),
-            logit_rows=torch.tensor([count - 1]),
+            query_lens=[count],
+            first=[begin],
+            block_table=[range(table_width)],
+            state_slots=[slot],
+            encoder_start=[encoder_start],
+            decoder_start=[len(prompt) - window],
+            write_start=[write_start],
+            logit_rows=[count - 1],
+            image_token_id=model.config.image_token_id,
         )
         return model.forward(batch, memory).logits[0].log_softmax(-1)
 

@@ -92,25 +92,24 @@ class Session:
 
     def batch(self, token_ids: Tensor) -> ForwardBatch:
         begin, end = self.num_tokens, self.num_tokens + len(token_ids)
-        return ForwardBatch(
+        return ForwardBatch.of(
             token_ids=token_ids,
-            positions=torch.arange(begin, end),
-            request_rows=torch.zeros(end - begin, dtype=torch.int64),
-            query_lens=(end - begin,),
-            context_lens=(end,),
-            block_table=torch.arange(NUM_BLOCKS, dtype=torch.int32)[None],
-            state_slots=torch.tensor([0]),
-            encoder_start=torch.tensor([0]),
-            decoder_start=torch.tensor([self.decoder_start]),
-            write_start=torch.tensor([0]),
-            logit_rows=torch.arange(max(0, self.decoder_start - begin), end - begin),
+            query_lens=[end - begin],
+            first=[begin],
+            block_table=[range(NUM_BLOCKS)],
+            state_slots=[0],
+            encoder_start=[0],
+            decoder_start=[self.decoder_start],
+            write_start=[0],
+            logit_rows=range(max(0, self.decoder_start - begin), end - begin),
+            image_token_id=self.golden.config.image_token_id,
         )
 
     def seed(self, output: ForwardOutput) -> None:
         """Show the draft stages the tokens of the newest ``run``."""
         positions = torch.arange(self.num_tokens - len(output.main_rows), self.num_tokens)
         self.golden.model.seed_draft(
-            output.main_hidden, positions, torch.zeros_like(positions), self.cache
+            output.main_hidden, positions, torch.zeros_like(positions), [len(positions)], self.cache
         )
 
     def draft(self, anchor: int, sample: DraftSampler = greedy_sampler) -> DraftOutput:

@@ -64,30 +64,21 @@ class Passes:
 
     def batch(self, parts: Sequence[tuple[int, Tensor]]) -> ForwardBatch:
         """The next tokens of some requests; logits of all of them."""
-        rows, positions, ends = [], [], []
-        for row, (request, token_ids) in enumerate(parts):
-            start, count = self.num_done[request], len(token_ids)
-            rows += [row] * count
-            positions += range(start, start + count)
-            ends.append(start + count)
-        requests = torch.tensor([request for request, _ in parts])
-        first = requests[:, None] * self.blocks_each
-        zeros = torch.zeros_like(requests)
-        batch = {
-            "token_ids": torch.cat([token_ids for _, token_ids in parts]),
-            "positions": torch.tensor(positions),
-            "request_rows": torch.tensor(rows),
-            "block_table": (first + torch.arange(self.blocks_each)).int(),
-            "state_slots": requests,
-            "encoder_start": zeros,
-            "decoder_start": zeros,
-            "write_start": zeros,
-            "logit_rows": torch.arange(len(rows)),
-        }
-        return ForwardBatch(
-            query_lens=tuple(len(token_ids) for _, token_ids in parts),
-            context_lens=tuple(ends),
-            **{name: tensor.to(self.device) for name, tensor in batch.items()},
+        requests = np.array([request for request, _ in parts])
+        zeros = np.zeros_like(requests)
+        lens = [len(token_ids) for _, token_ids in parts]
+        return ForwardBatch.of(
+            token_ids=torch.cat([token_ids for _, token_ids in parts]),
+            query_lens=lens,
+            first=[self.num_done[request] for request, _ in parts],
+            block_table=requests[:, None] * self.blocks_each + np.arange(self.blocks_each),
+            state_slots=requests,
+            encoder_start=zeros,
+            decoder_start=zeros,
+            write_start=zeros,
+            logit_rows=range(sum(lens)),
+            device=self.device,
+            image_token_id=self.model.config.image_token_id,
         )
 
     def run(self, parts: Sequence[tuple[int, Tensor]]) -> Tensor:

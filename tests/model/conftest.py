@@ -49,32 +49,33 @@ class Fleet:
         self.tables = torch.randperm(count * BLOCKS_EACH, generator=generator).view(count, -1)
         self.slots = torch.randperm(count, generator=generator)
 
-    def run(self, parts: list[tuple[int, int]]) -> None:
-        """One pass over the next ``count`` tokens of each (request, count)."""
-        rows, ids, positions, wanted = [], [], [], []
+    def run(self, parts: list[tuple[int, int]], wanted: list[int] | None = None) -> None:
+        """One pass over the next ``count`` tokens of each (request, count); logits of the
+        ``wanted`` tokens of the pass, by default of all that the decoder layers compute."""
+        rows, ids, positions, reached = [], [], [], []
         for row, (number, count) in enumerate(parts):
             seen = self.requests[number]
             span = range(seen.num_done, seen.num_done + count)
-            wanted += [len(ids) + i for i, p in enumerate(span) if p >= seen.decoder_start]
+            reached += [len(ids) + i for i, p in enumerate(span) if p >= seen.decoder_start]
             ids += seen.token_ids[span.start : span.stop].tolist()
             positions += list(span)
             rows += [row] * count
+        wanted = reached if wanted is None else wanted
         numbers = torch.tensor([number for number, _ in parts])
         members = [self.requests[number] for number, _ in parts]
         ends = tuple(self.requests[n].num_done + count for n, count in parts)
         output = self.model.forward(
-            ForwardBatch(
-                token_ids=torch.tensor(ids),
-                positions=torch.tensor(positions),
-                request_rows=torch.tensor(rows),
-                query_lens=tuple(count for _, count in parts),
-                context_lens=ends,
+            ForwardBatch.of(
+                token_ids=ids,
+                query_lens=[count for _, count in parts],
+                first=[seen.num_done for seen in members],
                 block_table=self.tables[numbers],
                 state_slots=self.slots[numbers],
-                encoder_start=torch.tensor([seen.encoder_start for seen in members]),
-                decoder_start=torch.tensor([seen.decoder_start for seen in members]),
-                write_start=torch.tensor([seen.write_start for seen in members]),
-                logit_rows=torch.tensor(wanted, dtype=torch.int64),
+                encoder_start=[seen.encoder_start for seen in members],
+                decoder_start=[seen.decoder_start for seen in members],
+                write_start=[seen.write_start for seen in members],
+                logit_rows=wanted,
+                image_token_id=self.model.config.image_token_id,
             ),
             self.cache,
         )

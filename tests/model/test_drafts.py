@@ -21,7 +21,7 @@ def seed_from(fleet, number, positions, chunk=1000):
     for first in range(0, len(positions), chunk):
         part = torch.tensor(positions[first : first + chunk])
         slots = torch.full_like(part, int(fleet.slots[number]))
-        fleet.model.seed_draft(hidden[first : first + chunk], part, slots, fleet.cache)
+        fleet.model.seed_draft(hidden[first : first + chunk], part, slots, [len(part)], fleet.cache)
 
 
 def draft(fleet, numbers, anchors, **options):

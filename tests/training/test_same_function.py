@@ -76,18 +76,16 @@ def new_cache(model: Model) -> KVCache:
 
 def forward_batch(document: np.ndarray, decoder_start: int = 0) -> ForwardBatch:
     length = len(document)
-    return ForwardBatch(
-        token_ids=torch.from_numpy(document.astype(np.int64)),
-        positions=torch.arange(length),
-        request_rows=torch.zeros(length, dtype=torch.int64),
-        query_lens=(length,),
-        context_lens=(length,),
-        block_table=torch.arange(NUM_BLOCKS, dtype=torch.int32)[None],
-        state_slots=torch.tensor([0]),
-        encoder_start=torch.tensor([0]),
-        decoder_start=torch.tensor([decoder_start]),
-        write_start=torch.tensor([0]),
-        logit_rows=torch.arange(decoder_start, length),
+    return ForwardBatch.of(
+        token_ids=document,
+        query_lens=[length],
+        first=[0],
+        block_table=[range(NUM_BLOCKS)],
+        state_slots=[0],
+        encoder_start=[0],
+        decoder_start=[decoder_start],
+        write_start=[0],
+        logit_rows=range(decoder_start, length),
     )
 
 
@@ -186,7 +184,9 @@ def test_draft_stages_give_the_engines_guess(pair: Pair) -> None:
     cache = new_cache(pair.model)
     output = pair.model.forward(forward_batch(document[:anchor]), cache)
     positions = torch.arange(anchor)
-    pair.model.seed_draft(output.main_hidden, positions, torch.zeros_like(positions), cache)
+    pair.model.seed_draft(
+        output.main_hidden, positions, torch.zeros_like(positions), [anchor], cache
+    )
     tokens = torch.from_numpy(document.astype(np.int64))
     zero = torch.tensor([0])
     expected = pair.model.draft(
