@@ -75,7 +75,8 @@ class Indexer:
             rows = slice(first, first + step)
             scores = paged_index_scores(
                 query_rows[rows], weights[rows], pool, kv.batch.block_table,
-                tokens.request_rows[rows], visible[rows], num_entries, None if candidates is None else candidates[rows],
+                tokens.request_rows[rows], visible[rows], num_entries,
+                None if candidates is None else candidates[rows],
                 kept_size=self.candidate_block_size,
             )  # fmt: skip
             if publishes:
