@@ -38,9 +38,9 @@ class MoE:
     def __call__(self, x: Tensor, is_image: Tensor | None) -> Tensor:
         """x [T, d] bf16 (normalised) -> [T, d] bf16; is_image [T, 1] bool or None."""
         ids, weights = self.route(x, is_image)
-        routed = self.routed(x, ids, weights)
+        routed = self.routed.begin(x, ids, weights)
         hidden = swiglu(quantized_linear(x, self.shared_gate_up), self.limit)
-        return (routed + quantized_linear(hidden, self.shared_down)).to(torch.bfloat16)
+        return (routed() + quantized_linear(hidden, self.shared_down)).to(torch.bfloat16)
 
     def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -19,6 +20,10 @@ class RoutedExperts(Protocol):
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
+        ...
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        """Start the same; the result waits for it.  Other work in between hides the exchange."""
         ...
 
     def assist(self) -> None:
@@ -62,7 +67,7 @@ class WholeModel:
 class LocalExperts:
     """Experts whose weights this rank holds, in the given order; ids count within it."""
 
-    def __init__(self, tensors: LayerTensors, members: range | list[int], limit: float) -> None:
+    def __init__(self, tensors: LayerTensors, members: Sequence[int], limit: float) -> None:
         layers = [tensors.under(f"ffn.experts.{expert}.") for expert in members]
         self.gate_up = Weight.stack([gate_up(layer) for layer in layers])
         self.down = Weight.stack([layer.weight("w2") for layer in layers])
@@ -70,6 +75,9 @@ class LocalExperts:
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, self.limit)
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        return lambda: self(x, ids, weights)
 
     def assist(self) -> None:
         """Nobody else's tokens come here."""

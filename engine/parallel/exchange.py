@@ -133,6 +133,9 @@ class PresentExperts:
         by_choice[row, choice] = pairs
         return add_choices(by_choice)
 
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        return lambda: self(x, ids, weights)
+
     def assist(self) -> None:
         self.local.assist()
 

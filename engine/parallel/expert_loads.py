@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,12 @@ class CountedExperts:
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.begin(x, ids, weights)()
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
-        return self.routed(x, ids, weights)
+        return self.routed.begin(x, ids, weights)
 
     def assist(self) -> None:
         self.routed.assist()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,9 @@ class SomeExperts:
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        return lambda: self(x, ids, weights)
 
     def assist(self) -> None:
         pass
@@ -142,3 +146,9 @@ def _compare(routed: RoutedExperts, rank: int, count: int, route: str) -> tuple[
     assert got.shape == expected.shape and got.dtype == torch.float32
     error = (got - expected).abs().max() / expected.abs().max() if count else torch.zeros(())
     return torch.equal(got, expected), float(error)
+
+
+def answers(*arguments: Any) -> dict[str, tuple[int, ...]]:
+    from golden_ranks import many_ranks
+
+    return many_ranks(*arguments)

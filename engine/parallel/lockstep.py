@@ -1,0 +1,114 @@
+"""Ranks that share experts make every pass together, whatever each has to do.
+
+Before a pass each rank says what it wants next, and all do what most of the work is behind: drafts
+before passes before rest.  A rank that wanted something else, or nothing, only helps with its
+experts.  So ranks need not agree on anything else: each has its own scheduler and its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
+from deepinfer.engine.runner import Runner
+
+from .groups import Group
+
+if TYPE_CHECKING:
+    from deepinfer.engine.model.config import ModelConfig
+
+
+class Wish(IntEnum):
+    """In the order in which wishes are granted."""
+
+    DRAFT = 0
+    FORWARD = 1
+    REST = 2
+    DONE = 3
+
+
+class AssistingRunner(Runner, Protocol):
+    """A model that can help other ranks' tokens through its experts."""
+
+    def assist(self, first_layer: int = 0) -> None: ...
+
+    def assist_draft(self) -> None: ...
+
+
+class LockstepModel:
+    """A model whose passes are made by all ranks of ``control`` at a time.
+
+    ``before_pass`` is called by all ranks at once, with the number of passes so far.
+    Between passes every rank must be in a pass, in ``rest`` or in ``finish``.
+    """
+
+    def __init__(
+        self,
+        model: AssistingRunner,
+        control: Group,
+        before_pass: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self.model = model
+        self.control = control
+        self._before_pass = before_pass
+        self._num_passes = 0
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    def forward(self, batch: ForwardBatch, cache: Any) -> ForwardOutput:
+        self._take_turn(Wish.FORWARD)
+        return self.model.forward(batch, cache)
+
+    def seed_draft(
+        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: Any
+    ) -> None:
+        self.model.seed_draft(main_hidden, positions, state_slots, cache)
+
+    def draft(
+        self,
+        anchor_token_ids: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        draft_start: Tensor,
+        cache: Any,
+        sample: Callable[[Tensor, Tensor], Tensor],
+    ) -> DraftOutput:
+        self._take_turn(Wish.DRAFT)
+        return self.model.draft(
+            anchor_token_ids, positions, state_slots, draft_start, cache, sample
+        )
+
+    def rest(self) -> bool:
+        """Help with one pass of the others; False if nobody wants one."""
+        return self._help(self._agree(Wish.REST))
+
+    def finish(self) -> None:
+        """Help until all ranks are here."""
+        while (wish := self._agree(Wish.DONE)) is not Wish.DONE:
+            self._help(wish)
+
+    def _take_turn(self, wish: Wish) -> None:
+        while (granted := self._agree(wish)) is not wish:
+            self._help(granted)
+
+    @torch.inference_mode()
+    def _help(self, wish: Wish) -> bool:
+        if wish is Wish.DRAFT:
+            self.model.assist_draft()
+        elif wish is Wish.FORWARD:
+            self.model.assist()
+        return wish in (Wish.DRAFT, Wish.FORWARD)
+
+    def _agree(self, wish: Wish) -> Wish:
+        granted = Wish(int(self.control.all_gather(torch.tensor([wish])).min()))
+        if granted is Wish.FORWARD:
+            self._before_pass(self._num_passes)
+            self._num_passes += 1
+        return granted

@@ -1,0 +1,99 @@
+"""One rank of the engine on a golden checkpoint, and the requests of a test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank_jobs import groups_of
+
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.share import WHOLE_MODEL
+from deepinfer.engine.parallel.lockstep import LockstepModel
+from deepinfer.engine.parallel.rank_share import RankShare
+from deepinfer.engine.parallel.sizes import ParallelSizes
+from deepinfer.engine.types import Completion, Request, SamplingParams
+from deepinfer.engine.weights import Checkpoint, open_checkpoint
+from deepinfer.recipes.token_compression import token_compression
+from deepinfer.recipes.tokenizer import Tokenizer
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+FIELDS = {"max_num_seqs": 3, "max_num_batched_tokens": 48, "block_size": 8, "num_blocks": 64}
+Answers = dict[str, tuple[int, ...]]
+
+
+@cache
+def checkpoint_of(name: str) -> tuple[Checkpoint, Any]:
+    folder = GOLDENS / name / "checkpoint"
+    return open_checkpoint(folder), token_compression(
+        Tokenizer.from_file(folder / "tokenizer.json")
+    )
+
+
+@cache
+def model_of(name: str, size: int, tensor_size: int, is_exact: bool) -> Model:
+    """This rank's part when ranks share experts in groups of ``size``; all of it for size 1."""
+    checkpoint, token_map = checkpoint_of(name)
+    sizes = ParallelSizes(expert_parallel_size=size, tensor_parallel_size=tensor_size)
+    sizes.check_model(checkpoint.config)
+    share: Any = WHOLE_MODEL
+    if sizes.world_size > 1:
+        share = RankShare(groups_of(size), groups_of(tensor_size), is_exact=is_exact)
+    return Model(checkpoint.config, checkpoint.load(), token_map=token_map, share=share)
+
+
+def requests_for(name: str, count: int) -> list[Request]:
+    """Prompts from one token to several windows; half of them greedy."""
+    generator = torch.Generator().manual_seed(5)
+    vocab = checkpoint_of(name)[0].config.vocab_size
+    requests = []
+    for i in range(count):
+        length = 1 + int(torch.randint(40, (1,), generator=generator))
+        prompt = torch.randint(3, vocab, (length,), generator=generator).tolist()
+        sampling = SamplingParams(temperature=float(i % 2), max_tokens=2 + i, ignore_eos=True)
+        requests.append(
+            Request(request_id=str(i), prompt_token_ids=tuple(prompt), sampling=sampling, seed=i)
+        )
+    return requests
+
+
+def answer(engine: LLMEngine, requests: Sequence[Request]) -> Answers:
+    completions: list[Completion] = []
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_unfinished():
+        completions += engine.step()
+    engine.check_integrity()
+    assert all(c.finish_reason == "length" for c in completions), completions
+    return {c.request_id: c.output_token_ids for c in completions}
+
+
+def one_rank(name: str, count: int, fields: Mapping[str, Any]) -> Answers:
+    engine = LLMEngine(model_of(name, 1, 1, True), EngineConfig(**(FIELDS | dict(fields))))
+    return answer(engine, requests_for(name, count))
+
+
+def many_ranks(
+    name: str, count: int, size: int, is_exact: bool, fields: Mapping[str, Any]
+) -> Answers:
+    """This rank's share of the answers: every rank of a group has rows of its own."""
+    group = groups_of(size)
+    model = LockstepModel(model_of(name, size, 1, is_exact), groups_of(size))
+    engine = LLMEngine(model, EngineConfig(**(FIELDS | dict(fields))))
+    mine = requests_for(name, count)[group.rank :: size]
+    # Ranks start at different times and have different amounts to do.
+    for _ in range(3 * dist.get_rank()):
+        model.rest()
+    answers = answer(engine, mine)
+    for _ in range(3 - group.rank):
+        if not model.rest():
+            time.sleep(0.001)
+    model.finish()
+    return answers
