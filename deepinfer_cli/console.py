@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from .background import every
 from .report import Report
 
 _PLAIN_SECONDS = 5.0
@@ -30,6 +30,7 @@ class Snapshot:
     acceptance: float | None
     elapsed_s: float
     eta_s: float | None
+    rows_per_s: float = 0.0
 
     @property
     def share(self) -> float | None:
@@ -89,23 +90,17 @@ class PlainConsole:
 
     @contextmanager
     def watch(self, snapshot: Callable[[], Snapshot]) -> Iterator[None]:
-        done = threading.Event()
+        wait_s = _PLAIN_SECONDS
 
         def report() -> None:
-            wait_s = _PLAIN_SECONDS
-            while not done.wait(wait_s):
-                now = snapshot()
-                self.say(" · ".join(progress_words(now)))
-                # A long run needs fewer lines: about twenty for each tenfold of its time.
-                wait_s = min(max(_PLAIN_SECONDS, now.elapsed_s / 20), _PLAIN_SECONDS_LATER)
+            nonlocal wait_s
+            now = snapshot()
+            self.say(" · ".join(progress_words(now)))
+            # A long run needs fewer lines: about twenty for each tenfold of its time.
+            wait_s = min(max(_PLAIN_SECONDS, now.elapsed_s / 20), _PLAIN_SECONDS_LATER)
 
-        thread = threading.Thread(target=report, daemon=True)
-        thread.start()
-        try:
+        with every(lambda: wait_s, report):
             yield
-        finally:
-            done.set()
-            thread.join()
 
     def summarize(self, report: Report) -> None:
         from .summary_table import summary_lines

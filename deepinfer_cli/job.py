@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.engine_facts import EngineFacts
+from deepinfer.errors import DeepInferError
 from deepinfer.outputs import RequestOutput
 
+from .background import every
 from .console import Console, Snapshot
 from .energy import EnergyMeter
 from .input_meter import InputMeter
@@ -19,12 +22,21 @@ from .reader import Reader
 from .report import InputFacts, Report
 from .report_build import Facts, build_report
 from .settings import Resolved, Settings
+from .sharding import Shard
 from .stopping import STOPPED_EARLY, StopNow, StopSwitch
 from .summary import Summary
 from .timeline import Timeline
+from .watchdog import NO_PROGRESS, Watchdog
 
 _ERROR_ROWS = 3
-_SIGNAL_NAMES = {129: "SIGHUP", 130: "Ctrl-C", 143: "SIGTERM", STOPPED_EARLY: "--time-limit"}
+_PUBLISH_SECONDS = 1.0
+_STOPPED_BY = {
+    129: "SIGHUP",
+    130: "Ctrl-C",
+    143: "SIGTERM",
+    STOPPED_EARLY: "--time-limit",
+    NO_PROGRESS: "the watchdog (--stall-limit)",
+}
 
 
 class Engine(Protocol):
@@ -67,6 +79,7 @@ class Job:
         on_record: Callable[[Record], None] = lambda record: None,
         *,
         constraint: Mapping[str, Any] | None = None,
+        publish: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self.reader = reader
         self.journal = journal
@@ -77,6 +90,7 @@ class Job:
         self._stop = StopSwitch(self.settings.time_limit)
         self._timeline = Timeline()
         self._input = InputMeter(reader.rows)
+        self._shard = Shard.of(self.settings.shard)
         self.pipeline = Pipeline(
             iter(self._input), journal, self.total, self.settings, self._stop, self._recorded
         )
@@ -85,6 +99,7 @@ class Job:
         self._console = console
         self._output = output
         self._constraint = constraint
+        self._publish = publish
         self._engine: Engine | None = None
         self._stats: EngineStats | None = None
         self._engine_notes: dict[str, str] = {}
@@ -96,25 +111,76 @@ class Job:
         self._ended: float | None = None
         self._cpu_s = 0.0
 
-    def recover(self) -> None:
-        """Take over the finished rows of an earlier part."""
+    def recover(self, *, retry_failed: bool = False) -> None:
+        """Take over the finished rows of an earlier part; with ``retry_failed`` not its errors."""
         self.is_resumed = True
+        failed = set()
         for record in self.journal.recover():
-            self.total.add(record)
+            if retry_failed and record.is_error:
+                failed.add(record.index)
+                self.journal.forget(record.index)
+            else:
+                failed.discard(record.index)
+                self.total.add(record)
         if self.total.num_rows:
             self._console.say(f"continuing after {self.total.num_rows:,} finished rows")
+        if failed:
+            self._console.say(f"answering {len(failed):,} failed rows again")
 
     def answer_rows(self) -> None:
+        """Answer until the input ends or something ends the run early."""
+        signals = self._stop.on_signals(self._console.warn, lambda: self._engine is not None)
         try:
-            signals = self._stop.on_signals(self._console.warn, lambda: self._engine is not None)
-            with signals, self._console.watch(self._snapshot):
-                self.pipeline.run(self._answer)
+            with signals, self._watchdog():
+                try:
+                    with self._console.watch(self.snapshot), self._told_to_other_shells():
+                        self.pipeline.run(self._answer)
+                finally:
+                    self._ended = time.monotonic()
+                    self._cpu_s = time.process_time() - self._cpu_at_load
+                    self._close_engine()
         except StopNow as stop:
             self._stop.exit_code = stop.exit_code
-        finally:
-            self._ended = time.monotonic()
-            self._cpu_s = time.process_time() - self._cpu_at_load
-            self._close_engine()
+
+    def _watchdog(self) -> AbstractContextManager[None]:
+        limit_s = self.settings.stall_limit
+        if not limit_s:
+            return nullcontext()
+        return Watchdog(
+            limit_s,
+            self._progress,
+            stop=lambda: self._stop.force(NO_PROGRESS),
+            save=self.journal.sync,
+        ).watch()
+
+    def bytes_to_write(self) -> int | None:
+        """What the rest of the run and the final files will take, by the rows so far."""
+        total, done = self._expected_rows(), self.total.num_rows
+        if not total or not done:
+            return None
+        per_row = self.journal.num_bytes / done
+        return round(per_row * (max(0, total - done) + total))
+
+    def _progress(self) -> object:
+        """What changes as long as the engine gets on; None while it is not its turn."""
+        engine, is_over = self._engine, self._ended is not None
+        if engine is None or is_over or self.pipeline.is_outside:
+            return None
+        try:
+            return self.pipeline.session.rows, engine.stats().num_steps
+        except DeepInferError:  # closed at this moment
+            return None
+
+    @contextmanager
+    def _told_to_other_shells(self) -> Iterator[None]:
+        def publish() -> None:
+            if self._publish is not None:
+                self._publish(self.snapshot())
+
+        publish()
+        with every(lambda: _PUBLISH_SECONDS, publish):
+            yield
+        publish()
 
     def _close_engine(self) -> None:
         if self._engine is not None:
@@ -136,7 +202,7 @@ class Job:
 
     @property
     def stop_reason(self) -> str:
-        return _SIGNAL_NAMES.get(self.exit_code, "a signal")
+        return _STOPPED_BY.get(self.exit_code, "a signal")
 
     def _recorded(self, record: Record) -> None:
         self._timeline.add(record)
@@ -198,7 +264,8 @@ class Job:
             constraint=self._constraint,
         )
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
+        """How far this part of the run is.  From any thread."""
         pipeline, session = self.pipeline, self.pipeline.session
         elapsed = time.monotonic() - self._loaded
         finished = pipeline.num_rows - pipeline.num_running
@@ -216,18 +283,23 @@ class Job:
             acceptance=self.total.acceptance,
             elapsed_s=time.monotonic() - self._began,
             eta_s=eta,
+            rows_per_s=session.rows / max(elapsed, 1e-9),
         )
 
     def _tokens_so_far(self) -> int:
         """Answer tokens of this part, those of unfinished rows too where the engine tells."""
-        decoded = 0 if self._engine is None else self._engine.stats().num_decode_tokens
+        engine = self._engine if self._ended is None else None
+        decoded = 0 if engine is None else engine.stats().num_decode_tokens
         return max(self.pipeline.session.completion_tokens, decoded)
 
     def _expected_rows(self) -> int | None:
-        """The number of rows of the input: known, or estimated from the share read so far."""
-        read, limit = self.pipeline.num_rows, self.settings.limit
-        total = read if self.pipeline.reached_end else self.reader.num_rows
-        share = self.reader.share_read()
+        """How many rows there are to answer: known, or estimated from the share read so far."""
+        if self.pipeline.reached_end:
+            return self.pipeline.num_rows
+        read, limit = self.pipeline.next_index, self.settings.limit
+        total, share = self.reader.num_rows, self.reader.share_read()
         if total is None and share:
             total = max(read, round(read / share))
-        return total if limit is None or total is None else min(limit, total)
+        if total is None:
+            return None
+        return self._shard.num_rows(total if limit is None else min(limit, total))

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from deepinfer.errors import DeepInferError
 
@@ -64,28 +64,31 @@ class Journal:
         A line cut off by a crash is removed; a damaged one is skipped, so that its row is answered
         again.  Of several records of a row the last one counts.
         """
-        offset = 0
+        end = 0
         with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
             log.seek(0)
-            for line in log:
-                if not line.endswith(b"\n"):
-                    break
+            for offset, line in _whole_lines(log):
                 record = _parse(line)
                 if record is not None:
                     self._enter(record, offset, len(line))
                     yield record
-                offset += len(line)
-        os.ftruncate(self._log, offset)
-        self._end = offset
+                end = offset + len(line)
+        os.ftruncate(self._log, end)
+        self._end = end
+
+    @property
+    def num_bytes(self) -> int:
+        return self._end
 
     def append(self, record: Record) -> None:
-        """Make ``record`` survive this process at once, and the machine within seconds."""
+        """Make ``record`` survive this process at once, and the machine within seconds.
+
+        Raises: OSError, as of a full disk; then nothing of the record is left in the log.
+        """
         line = _format(record)
-        written = 0
-        while written < len(line):
-            written += os.pwrite(self._log, line[written:], self._end + written)
-        self._enter(record, self._end, len(line))
-        self._end += len(line)
+        self._write(line)
+        offset, self._end = self._end, self._end + len(line)
+        self._enter(record, offset, len(line))
         self._unsynced += 1
         due = time.monotonic() - self._synced_at >= _SYNC_SECONDS
         if due or self._unsynced >= _SYNC_RECORDS:
@@ -108,35 +111,46 @@ class Journal:
         """The last record of row ``index``; None if it is not finished.  Raises: JournalError."""
         return self._record(os.pread(self._index, _ENTRY.size, index * _ENTRY.size))
 
-    def in_input_order(self, num_rows: int) -> Iterator[Record]:
-        """The finished rows before ``num_rows``, by row, in bounded memory.
+    def in_input_order(self, end: int) -> Iterator[Record]:
+        """The finished rows before row ``end``, by row, in bounded memory.
 
         Raises: JournalError.
         """
-        for start in range(0, num_rows, _ENTRIES_READ):
-            count = min(_ENTRIES_READ, num_rows - start)
+        for start in range(0, end, _ENTRIES_READ):
+            count = min(_ENTRIES_READ, end - start)
             block = os.pread(self._index, count * _ENTRY.size, start * _ENTRY.size)
             for at in range(0, len(block), _ENTRY.size):
                 record = self._record(block[at : at + _ENTRY.size])
                 if record is not None:
                     yield record
 
-    def in_completion_order(self, num_rows: int) -> Iterator[Record]:
+    def in_completion_order(self, end: int) -> Iterator[Record]:
         """The same records, in the order in which they were finished."""
-        offset = 0
         with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
             log.seek(0)
-            for line in log:
+            for offset, line in _whole_lines(log):
                 record = _parse(line)
-                if record is not None and record.index < num_rows:
+                if record is not None and record.index < end:
                     entry = os.pread(self._index, _ENTRY.size, record.index * _ENTRY.size)
                     if _ENTRY.unpack(entry)[0] == offset + 1:
                         yield record
-                offset += len(line)
 
     def close(self) -> None:
         for descriptor in (self._log, self._index):
             os.close(descriptor)
+
+    def forget(self, index: int) -> None:
+        """Take row ``index`` as not finished, until it is appended again."""
+        os.pwrite(self._index, bytes(_ENTRY.size), index * _ENTRY.size)
+
+    def _write(self, line: bytes) -> None:
+        written = 0
+        try:
+            while written < len(line):
+                written += os.pwrite(self._log, line[written:], self._end + written)
+        except OSError:
+            os.ftruncate(self._log, self._end)
+            raise
 
     def _enter(self, record: Record, offset: int, length: int) -> None:
         entry = _ENTRY.pack(offset + 1, length, record.digest)
@@ -155,6 +169,29 @@ class Journal:
                 "run the same command again to answer that row once more"
             )
         return record
+
+
+def count_rows(folder: Path) -> tuple[int, int]:
+    """How many rows the log in ``folder`` holds, and how many of them are errors.  Reads only: the
+    run may still be going on."""
+    kinds = bytearray()  # by row: 1 a result, 2 an error
+    with (folder / "journal").open("rb", buffering=1 << 20) as log:
+        for _, line in _whole_lines(log):
+            record = _parse(line)
+            if record is not None:
+                kinds.extend(bytes(max(0, record.index + 1 - len(kinds))))
+                kinds[record.index] = 2 if record.is_error else 1
+    num_errors = kinds.count(2)
+    return kinds.count(1) + num_errors, num_errors
+
+
+def _whole_lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of each line; a last one without its newline was cut off by a crash."""
+    offset = 0
+    for line in log:
+        if line.endswith(b"\n"):
+            yield offset, line
+        offset += len(line)
 
 
 def _format(record: Record) -> bytes:

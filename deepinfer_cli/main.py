@@ -17,6 +17,7 @@ from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
 from .run import RunRequest, run
+from .run_verbs import add_run_verbs
 from .settings import Settings, resolve
 
 _USAGE = 2
@@ -83,6 +84,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
             print(context.get_help())
 
     def run_verb(
+        context: typer.Context,
         source: Annotated[
             str,
             typer.Argument(metavar="INPUT", help="JSONL (also .gz, .zst), CSV, Parquet, a saved "
@@ -95,6 +97,9 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
                          "prompts.jsonl gives prompts.out.jsonl beside it, - gives stdout."),
         ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace existing output.")] = False,
+        retry_failed: Annotated[
+            bool, typer.Option("--retry-failed", help="Answer the failed rows of OUTPUT again.")
+        ] = False,
         config: Config = None,
         json: Json = False,
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
@@ -108,6 +113,8 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
             output=output,
             constraint=run_constraint(resolved.settings),
             force=force,
+            retry_failed=retry_failed,
+            arguments=context.obj or (),
             json=json,
             quiet=quiet,
         )
@@ -115,6 +122,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
 
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))
+    add_run_verbs(app)
     _add_config_verbs(config)
     return app
 
@@ -146,7 +154,8 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     """Run the program and return its exit code; ``deepinfer`` exits with it."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = make_app(make_engine)(given, prog_name="deepinfer", standalone_mode=False)
+        app = make_app(make_engine)
+        result = app(given, prog_name="deepinfer", standalone_mode=False, obj=given)
         return result if isinstance(result, int) else 0
     except _UsageError as error:
         return _fail(_usage_message(error), _USAGE)
@@ -203,8 +212,9 @@ Examples:
 
 The results go to FILE, rows that failed to FILE.errors.jsonl, the report to
 FILE.report.json. A run that was stopped goes on when the same command is
-given again. Exit codes: 0 all rows answered, 1 failure, 2 usage, 3 some rows
-failed, 4 unusable input, 5 output in use, 75/130/143 stopped early.
+given again; deepinfer status tells how far it is. Exit codes: 0 all rows
+answered, 1 failure, 2 usage, 3 some rows failed, 4 unusable input, 5 output in
+use, 6 no progress, 75/130/143 stopped early.
 """
 
 

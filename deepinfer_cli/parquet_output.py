@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ _ANSWER: dict[str, Any] = {
 _USAGE = _struct(
     prompt_tokens=_INT, completion_tokens=_INT, reasoning_tokens=_INT, cached_tokens=_INT
 )
-# What has a shape of its own in each row stands as JSON text: sampling, notes, input.
+# What has a shape of its own in each row stands as JSON text.
+_JSON_FIELDS = {"sampling", "notes", "input"}
 SCHEMA = pa.schema(
     {
         "id": _TEXT,
@@ -79,13 +81,31 @@ class ParquetFile:
         self._size = 0
 
 
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The result rows of a file that ``ParquetFile`` wrote, as they were; absent fields are left
+    out."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_GROUP_ROWS // 16, use_threads=False):
+            for row in batch.to_pylist():
+                row = _without_nulls(row)
+                for name in _JSON_FIELDS & row.keys():
+                    row[name] = json.loads(row[name])
+                yield row
+
+
+def _without_nulls(value: Any) -> Any:
+    """Without what a struct's schema adds: keys that the row did not have."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(v) for name, v in value.items() if v is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def _table_row(row: dict[str, Any]) -> dict[str, Any]:
     for answer in (row, *row.get("samples", ())):
         if answer.get("stop_reason") is not None:
             answer["stop_reason"] = str(answer["stop_reason"])
-    for name in ("sampling", "notes", "input"):
-        if name in row:
-            row[name] = json.dumps(row[name], ensure_ascii=False)
+    for name in _JSON_FIELDS & row.keys():
+        row[name] = json.dumps(row[name], ensure_ascii=False)
     return {name: _encodable(value) for name, value in row.items()}
 
 

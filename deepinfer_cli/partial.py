@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,9 @@ _SCHEMA = "deepinfer.partial/1"
 _ATTEMPTS = 100
 # What a run puts into its folder; nothing else there is ever touched.
 _OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
-_OUR_FILES |= {"report", "report.json"}
+_OUR_FILES |= {"report", "report.json", "status.json", "status.json.new"}
+# Another shell that asks whether a run is alive holds the lock for an instant.
+_LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +94,31 @@ class PartialFolder:
                 f"{self.paths.results} already exists; give another output (-o), "
                 "or --force to replace it"
             )
+        self.clear()
+        self.write_manifest(answers)
+        return False
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is earlier work in this folder."""
+        return (self.path / "run.json").exists()
+
+    def clear(self) -> None:
+        """Remove what earlier work left."""
+        self._check_contents()
         for stale in self.path.iterdir():
             if stale.name != "lock":
                 stale.unlink()
+
+    def write_manifest(self, answers: Mapping[str, Any]) -> None:
+        """From now on, what is here belongs to a run with these settings."""
         text = json.dumps({"schema": _SCHEMA, "settings": dict(answers)}, indent=1) + "\n"
         temporary = self.path / "run.json.new"
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(manifest)
-        return False
+        temporary.replace(self.path / "run.json")
 
     def remove(self) -> None:
         """The run is finished: nothing here is needed any more."""
@@ -138,15 +154,13 @@ class PartialFolder:
                 lock = self._open_lock()
             except FileNotFoundError:
                 continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _take(lock):
                 holder = os.pread(lock, 1_000, 0).decode("utf-8", "replace").strip()
                 os.close(lock)
                 raise LockedError(
                     f"another run is writing {self.paths.results} ({holder or 'just started'}); "
                     "wait for it, stop it, or give another output (-o)"
-                ) from None
+                )
             if self._is_current(lock):
                 started = time.strftime("%Y-%m-%d %H:%M:%S")
                 os.ftruncate(lock, 0)
@@ -185,6 +199,49 @@ class PartialFolder:
             return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
         except FileNotFoundError:
             return False
+
+
+def check_inputs_are_safe(sources: Iterable[str | Path], paths: OutputPaths) -> None:
+    """Raise ConfigError if a file that this run would replace is one of ``sources``."""
+    for source in sources:
+        for path in (paths.results, paths.errors, paths.report):
+            try:
+                is_input = source != "-" and path.exists() and path.samefile(source)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
+            if is_input:
+                raise ConfigError(
+                    f"{source} is the input, and {path} would replace it; use another -o"
+                )
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a living process works in ``folder``, on whatever machine."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _take(lock: int) -> bool:
+    """Lock for this process alone; False if another run has it."""
+    for attempt in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(_LOCK_WAIT_S if attempt < _LOCK_TRIES - 1 else 0)
+    return False
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

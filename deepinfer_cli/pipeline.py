@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -15,6 +16,7 @@ from .journal import Journal, Record, digest
 from .results import result_facts, result_row, without_carried
 from .rows import InputRow, encode_json, error_row
 from .settings import Settings
+from .sharding import Shard
 from .stopping import StopSwitch
 from .summary import Counts, Summary
 
@@ -25,9 +27,11 @@ Answer = Callable[[Rows], Iterator[RequestOutput]]
 class Pipeline:
     """One pass over the input.  Every row it reads ends as one record of the journal.
 
-    num_rows: how many rows were read.  num_resumed: how many of them were finished before.
-    reached_end: every wanted row was read.  total: all finished rows.  write_s: seconds spent on
-    making and keeping result rows.
+    num_rows: how many rows of this shard were read.  num_resumed: how many of them were finished
+    before, num_changed: finished before with another content.  next_index: one more than the
+    place of the last row.  reached_end: every wanted row was read.  is_outside: waiting for the
+    input, or for who takes the results.  total: all finished rows.  write_s: seconds
+    spent on making and keeping result rows.
     """
 
     def __init__(
@@ -41,13 +45,17 @@ class Pipeline:
     ) -> None:
         self.num_rows = 0
         self.num_resumed = 0
+        self.num_changed = 0
+        self.next_index = 0
         self.reached_end = False
         self.write_s = 0.0
+        self.is_outside = False
         self.total = total
         self._before = Counts()
         self._rows = rows
         self._journal = journal
         self._settings = settings
+        self._shard = Shard.of(settings.shard)
         self._stop = stop
         self._on_record = on_record
         self._running: dict[int, InputRow] = {}
@@ -94,17 +102,21 @@ class Pipeline:
 
         A failure waits until the running rows are finished: it must not take them down.
         """
-        limit = self._settings.limit
         try:
             while not self._stop.is_set:
-                row = next(self._rows, None) if limit is None or self.num_rows < limit else None
+                row = self._read()
                 if row is None:
                     self.reached_end = True
                     return
+                if not self._shard.holds(row.index):
+                    continue
                 self.num_rows += 1
-                if self._journal.finished(row.index) == digest(row.raw):
+                finished = self._journal.finished(row.index)
+                if finished == digest(row.raw):
                     self.num_resumed += 1
-                elif row.error is not None:
+                    continue
+                self.num_changed += finished is not None
+                if row.error is not None:
                     self._record_error(row, row.error)
                 else:
                     assert row.fields is not None
@@ -113,6 +125,25 @@ class Pipeline:
                 self._check_errors()
         except (InputError, OSError) as error:
             self._failure = error
+
+    def _read(self) -> InputRow | None:
+        """The next row of the input; None at its end, or where ``--limit`` ends it."""
+        limit = self._settings.limit
+        if limit is not None and self.next_index >= limit:
+            return None
+        with self._outside():
+            row = next(self._rows, None)
+        if row is not None:
+            self.next_index = row.index + 1
+        return row
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        self.is_outside = True
+        try:
+            yield
+        finally:
+            self.is_outside = False
 
     @staticmethod
     def _with_id(row: InputRow) -> Mapping[str, Any]:
@@ -156,7 +187,8 @@ class Pipeline:
         record = Record(row.index, digest(row.raw), is_error, facts, payload)
         self.total.add(record)  # first: a signal in between must not make a kept row unknown
         self._journal.append(record)
-        self._on_record(record)
+        with self._outside():
+            self._on_record(record)
 
     def _check_errors(self) -> None:
         """A share only counts once a hundred rows were read, so that it means something."""

@@ -144,7 +144,12 @@ def encode_json(value: Any) -> bytes:
 def error_row(row: InputRow, error: RowError) -> bytes:
     """The line of the error file: where, what, and the untouched input row."""
     head = encode_json(
-        {"line": row.line, "id": row.row_id, "error": {"kind": error.kind, "message": str(error)}}
+        {
+            "line": row.line,
+            "row": row.index,
+            "id": row.row_id,
+            "error": {"kind": error.kind, "message": str(error)},
+        }
     )
     return head[:-1] + b", " + _untouched(row) + b"}"
 

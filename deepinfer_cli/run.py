@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,17 @@ from deepinfer.errors import ConfigError, EngineError
 
 from .console import Console, make_console
 from .constraint import answers_depend_on
+from .disk import disk_full
 from .job import Job, MakeEngine
 from .journal import Journal, Record
-from .partial import OutputPaths, PartialFolder
+from .partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from .prometheus import export_metrics
 from .reader import Reader, open_reader
 from .report import Report, encode_report
+from .retry import reopen
 from .settings import Resolved, Settings
+from .sharding import Shard
+from .status_file import StatusFile, command_line
 from .summary import Summary
 from .writer import StdoutStream, output_format, publish, write_files
 
@@ -34,12 +38,14 @@ _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """What the command line says beyond settings.  ``output`` None: beside the input.
-    ``constraint`` is that of rows that have none."""
+    ``constraint`` is that of rows that have none.  ``arguments`` are those of the program."""
 
     source: str
     output: str | None = None
     constraint: dict[str, Any] | None = None
     force: bool = False
+    retry_failed: bool = False
+    arguments: Sequence[str] = ()
     json: bool = False
     quiet: bool = False
 
@@ -49,6 +55,8 @@ def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int
     output = default_output(request.source) if request.output is None else request.output
     if output == "-" and request.json:
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
+    if output == "-" and request.retry_failed:
+        raise ConfigError("--retry-failed: -o - keeps nothing to retry; give a file (-o FILE)")
     console = make_console(quiet=request.quiet)
     try:
         if output == "-":
@@ -82,7 +90,8 @@ def _run_to_stdout(
         tempfile.TemporaryDirectory(prefix="deepinfer-") as folder,
         closing(Journal(Path(folder))) as journal,
     ):
-        stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order)
+        shard = Shard.of(resolved.settings.shard)
+        stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order, shard)
         job = Job(
             reader, journal, resolved, make_engine, console, "-", stream.on_record,
             constraint=request.constraint,
@@ -90,7 +99,7 @@ def _run_to_stdout(
         try:
             job.answer_rows()
         finally:
-            stream.write_rest(job.pipeline.num_rows)
+            stream.write_rest(job.pipeline.next_index)
     if job.is_finished:
         report = job.report("finished", job.exit_code)
     else:
@@ -107,9 +116,10 @@ def _show(report: Report, job: Job, console: Console) -> None:
 def _run_to_files(
     request: RunRequest, output: Path, resolved: Resolved, make_engine: MakeEngine, console: Console
 ) -> int:
+    output = Shard.of(resolved.settings.shard).path(output)
     format = output_format(output)
     paths = OutputPaths(output)
-    _check_input_is_safe(request.source, paths)
+    check_inputs_are_safe([request.source], paths)
     with (
         closing(_open(request, resolved.settings)) as reader,
         PartialFolder(paths) as folder,
@@ -117,19 +127,34 @@ def _run_to_files(
     ):
         answers = {"deepinfer": __version__, **resolved.answers()}
         answers |= answers_depend_on(request.constraint)
+        if request.retry_failed and not folder.is_begun and output.exists():
+            if not paths.errors.exists():
+                folder.remove()
+                console.say(f"no row of {output} has failed; there is nothing to retry")
+                return 0
+            with closing(_open(request, resolved.settings)) as earlier:
+                reopen(folder, earlier, resolved, answers)
         is_resumed = folder.begin(answers, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
+        line = command_line(request.arguments, resolved)
+        status = StatusFile(folder.path, command=line, source=request.source)
         job = Job(
             reader, journal, resolved, make_engine, console, str(output),
             constraint=request.constraint,
+            publish=lambda snapshot: status.write("answering", snapshot),
         )  # fmt: skip
         if is_resumed:
-            job.recover()
+            job.recover(retry_failed=request.retry_failed)
         console.say(f"{reader.name} → {output}")
         try:
             job.answer_rows()
+            if job.is_finished:
+                status.write("writing", job.snapshot())
+                report = _publish(job, folder, format)
         except Exception as error:
+            if isinstance(error, OSError):
+                error = disk_full(error, folder.path, job.bytes_to_write()) or error
             code = getattr(error, "exit_code", 1)
             report = _keep(job, folder, "failed", code, str(error))
             export_metrics(report, job.settings.prometheus, console.warn)
@@ -137,11 +162,9 @@ def _run_to_files(
                 error.add_note(
                     f"{job.total.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
                 )
-            raise
+            raise error
         if not job.is_finished:
             report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")
-        else:
-            report = _publish(job, folder, format)
     _show(report, job, console)
     if request.json:
         sys.stdout.buffer.write(encode_report(report) + b"\n")
@@ -151,19 +174,6 @@ def _run_to_files(
 
 def _open(request: RunRequest, settings: Settings) -> Reader:
     return open_reader(request.source, mapping=settings.map, max_row_bytes=settings.max_row_bytes)
-
-
-def _check_input_is_safe(source: str, paths: OutputPaths) -> None:
-    for path in (paths.results, paths.errors, paths.report):
-        try:
-            is_input = source != "-" and path.exists() and path.samefile(source)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
-        if is_input:
-            raise ConfigError(f"{source} is the input, and {path} would replace it; use another -o")
 
 
 def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
@@ -186,8 +196,8 @@ def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
 def _publish(job: Job, folder: PartialFolder, format: str) -> Report:
     num_rows = job.pipeline.num_rows
     in_order = job.settings.order == "input"
-    journal = job.journal
-    records = (journal.in_input_order if in_order else journal.in_completion_order)(num_rows)
+    journal, end = job.journal, job.pipeline.next_index
+    records = (journal.in_input_order if in_order else journal.in_completion_order)(end)
     if job.is_resumed:
         # The journal may also hold rows that changed since, or are no longer wanted.
         job.total = Summary()

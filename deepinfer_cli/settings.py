@@ -23,6 +23,7 @@ from .values import (
     ERROR_LIMIT,
     NUMBER,
     SECONDS,
+    SHARD,
     SWITCH,
     TEXT,
     Kind,
@@ -176,6 +177,15 @@ class Settings:
     time_limit: float | None = _setting(
         None, optional(at_least(0, SECONDS)), "Rows",
         "Take no new rows after this time; finish, save, exit 75.",
+    )  # fmt: skip
+    stall_limit: float | None = _setting(
+        1_800.0, optional(at_least(0, SECONDS)), "Rows",
+        "Watchdog: when the engine gets nowhere for this time, print all stacks, save, exit 6. "
+        "0 is off.",
+    )  # fmt: skip
+    shard: str | None = _setting(
+        None, optional(SHARD), "Rows", "Answer only every N-th row, from the I-th on; deepinfer "
+        "merge puts the N outputs together.", answers=True,
     )  # fmt: skip
 
     max_num_seqs: int | None = _setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class StopSwitch:
 
     def __init__(self, time_limit: float | None = None) -> None:
         self.exit_code: int | None = None
+        self._forced: int | None = None
         self._deadline = None if time_limit is None else time.monotonic() + time_limit
 
     @property
@@ -32,6 +34,13 @@ class StopSwitch:
         if self.exit_code is None and is_late:
             self.exit_code = STOPPED_EARLY
         return self.exit_code is not None
+
+    def force(self, exit_code: int) -> None:
+        """From any thread: leave at once with ``exit_code``, as after SIGTERM."""
+        self._forced = exit_code
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGTERM)  # also ends a wait in a system call
 
     @contextmanager
     def on_signals(
@@ -43,11 +52,13 @@ class StopSwitch:
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
+            if self._forced is not None:
+                raise StopNow(self._forced)
             if number == signal.SIGINT and self.exit_code is None and is_running():
                 self.exit_code = 128 + number
                 say("Finishing the rows that are running; Ctrl-C again leaves at once.")
-            else:
-                raise StopNow(128 + number)
+                return
+            raise StopNow(128 + number)
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, handle) for number in numbers}

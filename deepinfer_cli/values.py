@@ -135,6 +135,15 @@ def parse_drafts(value: object) -> str:
     return word
 
 
+def parse_shard(value: object) -> str:
+    """``2/8``: the second of eight parts."""
+    text = str(value).strip()
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ValueError(value)
+    return text
+
+
 def many(item: Kind) -> Kind:
     """Several values: a YAML list, a repeated flag, or one value alone."""
 
@@ -197,4 +206,5 @@ DRAFTS = Kind(
     parse=parse_drafts,
     metavar="auto|N",
 )
+SHARD = Kind(expects="I/N such as 2/8, part 2 of 8", parse=parse_shard, metavar="I/N")
 TEXT = Kind(expects="text", parse=parse_text)

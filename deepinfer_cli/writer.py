@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -11,6 +12,7 @@ from deepinfer.errors import ConfigError
 
 from .journal import Journal, Record
 from .partial import OutputPaths
+from .sharding import Shard
 
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
@@ -34,9 +36,9 @@ class _Lines:
         self._file.write(b"\n")
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:  # which closes it, also when the disk is full
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
 class _Sink(Protocol):
@@ -46,28 +48,29 @@ class _Sink(Protocol):
 
 def write_files(records: Iterable[Record], folder: Path, format: str) -> int:
     """Write ``folder/results`` and ``folder/errors``; return the number of rows."""
-    results: _Sink
-    if format == "parquet":
-        from .parquet_output import ParquetFile
-
-        results = ParquetFile(folder / "results")
-    else:
-        results = _Lines(folder / "results")
-    errors = _Lines(folder / "errors")
     num_rows = 0
-    for record in records:
-        num_rows += 1
-        (errors if record.is_error else results).write(record.payload)
-    results.close()
-    errors.close()
+    with (
+        closing(_results(folder / "results", format)) as results,
+        closing(_Lines(folder / "errors")) as errors,
+    ):
+        for record in records:
+            num_rows += 1
+            (errors if record.is_error else results).write(record.payload)
     return num_rows
+
+
+def _results(path: Path, format: str) -> _Sink:
+    if format != "parquet":
+        return _Lines(path)
+    from .parquet_output import ParquetFile
+
+    return ParquetFile(path)
 
 
 def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool) -> None:
     """Give the files their final names.  The results come last: where they are, all is."""
-    report_file = _Lines(folder / "report")
-    report_file.write(report)
-    report_file.close()
+    with closing(_Lines(folder / "report")) as report_file:
+        report_file.write(report)
     if has_errors:
         (folder / "errors").replace(paths.errors)
     else:
@@ -80,28 +83,32 @@ def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool
 
 
 class StdoutStream:
-    """Writes rows to stdout as soon as their turn comes, results and error rows alike."""
+    """Writes rows to stdout as soon as their turn comes, results and error rows alike.
 
-    def __init__(self, journal: Journal, stream: BinaryIO, order: str) -> None:
+    ``shard`` says which rows there are.
+    """
+
+    def __init__(self, journal: Journal, stream: BinaryIO, order: str, shard: Shard) -> None:
         self._journal = journal
         self._stream = stream
         self._order = order
-        self._next = 0
+        self._next = shard.number - 1
+        self._step = shard.count
 
     def on_record(self, record: Record) -> None:
         if self._order == "completion":
             self._write(record)
         elif record.index == self._next:
             self._write(record)
-            self._next += 1
+            self._next += self._step
             while (ready := self._journal.record(self._next)) is not None:
                 self._write(ready)
-                self._next += 1
+                self._next += self._step
 
-    def write_rest(self, num_rows: int) -> None:
-        """After an early end: the finished rows that still wait for one before them."""
+    def write_rest(self, end: int) -> None:
+        """After an early end: the finished rows before ``end`` that still wait for another."""
         if self._order == "input":
-            for index in range(self._next, num_rows):
+            for index in range(self._next, end, self._step):
                 record = self._journal.record(index)
                 if record is not None:
                     self._write(record)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,8 @@ import pytest
 
 from deepinfer_cli.main import main
 
+# Nothing but the way to python's tools and to this checkout.
+BARE = {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])}
 _SCRIPT = Path(__file__).with_name("fake_engine.py")
 
 
@@ -81,6 +85,12 @@ def cli(in_tmp: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[...
 
 
 @pytest.fixture
+def fake_engine() -> type[Any]:
+    engine: type[Any] = FakeEngine
+    return engine
+
+
+@pytest.fixture
 def command() -> list[str]:
     """The program with the fake engine, as the beginning of a command line."""
     return [sys.executable, str(_SCRIPT)]
@@ -99,3 +109,23 @@ def process(in_tmp: Path, command: list[str]) -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
     return call
+
+
+@pytest.fixture
+def start(in_tmp: Path, command: list[str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """``start("run", ..., seconds_per_row=0.1)``: a process, killed when the test ends."""
+    with ExitStack() as cleanup:
+
+        def call(*arguments: str, seconds_per_row: float = 0.0) -> subprocess.Popen[bytes]:
+            environment = {**BARE, "FAKE_SECONDS_PER_ROW": str(seconds_per_row)}
+            process = subprocess.Popen(
+                [*command, *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            cleanup.enter_context(process)  # closes its pipes and waits for it
+            cleanup.callback(process.kill)
+            return process
+
+        yield call

@@ -9,15 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 Process = Callable[..., Any]
-_BARE = {"PATH": os.defpath}
+_BARE = {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def _prompts(count: int) -> bytes:
@@ -31,25 +30,6 @@ def _wait_for_rows(output: str, count: int, running: subprocess.Popen[bytes]) ->
     while not journal.exists() or journal.read_bytes().count(b"\n") < count:
         assert running.poll() is None and time.monotonic() < until
         time.sleep(0.01)
-
-
-@pytest.fixture
-def start(in_tmp: Path, command: list[str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    with ExitStack() as cleanup:
-
-        def call(*arguments: str, seconds_per_row: float = 0.0) -> subprocess.Popen[bytes]:
-            environment = {**_BARE, "FAKE_SECONDS_PER_ROW": str(seconds_per_row)}
-            process = subprocess.Popen(
-                [*command, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            cleanup.enter_context(process)  # closes its pipes and waits for it
-            cleanup.callback(process.kill)
-            return process
-
-        yield call
 
 
 def test_stdin_to_stdout_in_a_bare_environment(process: Process) -> None:
@@ -209,7 +189,7 @@ calls = 0
 def dying(real):
     def call(*arguments, **options):
         global calls
-        if pathlib.Path(arguments[0]).name != "run.json.new":
+        if pathlib.Path(arguments[0]).name not in ("run.json.new", "status.json.new"):
             if calls == {step}:
                 os.kill(os.getpid(), signal.SIGKILL)
             calls += 1

@@ -23,7 +23,8 @@ def _run_in_terminal(command: list[str], columns: int, **environment: str) -> tu
     """Exit code and everything the terminal was sent."""
     main_end, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    bare = {"PATH": os.defpath, "TERM": "xterm-256color", **environment}
+    root = str(Path(__file__).parents[2])
+    bare = {"PATH": os.defpath, "PYTHONPATH": root, "TERM": "xterm-256color", **environment}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal, env=bare
     )

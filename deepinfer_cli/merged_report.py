@@ -1,0 +1,119 @@
+"""The report of merged shards: what can be added up of theirs, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .report import (
+    Cost,
+    Distribution,
+    Latencies,
+    Lengths,
+    Report,
+    RowCounts,
+    Speculation,
+    Throughput,
+    TimeSplit,
+    TokenCounts,
+)
+from .summary import Histogram
+from .timeline import TimelineReport
+
+_ERROR_ROWS = 3
+
+
+def merged_report(output: Path, reports: Sequence[Report]) -> Report:
+    """One report of all rows.  ``reports`` are of all shards of one run.
+
+    Counts and rates are sums (shards run beside each other), times from start to end are those of
+    the slowest shard.  What belongs to one machine alone is left out.
+    """
+    first = reports[0]
+    rows = _sum_of(RowCounts, [report.rows for report in reports])
+    speed = [report.throughput for report in reports]
+    throughput = dataclasses.replace(
+        _sum_of(Throughput, speed),
+        load_s=max(one.load_s for one in speed),
+        answer_s=max(one.answer_s for one in speed),
+    )
+    counts: Any = {name: _counts(getattr(r, name) for r in reports) for name in _COUNTED}
+    return dataclasses.replace(
+        first,
+        **counts,
+        status="finished",
+        exit_code=_ERROR_ROWS if rows.errors else 0,
+        message=f"merged from {len(reports)} shards",
+        started=min(report.started for report in reports),
+        ended=max(report.ended for report in reports),
+        output=str(output),
+        rows=rows,
+        tokens=_sum_of(TokenCounts, [report.tokens for report in reports]),
+        throughput=throughput,
+        time_s=_sum_of(TimeSplit, [report.time_s for report in reports]),
+        timeline=TimelineReport(),
+        lengths=_all_of(Lengths, [report.lengths for report in reports]),
+        latency_ms=_all_of(Latencies, [report.latency_ms for report in reports]),
+        answer_tokens_per_s=merged_distribution([r.answer_tokens_per_s for r in reports]),
+        speculation=_speculation([report.speculation for report in reports]),
+        preemptions=sum(report.preemptions for report in reports),
+        engine=None,
+        engine_notes={k: v for report in reports for k, v in report.engine_notes.items()},
+        memory=None,
+        cost=Cost(per_hour=first.cost.per_hour),
+        settings={name: value for name, value in first.settings.items() if name != "shard"},
+    )
+
+
+_COUNTED = ("kinds", "errors", "finish_reasons", "constraints", "warnings", "notes")
+
+
+def merged_distribution(parts: Sequence[Distribution]) -> Distribution:
+    """The distribution of all values together: exact but for the mean's last digits."""
+    whole = Histogram()
+    for part in parts:
+        if not part.num or part.min is None or part.max is None or part.mean is None:
+            continue
+        whole.low = min(whole.low, part.min) if whole.num else part.min
+        whole.high = max(whole.high, part.max)
+        whole.num += part.num
+        whole.total += round(part.mean * part.num)
+        for edge, count in part.buckets:
+            whole.counts[edge] += count
+    return whole.report()
+
+
+def _counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total.most_common())
+
+
+def _sum_of(kind: type[Any], parts: Sequence[Any]) -> Any:
+    """A ``kind`` whose every field is the sum of that of ``parts``."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{name: _sum(getattr(part, name) for part in parts) for name in names})
+
+
+def _sum(values: Iterable[float]) -> float:
+    return round(sum(values), 6)
+
+
+def _all_of(kind: type[Any], parts: Sequence[Any]) -> Any:
+    """A ``kind`` whose every field is the merged distribution of that of ``parts``."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{n: merged_distribution([getattr(part, n) for part in parts]) for n in names})
+
+
+def _speculation(parts: Sequence[Speculation]) -> Speculation:
+    drafted = sum(part.drafted_tokens for part in parts)
+    accepted = sum(part.accepted_tokens for part in parts)
+    return Speculation(
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        acceptance=accepted / drafted if drafted else None,
+    )

@@ -1,0 +1,78 @@
+"""Ends a run in which nothing moves any more: a hanging device, threads that lock each other."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from .background import every
+from .console import duration
+
+NO_PROGRESS = 6
+_LOOKS = 20  # per limit
+_GRACE_S = 10.0
+
+
+class Watchdog:
+    """Compares ``progress()`` with what it was; when it stays equal for ``limit_s``, the stacks of
+    all threads go to stderr and ``stop()`` is asked to end the run.  If it cannot within seconds,
+    ``save()`` is called and the process ends here, with exit code 6.
+
+    ``progress`` gives None while the run waits for others (a model that loads, a pipe): that is no
+    standstill.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        progress: Callable[[], object],
+        *,
+        stop: Callable[[], None],
+        save: Callable[[], None],
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        self._limit_s = limit_s
+        self._progress = progress
+        self._stop = stop
+        self._save = save
+        self._grace_s = grace_s
+        self._last: object = None
+        self._moved_at = time.monotonic()
+        self._stopped_at: float | None = None
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with every(lambda: min(1.0, self._limit_s / _LOOKS), self._look):
+            yield
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._stopped_at is not None:
+            if now - self._stopped_at >= self._grace_s:
+                self._leave()
+            return
+        progress = self._progress()
+        if progress is None or progress != self._last:
+            self._last, self._moved_at = progress, now
+        elif now - self._moved_at >= self._limit_s:
+            self._stopped_at = now
+            self._say(f"no progress for {duration(self._limit_s)} (--stall-limit); all stacks:")
+            with suppress(AttributeError, ValueError, io.UnsupportedOperation):
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            self._stop()
+
+    def _leave(self) -> None:
+        self._say("the run does not answer; finished rows are kept, leaving")
+        with suppress(OSError):
+            self._save()
+        os._exit(NO_PROGRESS)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        if sys.stderr is not None:
+            print(f"deepinfer: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,174 @@
+"""``--retry-failed``: failed rows are answered again, all others stay as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+Cli = Callable[..., Any]
+
+
+def _write(rows: list[Any]) -> None:
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _rows(path: str = "out.jsonl") -> dict[str, Any]:
+    return {r["id"]: r for r in map(json.loads, Path(path).read_bytes().splitlines())}
+
+
+def _report(path: str = "out.jsonl") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(Path(path + ".report.json").read_bytes())
+    return report
+
+
+_GOOD = [{"prompt": f"p{index}", "x": index} for index in range(20)]
+
+
+def _failing(*places: int) -> list[Any]:
+    return [row | {"fail": "device"} if i in places else row for i, row in enumerate(_GOOD)]
+
+
+class _Flaky:
+    """What the fake engine calls a failure, mended or not: the rows stay the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: type[Any]) -> None:
+        self._patch, self._engine, self._answer = monkeypatch, engine, engine._answer
+
+    def mend(self) -> None:
+        def answer(engine: Any, number: int, fields: Any, sampling: Any) -> Any:
+            fields = {name: value for name, value in fields.items() if name != "fail"}
+            return self._answer(engine, number, fields, sampling)
+
+        self._patch.setattr(self._engine, "_answer", answer)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch, fake_engine: type[Any]) -> _Flaky:
+    return _Flaky(monkeypatch, fake_engine)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("places", [(0,), (3, 4, 11), (19,), tuple(range(20))])
+def test_only_failed_rows_of_a_finished_run_are_answered(
+    cli: Cli, flaky: _Flaky, ending: str, places: tuple[int, ...]
+) -> None:
+    out = f"out{ending}"
+    _write(_failing(*places))
+    first = cli("run", "in.jsonl", "-o", out, "--n", "2", "--carry", "x")
+    assert first.exit_code == 3
+    flaky.mend()
+    done = cli("run", "in.jsonl", "-o", out, "--n", "2", "--carry", "x", "--retry-failed")
+    assert done.exit_code == 0, done.err
+    assert sorted(done.engines[0].rows) == list(places)
+    assert not Path(out + ".errors.jsonl").exists() and not Path(out + ".partial").exists()
+    whole = cli("run", "in.jsonl", "-o", f"whole{ending}", "--n", "2", "--carry", "x")
+    assert whole.exit_code == 0
+    assert Path(out).read_bytes() == Path(f"whole{ending}").read_bytes()
+    report, expected = _report(out), _report(f"whole{ending}")
+    assert report["rows"] == expected["rows"] | {"resumed": 20 - len(places)}
+    assert report["kinds"] == expected["kinds"]
+    assert report["finish_reasons"] == expected["finish_reasons"]
+    assert report["tokens"]["completion_tokens"] == expected["tokens"]["completion_tokens"]
+
+
+def test_rows_that_fail_again_stay_in_the_errors_file(cli: Cli) -> None:
+    _write(_failing(2, 7))
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    errors = Path("out.jsonl.errors.jsonl").read_bytes()
+    before = Path("out.jsonl").read_bytes()
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed")
+    assert done.exit_code == 3 and sorted(done.engines[0].rows) == [2, 7]
+    assert Path("out.jsonl.errors.jsonl").read_bytes() == errors
+    assert Path("out.jsonl").read_bytes() == before
+
+
+def test_an_unfinished_run_is_retried_too(cli: Cli, flaky: _Flaky) -> None:
+    _write([*_failing(1, 5), {"crash": 1}])
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", window=7).exit_code == 1
+    _write([*_failing(1, 5), {"prompt": "z"}])
+    flaky.mend()
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", window=7)
+    assert done.exit_code == 0 and "2 failed rows again" in done.err
+    assert {1, 5} < set(done.engines[0].rows)
+    assert len(_rows()) == 21
+
+
+def test_a_retry_that_is_broken_off_loses_no_result(cli: Cli, flaky: _Flaky) -> None:
+    _write(_failing(2, 7, 9))
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    before = Path("out.jsonl").read_bytes()
+    flaky.mend()
+    stopped = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", "--time-limit", "0")
+    assert stopped.exit_code == 75
+    assert Path("out.jsonl").read_bytes() == before
+    assert cli("run", "in.jsonl", "-o", "out.jsonl").exit_code == 0
+    assert len(_rows()) == 20
+
+
+def test_nothing_to_retry(cli: Cli) -> None:
+    _write(_GOOD)
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    before = Path("out.jsonl").read_bytes()
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed")
+    assert done.exit_code == 0 and "nothing to retry" in done.err and not done.engines
+    assert Path("out.jsonl").read_bytes() == before and not Path("out.jsonl.partial").exists()
+    fresh = cli("run", "in.jsonl", "-o", "new.jsonl", "--retry-failed")
+    assert fresh.exit_code == 0 and len(_rows("new.jsonl")) == 20
+
+
+def test_other_inputs_and_settings_are_refused(cli: Cli) -> None:
+    _write(_failing(2, 7))
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    files = _files()
+
+    def refused(code: int, reason: str, *more: str) -> None:
+        done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", *more)
+        assert (done.exit_code, reason in done.err) == (code, True), done.err
+        assert {
+            path: path.read_bytes() for path in Path().glob("out.jsonl*") if path.is_file()
+        } == files
+
+    refused(2, "temperature was 1.0, now 0.5", "--temperature", "0.5")
+    _write(_failing(2, 7)[:12])
+    refused(4, "the input ends before")
+    _write([row | {"id": f"i{index}"} for index, row in enumerate(_failing(2, 7))])
+    refused(4, "row 0 is i0, and there 1")
+    _write([row | {"x": "new"} for row in _failing(2, 7)])
+    refused(4, "another content")
+    _write(_failing(2, 7))
+    done = cli("run", "in.jsonl", "-o", "-", "--retry-failed")
+    assert done.exit_code == 2 and "--retry-failed" in done.err
+    cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion")
+    late = cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion", "--retry-failed")
+    assert late.exit_code == 4 and "order of completion" in late.err
+
+
+def _files() -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path().glob("out.jsonl*") if path.is_file()}
+
+
+def test_a_shard_is_retried(cli: Cli, flaky: _Flaky) -> None:
+    _write(_failing(2, 7, 8))
+    cli("run", "in.jsonl", "-o", "out.jsonl", "--shard", "1/2")
+    flaky.mend()
+    shard = ("--shard", "1/2")
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", *shard, "--retry-failed")
+    assert done.exit_code == 0 and sorted(done.engines[0].rows) == [2, 8]
+    assert [row["content"] for row in _rows("out.1-of-2.jsonl").values()] == [
+        f"p{index}" for index in range(0, 20, 2)
+    ]
+
+
+def test_an_int_stop_reason_survives_in_parquet(cli: Cli, flaky: _Flaky) -> None:
+    _write(_failing(0))
+    cli("run", "in.jsonl", "-o", "out.parquet", "--keep-token-ids", "--timing")
+    flaky.mend()
+    options = ("--keep-token-ids", "--timing", "--retry-failed")
+    assert cli("run", "in.jsonl", "-o", "out.parquet", *options).exit_code == 0
+    table = pq.read_table("out.parquet")
+    assert table["prompt_token_ids"].to_pylist() == [list(f"p{i}".encode()) for i in range(20)]

@@ -1,0 +1,140 @@
+"""``deepinfer status`` on runs that go on, were stopped, were killed, or are finished."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer.errors import ConfigError
+from deepinfer_cli.status import find_run
+
+Cli = Callable[..., Any]
+Process = Callable[..., Any]
+
+
+def _prompts(count: int) -> bytes:
+    return b"".join(b'{"prompt": "p%d"}\n' % index for index in range(count))
+
+
+def _state(cli: Cli, target: str = "out.jsonl") -> dict[str, Any]:
+    done = cli("status", target, "--json")
+    assert done.exit_code == 0
+    state: dict[str, Any] = json.loads(done.out)
+    return state
+
+
+@pytest.fixture
+def killed(start: Any) -> subprocess.Popen[bytes]:
+    """A run of 200 rows that died after some of them."""
+    Path("in.jsonl").write_bytes(b"bad\n" + _prompts(200))
+    running: subprocess.Popen[bytes] = start(
+        "run", "in.jsonl", "-o", "out.jsonl", "--max-num-seqs", "8", seconds_per_row=0.02
+    )
+    journal = Path("out.jsonl.partial/journal")
+    until = time.monotonic() + 30
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 10:
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    running.kill()
+    running.wait(30)
+    return running
+
+
+def test_a_run_that_goes_on(cli: Cli, start: Any) -> None:
+    Path("in.jsonl").write_bytes(_prompts(400))
+    running = start("run", "in.jsonl", "-o", "out.jsonl", seconds_per_row=0.02)
+    until = time.monotonic() + 30
+    while not Path("out.jsonl.partial/status.json").exists():
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(1.5)
+    for target in ("out.jsonl", "out.jsonl.partial", "out.jsonl.partial/"):
+        state = _state(cli, target)
+        assert state["state"] == "running" and state["process"] == running.pid
+        assert state["phase"] == "answering" and state["rows"]["done"] < 400
+        assert state["resume"] == "deepinfer run in.jsonl -o out.jsonl"
+    words = cli("status", "out.jsonl").out.decode()
+    assert f"running, answering (process {running.pid} on" in words and "rows/s" in words
+    again = cli("run", "in.jsonl", "-o", "out.jsonl")  # asking has not broken the lock
+    assert again.exit_code == 5
+
+
+def test_a_killed_run_is_counted_in_its_journal_and_can_go_on(
+    cli: Cli, killed: subprocess.Popen[bytes], process: Process
+) -> None:
+    held = Path("out.jsonl.partial/journal").read_bytes().count(b"\n")
+    state = _state(cli)
+    assert state["state"] == "killed" and state["process"] == killed.pid
+    assert (state["rows"]["done"], state["rows"]["failed"]) == (held, 1)
+    assert state["resume"] == "deepinfer run in.jsonl -o out.jsonl --max-num-seqs 8"
+    before = {path: path.read_bytes() for path in Path("out.jsonl.partial").iterdir()}
+    words = cli("status", "out.jsonl").out.decode()
+    assert "is gone; its finished rows are kept" in words and state["resume"] in words
+    assert {path: path.read_bytes() for path in Path("out.jsonl.partial").iterdir()} == before
+    done = process(*state["resume"].split()[1:])
+    assert done.exit_code == 3
+    report = json.loads(Path("out.jsonl.report.json").read_bytes())
+    assert report["rows"]["resumed"] == held
+
+
+def test_a_torn_journal_is_counted_without_its_last_line(
+    cli: Cli, killed: subprocess.Popen[bytes]
+) -> None:
+    journal = Path("out.jsonl.partial/journal")
+    held = journal.read_bytes().count(b"\n")
+    journal.write_bytes(journal.read_bytes()[:-5])
+    assert _state(cli)["rows"]["done"] == held - 1
+
+
+def test_a_stopped_run_says_why(cli: Cli) -> None:
+    Path("in.jsonl").write_bytes(_prompts(50))
+    cli("run", "in.jsonl", "-o", "out.jsonl", "--time-limit", "0.05", seconds=0.01)
+    state = _state(cli)
+    assert (state["state"], state["exit_code"]) == ("stopped", 75)
+    assert "--time-limit" in state["message"]
+    assert state["rows"]["done"] + state["rows"]["left"] == state["rows"]["total"]
+
+
+def test_a_failed_run_says_why(cli: Cli) -> None:
+    Path("in.jsonl").write_bytes(_prompts(8) + b'{"crash": 1}\n')
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    state = _state(cli)
+    assert (state["state"], state["exit_code"], state["rows"]["done"]) == ("failed", 1, 8)
+    assert "the device is gone" in state["message"]
+
+
+def test_a_finished_run(cli: Cli) -> None:
+    Path("in.jsonl").write_bytes(_prompts(3) + b"bad\n")
+    cli("run", "in.jsonl")
+    for target in ("in.jsonl", "in.out.jsonl", "in.out.jsonl.report.json"):
+        state = _state(cli, target)
+        assert (state["state"], state["exit_code"]) == ("finished", 3)
+        assert state["rows"]["done"] == 4 and state["rows"]["failed"] == 1
+    assert "--retry-failed" in cli("status", "in.jsonl").out.decode()
+
+
+def test_no_run_at_all(cli: Cli) -> None:
+    done = cli("status", "out.jsonl")
+    assert done.exit_code == 2 and done.err.startswith("deepinfer: no run of out.jsonl")
+    with pytest.raises(ConfigError):
+        find_run("")
+
+
+def test_the_resume_line_has_folder_variables_and_stdin(
+    cli: Cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in.jsonl").write_bytes(_prompts(8) + b'{"crash": 1}\n')
+    monkeypatch.setenv("DEEPINFER_MAX_TOKENS", "7")
+    cli("run", "in.jsonl", "-o", "my out.jsonl")
+    Path("sub").mkdir()
+    monkeypatch.chdir("sub")
+    state = _state(cli, "../my out.jsonl")
+    assert state["resume"] == (
+        f"cd {in_tmp} && DEEPINFER_MAX_TOKENS=7 deepinfer run in.jsonl -o 'my out.jsonl'"
+    )
