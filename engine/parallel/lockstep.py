@@ -12,9 +12,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
+from deepinfer.engine.batch import DraftOutput, ForwardOutput
 from deepinfer.engine.runner import Runner
 
 from .groups import Group
@@ -62,28 +61,16 @@ class LockstepModel:
     def config(self) -> ModelConfig:
         return self.model.config
 
-    def forward(self, batch: ForwardBatch, cache: Any) -> ForwardOutput:
+    def forward(self, *arguments: Any) -> ForwardOutput:
         self._take_turn(Wish.FORWARD)
-        return self.model.forward(batch, cache)
+        return self.model.forward(*arguments)
 
-    def seed_draft(
-        self, main_hidden: Tensor, positions: Tensor, state_slots: Tensor, cache: Any
-    ) -> None:
-        self.model.seed_draft(main_hidden, positions, state_slots, cache)
+    def seed_draft(self, *arguments: Any) -> None:
+        self.model.seed_draft(*arguments)
 
-    def draft(
-        self,
-        anchor_token_ids: Tensor,
-        positions: Tensor,
-        state_slots: Tensor,
-        draft_start: Tensor,
-        cache: Any,
-        sample: Callable[[Tensor, Tensor], Tensor],
-    ) -> DraftOutput:
+    def draft(self, *arguments: Any) -> DraftOutput:
         self._take_turn(Wish.DRAFT)
-        return self.model.draft(
-            anchor_token_ids, positions, state_slots, draft_start, cache, sample
-        )
+        return self.model.draft(*arguments)
 
     def rest(self) -> bool:
         """Help with one pass of the others; False if nobody wants one."""
