@@ -1,7 +1,8 @@
 """Speculation on held-out prompts: accepted length, calibration, speed with and without it.
 
-Writes one JSON object per line.  Paired runs take turns, and the median of their ratios counts, so
-that other programs on the machine weigh on both alike.  "scheduled" verifies by confidence on an
+Writes one JSON object per line.  Paired runs take turns step by step, and the median of their
+ratios counts, so that other programs on the machine weigh on both alike; times are of engine steps,
+prefill included.  "scheduled" verifies by confidence on an
 imagined device, where a block of five drafts takes 1.5 times as long as a step without them.
 
 python -m benchmarks.speculation [--pairs 3]
@@ -12,18 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.turns import Seconds, Turns
 from deepinfer import OfflineEngine, SamplingParams
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.step_profile import StepProfile
 from deepinfer.engine.types import EngineStats
+from deepinfer.loading import LoadedModel, load_model
+from deepinfer.row_stream import RowStream
 from training.calibrate import prompts
 
 SEED = "speculation"
@@ -56,7 +61,7 @@ def imagined_profile() -> StepProfile:
     """Large batches on a large model: drafting is cheap, verification takes its share."""
     return StepProfile(
         device=device_name("cpu"), block_size=5, num_requests=(1,),
-        draft_s=(0.05,), single_s=(1.0,), block_s=(BLOCK_S,),
+        draft_s=(0.05,), seed_s=(1e-6,), single_s=(1.0,), block_s=(BLOCK_S,),
     )  # fmt: skip
 
 
@@ -74,27 +79,65 @@ def draft_facts(stats: EngineStats) -> dict[str, Any]:
 
 
 def paired(rows: list[dict[str, Any]], num_seqs: int, pairs: int) -> dict[str, Any]:
-    """Auto against no drafts, in turns."""
-    runs = [(answer(rows, 0, num_seqs), answer(rows, None, num_seqs)) for _ in range(pairs)]
-    ratios = [on[0] / off[0] for off, on in runs]
+    """Auto against no drafts, step by step in turns.  Ratios are of tokens per second."""
+    runs = [_pair(rows, num_seqs) for _ in range(pairs)]
+    cpu = [pair["off"].cpu / pair["auto"].cpu for pair, _, _ in runs]
+    wall = [pair["off"].wall / pair["auto"].wall for pair, _, _ in runs]
+    stats, num_tokens = runs[-1][1], runs[-1][2]
     return {
         "num_seqs": num_seqs,
-        "off_tokens_per_s": round(statistics.median(off[0] for off, _ in runs), 1),
-        "auto_tokens_per_s": round(statistics.median(on[0] for _, on in runs), 1),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "equal_answers": all(on[2] == off[2] for off, on in runs),
-        **draft_facts(runs[-1][1][1]),
+        "num_rows": len(rows),
+        "off_tokens_per_cpu_s": round(median(num_tokens / pair["off"].cpu for pair, _, _ in runs)),
+        "auto_tokens_per_cpu_s": round(
+            median(num_tokens / pair["auto"].cpu for pair, _, _ in runs)
+        ),
+        "cpu_ratio": round(median(cpu), 3),
+        "cpu_ratios": [round(ratio, 3) for ratio in cpu],
+        "wall_ratio": round(median(wall), 3),
+        "wall_ratios": [round(ratio, 3) for ratio in wall],
+        **draft_facts(stats),
     }
+
+
+def _pair(rows: list[dict[str, Any]], num_seqs: int) -> tuple[dict[str, Seconds], EngineStats, int]:
+    """Times of both runs, counters of the one with drafts, tokens of each.  Answers are equal."""
+    answers: dict[str, dict[int, tuple[int, ...]]] = {"off": {}, "auto": {}}
+    settings = {"off": {"num_speculative_tokens": 0}, "auto": {}}
+    loaded = {
+        name: load_model(None, {"max_num_seqs": num_seqs, **more}, device="cpu")
+        for name, more in settings.items()
+    }
+
+    def act(name: str) -> None:
+        for output in _stream(loaded[name]).run(
+            (number, row, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS))
+            for number, row in enumerate(rows)
+        ):
+            answers[name][output.row] = output.samples[0].token_ids
+
+    turns = Turns()
+    turns.run({name: (loaded[name].engine, partial(act, name)) for name in loaded})
+    assert answers["off"] == answers["auto"], "drafts changed an answer"
+    num_tokens = sum(map(len, answers["off"].values()))
+    return turns.used, loaded["auto"].engine.stats(), num_tokens
+
+
+def _stream(loaded: LoadedModel) -> RowStream:
+    return RowStream(
+        loaded.engine, loaded.tokenizer, max_model_len=loaded.engine.max_model_len,
+        vocab_size=loaded.config.vocab_size, max_in_flight=64, seed=0,
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=3)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--only-pairs", action="store_true", help="no lengths and calibration")
+    options = parser.parse_args()
     place = {"torch": torch.__version__, "cpu": platform.machine(), "seed": SEED}
-    rows = prompts(SEED, 64)
-    for temperature in (0.0, 1.0):
+    all_rows = prompts(SEED, 192)
+    rows = all_rows[:64]
+    for temperature in () if options.only_pairs else (0.0, 1.0):
         name = {"num_seqs": 4, "temperature": temperature} | place
         _, stats, _ = answer(rows, 5, 4, temperature)
         print(json.dumps({"case": "all 5 verified"} | draft_facts(stats) | name), flush=True)
@@ -102,9 +145,9 @@ def main() -> None:
             imagined_profile().save(Path(file.name))
             _, stats, _ = answer(rows, None, 4, temperature, Path(file.name))
         print(json.dumps({"case": "scheduled"} | draft_facts(stats) | name), flush=True)
-    for num_seqs, count in ((1, 10), (64, 64)):
-        result = {"case": "auto against off, greedy"} | paired(rows[:count], num_seqs, pairs)
-        print(json.dumps(result | place), flush=True)
+    for num_seqs, count in ((1, 10), (64, 64), (64, 192)):
+        result = paired(all_rows[:count], num_seqs, options.pairs)
+        print(json.dumps({"case": "auto against off, greedy"} | result | place), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ Scales = tuple[tuple[float, float], ...]
 class Calibration:
     """Scales for requests that draw at random, and for greedy ones; both empty: not calibrated.
 
+    ``typical_survival``: by place, the share of drafts accepted with all before them when this was
+    fitted; empty if unknown.
+
     The confidence head estimates how much the draft's and the model's distributions overlap.  That
     is the chance of a random draw.  Whether both have the same maximum is another question, which
     the height of the draft's own maximum answers better.
@@ -33,6 +36,7 @@ class Calibration:
 
     sampled: Scales = ()
     greedy: Scales = ()
+    typical_survival: tuple[float, ...] = ()
 
     @classmethod
     def from_folder(cls, folder: Path, block_size: int) -> Calibration:
@@ -48,7 +52,9 @@ class Calibration:
             if stored["schema"] != SCHEMA:
                 raise ValueError(f"schema {stored['schema']!r}, expected {SCHEMA!r}")
             return cls(
-                _scales(stored["sampled"], block_size), _scales(stored["greedy"], block_size)
+                _scales(stored["sampled"], block_size),
+                _scales(stored["greedy"], block_size),
+                _survival(stored.get("typical_survival", ()), block_size),
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
@@ -84,3 +90,10 @@ def _scales(stored: Any, block_size: int) -> Scales:
     if len(scales) != block_size or not all(map(math.isfinite, sum(scales, ()))):
         raise ValueError(f"expected {block_size} pairs of numbers, one per draft position")
     return scales
+
+
+def _survival(stored: Any, block_size: int) -> tuple[float, ...]:
+    chances = tuple(map(float, stored))
+    if chances and (len(chances) != block_size or not all(0 <= c <= 1 for c in chances)):
+        raise ValueError(f"expected {block_size} chances, one per draft position")
+    return chances

@@ -90,7 +90,7 @@ class DecodeWorker:
             counts,
             np.arange(len(token_ids)),
         )
-        raw = self.model.forward(forward_batch)
+        raw = self.model.forward(forward_batch, is_plain=block is None)
         logits = apply_rules(raw, states, counts, drafts)
         slots = forward_batch.state_slots[forward_batch.request_rows]
         positions = forward_batch.positions + 1

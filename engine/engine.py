@@ -17,6 +17,7 @@ from .complete import complete_decode, complete_prefill
 from .config import EngineConfig
 from .counters import Counters
 from .decode import DecodeResult, DecodeWorker
+from .draft_backlog import DraftBacklog
 from .draft_planner import make_planner
 from .intake import make_state
 from .kv_transfer import LocalTransfer
@@ -75,9 +76,10 @@ class LLMEngine:
             transfer=LocalTransfer(),
             window=model.config.sliding_window,
         )
-        bound = BoundModel(
-            model, cache, device=device, is_speculative=self.config.num_speculative_tokens > 0
-        )
+        window = model.config.sliding_window
+        drafts = self.config.num_speculative_tokens > 0
+        backlog = DraftBacklog(num_slots, window, device) if drafts else None
+        bound = BoundModel(model, cache, device=device, backlog=backlog)
         table = SlotTable(
             num_slots,
             self.config.max_model_len,
@@ -96,7 +98,7 @@ class LLMEngine:
                 bound,
                 table,
                 sampler,
-                planner=make_planner(self.profile, device),
+                planner=make_planner(self.profile, device, window, calibration),
                 calibration=calibration,
                 rejects=self.config.rejection_sampling,
             ),

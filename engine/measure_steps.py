@@ -7,9 +7,10 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from .batch import ForwardBatch
+from .batch import ForwardBatch, ForwardOutput
 from .config import EngineConfig
 from .runner import Cache, Runner
 from .step_profile import StepProfile
@@ -18,7 +19,8 @@ BUDGET_S = 0.6
 NUM_REQUESTS = (1, 64, 8, 16, 256)
 MOST_TOKENS = 256
 MOST_CPU_REQUESTS = 64
-POSITION = 32
+POSITION = 160
+STRIDE = 7919  # a prime, for tokens from all over the vocabulary
 
 
 def device_name(device: str) -> str:
@@ -56,17 +58,18 @@ def measure_steps(
 def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
     """The curves, with the time of a full block extrapolated from those measured in part."""
     numbers = sorted(best)
+    draft_s, seed_s, single_s, part_s = zip(*(best[number] for number in numbers), strict=True)
     block_s = []
-    for number in numbers:
-        _, single, part = best[number]
+    for number, seed, single, part in zip(numbers, seed_s, single_s, part_s, strict=True):
         scale = config.num_speculative_tokens / _measured_drafts(config, number)
-        block_s.append(single + max(part - single, 0.0) * scale)
+        block_s.append(single + seed + max(part - single - seed, 0.0) * scale)
     return StepProfile(
         device=device_name(config.device),
         block_size=config.num_speculative_tokens,
         num_requests=tuple(numbers),
-        draft_s=tuple(best[n][0] for n in numbers),
-        single_s=tuple(best[n][1] for n in numbers),
+        draft_s=draft_s,
+        seed_s=seed_s,
+        single_s=single_s,
         block_s=tuple(block_s),
     )
 
@@ -90,12 +93,13 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
 def _actions(
     model: Runner, cache: Cache, config: EngineConfig, number: int
 ) -> list[Callable[[], None]]:
-    """Drafting, a step without drafts, and one with drafts for each request."""
+    """Drafting, seeing one token each, a step without drafts, and one with drafts and seeing."""
     anchors = torch.zeros(number, dtype=torch.int64, device=config.device)
     slots = torch.arange(number, device=config.device)
     position = min(POSITION, (config.max_model_len or POSITION) - 1)
-    single = _dummy_batch(config, number, 1)
-    block = _dummy_batch(config, number, 1 + _measured_drafts(config, number))
+    single = _dummy_batch(model, config, number, 1)
+    block = _dummy_batch(model, config, number, 1 + _measured_drafts(config, number))
+    output = model.forward(single, cache)
 
     def draft() -> None:
         model.draft(
@@ -107,25 +111,30 @@ def _actions(
             lambda logits, positions: logits.argmax(-1),
         )
 
-    return [draft, lambda: _verify(model, cache, single), lambda: _verify(model, cache, block)]
+    def forward() -> None:
+        model.forward(single, cache)
+
+    def verify() -> None:
+        _seed(model, cache, block, model.forward(block, cache))
+
+    return [draft, lambda: _seed(model, cache, single, output), forward, verify]
 
 
-def _verify(model: Runner, cache: Cache, batch: ForwardBatch) -> None:
-    output = model.forward(batch, cache)
+def _seed(model: Runner, cache: Cache, batch: ForwardBatch, output: ForwardOutput) -> None:
     rows = output.main_rows
     slots = batch.state_slots[batch.request_rows[rows]]
     positions = batch.positions[rows]
     model.seed_draft(output.main_hidden, positions, slots, batch.decoder_lens, cache)
 
 
-def _dummy_batch(config: EngineConfig, count: int, length: int) -> ForwardBatch:
+def _dummy_batch(model: Runner, config: EngineConfig, count: int, length: int) -> ForwardBatch:
     """``length`` tokens at the same place of ``count`` requests; they may share blocks, because
-    what they write is never read."""
+    what they write is never read.  Different tokens, so that they need different experts."""
     first = max(0, min(POSITION, (config.max_model_len or POSITION) - length))
     num_blocks = -(-(first + length) // config.block_size)
     starts = [0] * count
     return ForwardBatch.of(
-        token_ids=[0] * (count * length),
+        token_ids=np.arange(count * length) * STRIDE % model.config.vocab_size,
         query_lens=[length] * count,
         first=[first] * count,
         block_table=[[0] * num_blocks] * count,

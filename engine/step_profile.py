@@ -12,7 +12,7 @@ import numpy as np
 
 from deepinfer.errors import ConfigError
 
-SCHEMA = "deepinfer.step_profile/1"
+SCHEMA = "deepinfer.step_profile/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,26 +22,33 @@ class StepProfile:
     device         what was measured; times of another device say nothing here
     num_requests   rising
     draft_s        one drafted block for each request
-    single_s       a step that verifies no draft
-    block_s        a step that verifies ``block_size`` drafts of each request
+    seed_s         letting the draft stages see one token of each request
+    single_s       a step of one token of each request, which the draft stages do not see
+    block_s        a step with ``block_size`` drafts of each request, which the draft stages see
     """
 
     device: str
     block_size: int
     num_requests: tuple[int, ...]
     draft_s: tuple[float, ...]
+    seed_s: tuple[float, ...]
     single_s: tuple[float, ...]
     block_s: tuple[float, ...]
 
-    def step_s(self, num_requests: int, num_drafts: int) -> float:
-        """Seconds of a step with ``num_drafts`` verified in all; drafting is part of it."""
-        verified = num_drafts / (num_requests * self.block_size)
-        single, block = self._at(self.single_s, num_requests), self._at(self.block_s, num_requests)
-        return self._at(self.draft_s, num_requests) + single + verified * max(block - single, 0.0)
+    def draft_step_s(self, num_requests: int) -> tuple[float, float]:
+        """Seconds of a step with drafting that verifies nothing, and of each draft verified."""
+        single = self._at(self.single_s, num_requests) + self._at(self.seed_s, num_requests)
+        block = max(self._at(self.block_s, num_requests), single)
+        per_draft = (block - single) / (num_requests * self.block_size)
+        return self._at(self.draft_s, num_requests) + single, per_draft
 
     def plain_step_s(self, num_requests: int) -> float:
         """Seconds of a step without any drafting."""
         return self._at(self.single_s, num_requests)
+
+    def catch_up_s(self, num_requests: int, num_steps: int) -> float:
+        """Seconds until the draft stages have seen all of so many steps without drafting."""
+        return num_steps * self._at(self.seed_s, num_requests)
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON.  Raises: ConfigError if the place cannot be written."""
@@ -60,7 +67,7 @@ class StepProfile:
                 raise ValueError(f"not {SCHEMA}")
             curves = {
                 name: tuple(stored[name])
-                for name in ("num_requests", "draft_s", "single_s", "block_s")
+                for name in ("num_requests", "draft_s", "seed_s", "single_s", "block_s")
             }
             profile = cls(**(stored | curves))
             profile._check()
@@ -71,7 +78,7 @@ class StepProfile:
         return profile
 
     def _check(self) -> None:
-        curves = (self.draft_s, self.single_s, self.block_s)
+        curves = (self.draft_s, self.seed_s, self.single_s, self.block_s)
         counts = self.num_requests
         if not counts or any(len(curve) != len(counts) for curve in curves):
             raise ValueError("its curves have different lengths")

@@ -136,9 +136,11 @@ def calibration_error(expected: Rows, survived: Rows) -> float:
 def main() -> None:
     folder = Path(sys.argv[1])
     stored: dict[str, Any] = {"schema": SCHEMA}
+    survival_by_kind = []
     for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
         evidence, survived = collect(str(folder), prompts(SEED, NUM_PROMPTS), temperature)
         stored[name] = fit(evidence, survived)
+        survival_by_kind.append(np.nan_to_num(survived).mean(0))
         before = calibration_error(np.cumprod(evidence, axis=1), survived)
         after = calibration_error(survival(evidence, stored[name]), survived)
         stored[f"{name}_fit"] = {
@@ -146,6 +148,8 @@ def main() -> None:
             "calibration_error_before": round(before, 4),
             "calibration_error": round(after, 4),
         }
+    # Greedy answers and random ones alike: what a run has is not known before its first draft.
+    stored["typical_survival"] = np.mean(survival_by_kind, axis=0).round(3).tolist()
     (folder / CALIBRATION_FILE).write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(stored))
 

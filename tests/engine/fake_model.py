@@ -1,9 +1,10 @@
 """A model and cache that only remember tokens, so that every mistake of the engine shows.
 
 The fake cache stores token ids where a real one stores states: in blocks (global KV), and in
-rings by slot and position (encoder and decoder windows).  The fake model's next-token logits are a
-hash of what it reads there.  A block shared by accident, a ring not rebuilt, a wrong position or a
-lost token gives other tokens than ``oracle``, which computes the same from the plain list.
+rings by slot and position (encoder and decoder windows, draft stages).  The fake model's next-token
+logits are a hash of what it reads there.  A block shared by accident, a ring not rebuilt, a wrong
+position or a lost token gives other tokens than ``oracle``, which computes the same from the plain
+list.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class FakeCache:
         self.block_size = block_size
         self.blocks = torch.full((num_blocks, block_size), EMPTY)
         self.ring_size = config.sliding_window + 6
-        self.rings = torch.full((2, num_slots, self.ring_size), EMPTY)
+        self.rings = torch.full((3, num_slots, self.ring_size), EMPTY)
 
     def snapshot(self, slot: int) -> Tensor:
         return self.rings[:, slot].clone()
@@ -98,7 +99,7 @@ class FakeModel:
         main_rows = in_decoder.nonzero()[:, 0]
         return ForwardOutput(
             logits=torch.stack(logits) if logits else torch.empty(0, self.config.vocab_size),
-            main_hidden=torch.empty(len(main_rows), 0),
+            main_hidden=batch.token_ids[main_rows, None],
             main_rows=main_rows,
         )
 
@@ -111,6 +112,8 @@ class FakeModel:
         cache: FakeCache,
     ) -> None:
         assert len(positions) == len(state_slots) == len(main_hidden) == sum(query_lens)
+        for token, position, slot in zip(main_hidden[:, 0], positions, state_slots, strict=True):
+            cache.rings[2, slot, position % cache.ring_size] = token
 
     def draft(
         self,
@@ -123,9 +126,12 @@ class FakeModel:
     ) -> DraftOutput:
         """Drafts from the right logits, or now and then from others."""
         histories = []
-        for anchor, position, slot in zip(anchors, positions, slots, strict=True):
+        for anchor, position, slot, start in zip(anchors, positions, slots, starts, strict=True):
             verified = self._history[int(slot)][: int(position)]
             assert len(verified) == position
+            seen = range(max(int(start), int(position) - self.config.sliding_window), position)
+            ring = cache.rings[2, slot]
+            assert all(ring[key % cache.ring_size] == verified[key] for key in seen), "not seeded"
             histories.append([*verified, int(anchor)])
         ids, logits = [], []
         for step in range(self.config.dspark_block_size):

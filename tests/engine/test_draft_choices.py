@@ -8,6 +8,7 @@ from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepinfer.engine.draft_outlook import DraftOutlook
 from deepinfer.engine.draft_planner import EarlyStopping, StaleBudget
 from deepinfer.engine.step_profile import StepProfile
 
@@ -53,10 +54,11 @@ def test_any_step_times_give_the_answers_of_the_oracle(
 ) -> None:
     config = FakeConfig()
     profile = StepProfile(device="cpu", block_size=5, num_requests=(1,), draft_s=(draft_s,),
-                          single_s=(1.0,), block_s=(block_s,))  # fmt: skip
+                          seed_s=(0.01,), single_s=(1.0,), block_s=(block_s,))  # fmt: skip
     engine = make_engine(FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24)
     assert engine._workers is not None
-    engine._workers[1].planner = StaleBudget(profile) if stale else EarlyStopping(profile)
+    outlook = DraftOutlook(profile, config.sliding_window)
+    engine._workers[1].planner = StaleBudget(outlook) if stale else EarlyStopping(outlook)
     prompts = {str(i): [7, 3 + i] for i in range(5)}
     done = run(engine, [request(name, ids, max_tokens=20) for name, ids in prompts.items()])
     for name, ids in prompts.items():
