@@ -16,6 +16,7 @@ from .constraint import run_constraint
 from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
+from .report_cli import add_report
 from .run import RunRequest, run
 from .run_verbs import add_run_verbs
 from .settings import Settings, resolve
@@ -123,6 +124,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))
     add_run_verbs(app)
+    add_report(app)
     _add_config_verbs(config)
     return app
 

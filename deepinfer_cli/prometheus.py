@@ -27,7 +27,7 @@ def export_metrics(report: Report, path: str | None, warn: Callable[[str], None]
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
-        temporary.write_text(prometheus_text(report), encoding="utf-8")
+        temporary.write_bytes(prometheus_text(report).encode("utf-8", "replace"))
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

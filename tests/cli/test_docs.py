@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-_VERBS = (["run"], ["status"], ["merge"], ["config", "show"], ["config", "init"])
+_VERBS = (["run"], ["status"], ["merge"], ["report"], ["config", "show"], ["config", "init"])
 
 
 def test_the_page_is_what_help_prints(cli: Callable[..., Any]) -> None:
