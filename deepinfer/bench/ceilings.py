@@ -1,0 +1,58 @@
+"""What this machine does with plain library calls: the measure beside every figure of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from deepinfer.engine.device_profiles import DeviceProfile
+
+from .results import Ceiling
+
+_COPY_BYTES = 1 << 28
+_SECONDS = 0.4
+
+
+def cpu_ceilings() -> list[Ceiling]:
+    """A copy in memory, bf16 and fp32 products of 1,024 cubed, with this process's threads."""
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy_s = best_seconds(lambda: target.copy_(source))
+    found = [Ceiling(name="copy, read and written", value=2 * _COPY_BYTES / copy_s, unit="B/s")]
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(1024, 1024).to(dtype) for _ in range(2))
+        product_s = best_seconds(lambda a=a, b=b: a @ b)  # type: ignore[misc]
+        name = str(dtype).removeprefix("torch.")
+        found.append(
+            Ceiling(name=f"{name} 1024 cubed", value=2 * 1024**3 / product_s, unit="FLOP/s")
+        )
+    return found
+
+
+def cpu_profile(ceilings: list[Ceiling], memory_bytes: float) -> DeviceProfile:
+    """Limits of this CPU from its measured ceilings: every product at the faster rate."""
+    copy, *products = ceilings
+    fastest = max(product.value for product in products)
+    return DeviceProfile(
+        name="this cpu",
+        fp8_flops=fastest,
+        fp4_flops=fastest,
+        bf16_flops=fastest,
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=copy.value,
+        link_bytes_per_s=copy.value,
+        source="measured in this run",
+    )
+
+
+def best_seconds(call: Callable[[], object], seconds: float = _SECONDS) -> float:
+    """Least time of ``call``, run for about ``seconds``."""
+    call()
+    best, started = float("inf"), time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        begun = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begun)
+    return best

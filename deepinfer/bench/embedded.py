@@ -1,0 +1,166 @@
+"""The whole engine on a real model: prompts in, answers out, timed by phase.
+
+This is what a machine without a GPU can measure for real, and what any checkpoint that fits one
+device can be measured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from deepinfer import OfflineEngine, SamplingParams
+from deepinfer.engine.device_profiles import DeviceProfile
+from deepinfer.engine.roofline import decode_limit, prefill_limit
+from deepinfer.engine.types import EngineStats
+
+from .results import Measurement
+
+PROMPTS = (
+    "Tell me a story about a fox.",
+    "Tell me a story about a lost kite.",
+    "Tell me a story about the rain.",
+    "Tell me a story about an owl.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """requests    sizes of the full batches to decode
+    num_tokens    tokens of each answer
+    prompt_words  words of each prompt of the prefill rows
+    num_rounds    rounds over all rows; each row's raw times are one per round
+    """
+
+    requests: tuple[int, ...] = (1, 8, 64)
+    num_tokens: int = 32
+    prompt_words: tuple[int, ...] = (64, 512)
+    num_rounds: int = 3
+    phases: tuple[str, ...] = ("decode", "prefill")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One kind of work: engine to use, prompts and tokens of each answer."""
+
+    name: str
+    phase: str
+    engine: OfflineEngine
+    prompts: Sequence[str]
+    num_tokens: int
+
+
+def measure_engine(
+    plan: EnginePlan,
+    make_engine: Callable[[int | None], OfflineEngine],
+    prompts: Sequence[str] | None = None,
+    tick: Callable[[str], None] = lambda name: None,
+    profile: DeviceProfile | None = None,
+) -> Iterator[Measurement]:
+    """Rows as they are done; ``tick`` hears what runs now.
+
+    ``make_engine`` gives an engine that verifies that many drafts, or as many as pay for None.
+    Rounds go over all rows, so that a slow moment of the machine does not fall on one of them; the
+    first round warms up and does not count.
+    """
+    subjects = list(prompts or PROMPTS)
+    with make_engine(0) as plain, make_engine(None) as drafting:
+        rows = list(_rows(plan, subjects, plain, drafting))
+        found: dict[int, list[tuple[EngineStats, int]]] = {
+            number: [] for number in range(len(rows))
+        }
+        for round_number in range(plan.num_rounds + 1):
+            for number, row in enumerate(rows):
+                tick(f"round {round_number} of {plan.num_rounds}: {row.name}")
+                stats = _run(row)
+                if round_number:
+                    found[number].append(stats)
+        for number, row in enumerate(rows):
+            yield _measurement(row, found[number], profile)
+
+
+def _rows(
+    plan: EnginePlan, subjects: list[str], plain: OfflineEngine, drafting: OfflineEngine
+) -> Iterator[_Row]:
+    if "decode" in plan.phases:
+        for size in plan.requests:
+            batch = [subjects[i % len(subjects)] for i in range(size)]
+            yield _Row(f"{size} requests, no drafts", "decode", plain, batch, plan.num_tokens)
+            yield _Row(
+                f"{size} requests, drafts as pay", "decode", drafting, batch, plan.num_tokens
+            )
+    if "prefill" in plan.phases:
+        for words in plan.prompt_words:
+            text = " ".join(subjects[i % len(subjects)] for i in range(words))
+            text = " ".join(text.split()[:words])
+            yield _Row(f"prompt of {words} words", "prefill", plain, [text], 1)
+
+
+def _run(row: _Row) -> tuple[EngineStats, int]:
+    """What the engine's counters gained, and the prompt tokens of one request."""
+    before = row.engine.stats()
+    sampling = SamplingParams(temperature=0.0, max_tokens=row.num_tokens, ignore_eos=True)
+    outputs = row.engine.generate(list(row.prompts), sampling)
+    failed = next((output for output in outputs if output.error), None)
+    if failed is not None:
+        raise RuntimeError(f"{row.name}: {failed.error}")
+    after = row.engine.stats()
+    gained = replace(
+        after,
+        num_steps=after.num_steps - before.num_steps,
+        num_decode_steps=after.num_decode_steps - before.num_decode_steps,
+        num_decode_rows=after.num_decode_rows - before.num_decode_rows,
+        num_prefill_tokens=after.num_prefill_tokens - before.num_prefill_tokens,
+        num_decode_tokens=after.num_decode_tokens - before.num_decode_tokens,
+        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
+        prefill_s=after.prefill_s - before.prefill_s,
+        decode_s=after.decode_s - before.decode_s,
+    )
+    return gained, len(outputs[0].prompt_token_ids)
+
+
+def _measurement(
+    row: _Row, rounds: list[tuple[EngineStats, int]], profile: DeviceProfile | None
+) -> Measurement:
+    """A row's rounds as steps: the mean step of each round is one raw time."""
+    model = row.engine.model_config
+    prompt_len = rounds[-1][1]
+    if row.phase == "prefill":
+        limit = profile and prefill_limit(model, profile, prompt_len=prompt_len)
+        return Measurement(
+            phase="prefill",
+            name=row.name,
+            size=prompt_len,
+            context=prompt_len,
+            ranks=1,
+            num_drafts=0,
+            num_tokens=prompt_len,
+            step_s=tuple(stats.prefill_s for stats, _ in rounds),
+            limit_overlap_s=limit.overlap_s if limit else None,
+            limit_serial_s=limit.serial_s if limit else None,
+        )
+    steps = sum(stats.num_decode_steps for stats, _ in rounds)
+    request_steps = sum(stats.num_decode_rows for stats, _ in rounds)
+    tokens = sum(stats.num_decode_tokens for stats, _ in rounds)
+    verified = sum(stats.num_draft_tokens for stats, _ in rounds) / request_steps
+    context = prompt_len + row.num_tokens // 2
+    limit = profile and decode_limit(
+        model,
+        profile,
+        num_requests=len(row.prompts),
+        context=context,
+        num_verified_drafts=round(verified),
+    )
+    return Measurement(
+        phase="decode",
+        name=row.name,
+        size=len(row.prompts),
+        context=context,
+        ranks=1,
+        num_drafts=round(verified),
+        num_tokens=tokens / steps,
+        step_s=tuple(stats.decode_s / stats.num_decode_steps for stats, _ in rounds),
+        accepted_length=tokens / request_steps,
+        limit_overlap_s=limit.overlap_s if limit else None,
+        limit_serial_s=limit.serial_s if limit else None,
+    )

@@ -1,0 +1,95 @@
+"""What ``deepinfer bench`` measures: phases, sizes, and the deployment that one rank stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.engine.checks import is_number, is_whole
+from deepinfer.engine.device_profiles import DeviceProfile, device_profile
+from deepinfer.engine.links import Link, device_link, link
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import ConfigError
+
+PHASES = ("decode", "prefill")
+LAUNCH_CONTEXT = 131_072
+LAUNCH_ACCEPTANCE = 0.75
+LAUNCH_REPLAY = 140
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchPlan:
+    """phases           what to measure
+    requests         decode: requests per rank, one row each
+    context          tokens of each request, or of each prompt in a prefill
+    tokens           prefill: prompt tokens per rank, one row each
+    num_drafts       drafts verified per request and step
+    acceptance       chance that a draft is accepted once those before it were
+    decode_ranks     ranks of the expert exchange while decoding
+    prefill_ranks    and while prefilling
+    link             what carries the exchange; None is the fabric of the device
+    device_profile   whose peak rates the limits are
+    replay_tokens    decoder tokens of a prompt; None is one window
+    num_steps        steps of each measurement; the median counts
+    seed             of random weights, tokens and routing
+
+    Raises: ConfigError for a value out of range.
+    """
+
+    phases: tuple[str, ...] = PHASES
+    requests: tuple[int, ...] = (8, 16, 60, 128, 256)
+    context: int = LAUNCH_CONTEXT
+    tokens: tuple[int, ...] = (4_096, 16_384, 65_536)
+    num_drafts: int = 5
+    acceptance: float = LAUNCH_ACCEPTANCE
+    decode_ranks: int = 1
+    prefill_ranks: int = 1
+    link: str | None = None
+    device_profile: str = "h200"
+    replay_tokens: int | None = None
+    num_steps: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(set(self.phases) <= set(PHASES), "phases", self.phases, "decode and prefill")
+        for name in ("context", "decode_ranks", "prefill_ranks", "num_steps"):
+            _check(is_whole(value := getattr(self, name), 1, 2**31), name, value, "1 or more")
+        for name in ("requests", "tokens"):
+            values = getattr(self, name)
+            ok = bool(values) and all(is_whole(value, 1, 2**31) for value in values)
+            _check(ok, name, values, "numbers of 1 or more")
+        _check(is_whole(self.num_drafts, 0, 1024), "drafts", self.num_drafts, "0 or more")
+        _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
+        self.profile()
+        self.exchange()
+
+    def profile(self) -> DeviceProfile:
+        return device_profile(self.device_profile)
+
+    def exchange(self) -> Link:
+        return device_link(self.profile()) if self.link is None else link(self.link)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Raise ConfigError where the model cannot do what is asked."""
+        if self.context > model.max_position_embeddings:
+            raise ConfigError(
+                f"context={self.context}: the model's is {model.max_position_embeddings}"
+            )
+        if self.num_drafts > model.dspark_block_size:
+            raise ConfigError(
+                f"drafts={self.num_drafts}: the model drafts at most {model.dspark_block_size}"
+            )
+        experts = max(plan.n_routed_experts for plan in model.layers)
+        for ranks in {self.decode_ranks, self.prefill_ranks}:
+            if ranks > experts:
+                raise ConfigError(f"ep={ranks}: the model has {experts} experts in a layer")
+            self.exchange().num_receivers(ranks)
+
+
+def padded_experts(num_experts: int, num_ranks: int) -> int:
+    """Experts that a rank holds: the last ranks hold empty ones if they do not divide."""
+    return -(-num_experts // num_ranks)
+
+
+def _check(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name}={value!r}: expected {expected}")

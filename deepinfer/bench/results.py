@@ -1,0 +1,109 @@
+"""What a benchmark found.  Times in seconds, rates per second; ``None`` where nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRow:
+    """The least time of a step on a device of given peak rates.
+
+    size         requests per rank (decode) or prompt tokens per rank (prefill)
+    num_tokens   what a step yields per rank
+    local_s      computation and memory, link_s the exchange
+    overlap_s    the longer of both: nothing waits for anything
+    serial_s     only each computation hides its own reads
+    fits         weights and caches of such a rank fit the device
+    """
+
+    phase: str
+    size: int
+    context: int
+    ranks: int
+    num_drafts: int
+    num_tokens: float
+    local_s: float
+    link_s: float
+    overlap_s: float
+    serial_s: float
+    weight_bytes: float
+    cache_bytes: float
+    fits: bool
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.overlap_s
+
+    @property
+    def serial_tokens_per_s(self) -> float:
+        return self.num_tokens / self.serial_s
+
+    @property
+    def tokens_per_s_user(self) -> float | None:
+        return self.tokens_per_s / self.size if self.phase == "decode" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured row.  ``step_s`` are the raw times of this rank, the exchange not included;
+    ``link_s`` is modelled (or measured, then ``link_is_measured``)."""
+
+    phase: str
+    name: str
+    size: int
+    context: int
+    ranks: int
+    num_drafts: int
+    num_tokens: float
+    step_s: tuple[float, ...]
+    link_s: float = 0.0
+    link_is_measured: bool = False
+    limit_overlap_s: float | None = None
+    limit_serial_s: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    accepted_length: float | None = None
+
+    @property
+    def local_s(self) -> float:
+        return median(self.step_s)
+
+    @property
+    def overlap_s(self) -> float:
+        """A step whose exchange hides behind computation, or the other way round."""
+        return max(self.local_s, self.link_s)
+
+    @property
+    def serial_s(self) -> float:
+        return self.local_s + self.link_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.overlap_s
+
+    @property
+    def serial_tokens_per_s(self) -> float:
+        return self.num_tokens / self.serial_s
+
+    @property
+    def tokens_per_s_user(self) -> float | None:
+        return self.tokens_per_s / self.size if self.phase == "decode" else None
+
+    @property
+    def share_of_overlap_limit(self) -> float | None:
+        return None if self.limit_overlap_s is None else self.limit_overlap_s / self.overlap_s
+
+    @property
+    def share_of_serial_limit(self) -> float | None:
+        return None if self.limit_serial_s is None else self.limit_serial_s / self.serial_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """What the same machine does in the same run with a plain library call."""
+
+    name: str
+    value: float
+    unit: str

@@ -1,0 +1,160 @@
+"""``bench.md``: the tables of a record as Markdown, made from the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from deepinfer.bench.results import LimitRow, Measurement
+
+from .record import BenchRecord
+
+_MILLION = 1e6
+
+
+def page(record: BenchRecord) -> str:
+    """The whole page."""
+    parts = [_head(record)]
+    if record.measurements:
+        parts.append(f"## Measured on {record.device}\n")
+        parts += [
+            _measured(record, phase, rows)
+            for phase in ("decode", "prefill")
+            if (rows := [row for row in record.measurements if row.phase == phase])
+        ]
+        parts += [_split(row) for row in record.measurements if row.parts_s]
+    if record.limits:
+        parts.append(_limits(record))
+    if record.notes:
+        parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in record.notes) + "\n")
+    return "\n".join(parts)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right, padded so that it can be read as text."""
+    body = [list(row) for row in rows]
+    widths = [max(len(line[i]) for line in [list(head), *body]) for i in range(len(head))]
+    lines = [_line(head, widths), _line(["-" * (w - 1) + ":" for w in widths], widths)]
+    return "\n".join(lines + [_line(row, widths) for row in body]) + "\n"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return "| " + " | ".join(padded) + " |"
+
+
+def _head(record: BenchRecord) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    status = "" if record.is_complete else "\n\n**Stopped early: rows are missing.**"
+    return (
+        f"# deepinfer bench\n\n`{record.command}`\n\n{record.created}, {record.host.cpu}, "
+        f"{record.host.cores} cores; device {record.device}"
+        f"{f', driver {record.driver}' if record.driver else ''}; seed {record.plan.seed}\n\n"
+        f"{versions}{status}\n"
+    )
+
+
+def _measured(record: BenchRecord, phase: str, rows: list[Measurement]) -> str:
+    is_decode = phase == "decode"
+    has_link = any(row.ranks > 1 for row in rows)
+    head = ["measurement", "steps", "step ms"]
+    head += ["link ms"] if has_link else []
+    head += ["tokens/step"] if is_decode else []
+    head += ["tokens/s", "serial tokens/s"] if has_link else ["tokens/s"]
+    head += ["tokens/s/user"] if is_decode else []
+    head += ["of overlap limit", "of serial limit"]
+    # The price is of the profile's device: it says nothing of a CPU.
+    price = record.price_per_hour if record.is_on_gpu else None
+    head += ["cost/M tokens"] if price is not None else []
+    body = []
+    for row in rows:
+        cells = [row.name, str(len(row.step_s)), _ms(row.local_s)]
+        if has_link:
+            kind = "" if row.link_is_measured else " (modelled)"
+            cells.append(_ms(row.link_s) + kind)
+        cells += [f"{row.num_tokens:,.1f}"] if is_decode else []
+        cells.append(_rate(row.tokens_per_s))
+        cells += [_rate(row.serial_tokens_per_s)] if has_link else []
+        cells += [_rate(row.tokens_per_s_user)] if is_decode else []
+        cells += [_percent(row.share_of_overlap_limit), _percent(row.share_of_serial_limit)]
+        if price is not None:
+            cells.append(f"{cost_per_million(price, row.tokens_per_s):,.2f}")
+        body.append(cells)
+    title = f"### {phase.capitalize()}, {record.measured_model}\n\n"
+    return title + table(head, body) + _ceilings(record, phase)
+
+
+def _ceilings(record: BenchRecord, phase: str) -> str:
+    if phase != "decode" and any(row.phase == "decode" for row in record.measurements):
+        return ""
+    if not record.ceilings:
+        return ""
+    found = "; ".join(f"{c.name} {_unit(c.value, c.unit)}" for c in record.ceilings)
+    return f"\nCeilings in the same run: {found}.\n"
+
+
+def _split(row: Measurement) -> str:
+    total = sum(row.parts_s.values())
+    body = [
+        [name, _ms(seconds), _percent(seconds / total)]
+        for name, seconds in sorted(row.parts_s.items(), key=lambda item: -item[1])
+    ]
+    return f"#### Where the step goes: {row.name}\n\n" + table(["part", "ms", "share"], body)
+
+
+def _limits(record: BenchRecord) -> str:
+    plan = record.plan
+    rows = "".join(
+        _limit_table(record, phase, found)
+        for phase in ("decode", "prefill")
+        if (found := [row for row in record.limits if row.phase == phase])
+    )
+    return (
+        f"## Limits of {plan.device_profile} ({plan.profile().source})\n\n"
+        f"DeepSeek-V4.1-Flash at the device's peak rates, exchange over {record.link}: what no "
+        f"program can exceed, not a measurement.\n{rows}"
+    )
+
+
+def _limit_table(record: BenchRecord, phase: str, rows: list[LimitRow]) -> str:
+    first = rows[0]
+    is_decode = phase == "decode"
+    head = ["requests" if is_decode else "tokens", "GB", "local ms", "link ms", "overlap ms"]
+    head += ["tokens/s", "serial tokens/s"] + (["tokens/s/user"] if is_decode else [])
+    head += ["cost/M tokens"] if record.price_per_hour is not None else []
+    body = []
+    for row in rows:
+        gigabytes = (row.weight_bytes + row.cache_bytes) / 1e9
+        cells = [f"{row.size:,}", f"{gigabytes:,.0f}" + ("" if row.fits else " (too much)")]
+        cells += [_ms(row.local_s), _ms(row.link_s), _ms(row.overlap_s)]
+        cells += [_rate(row.tokens_per_s), _rate(row.serial_tokens_per_s)]
+        cells += [_rate(row.tokens_per_s_user)] if is_decode else []
+        if record.price_per_hour is not None:
+            cells.append(f"{cost_per_million(record.price_per_hour, row.tokens_per_s):,.2f}")
+        body.append(cells)
+    drafts = f", {first.num_drafts} drafts verified, {record.plan.acceptance:.0%} accepted each"
+    title = f"\n### {phase.capitalize()}, EP{first.ranks}, context {first.context:,}"
+    return title + (drafts if is_decode else "") + "\n\n" + table(head, body)
+
+
+def cost_per_million(price_per_hour: float, tokens_per_s: float) -> float:
+    """Of one rank's device, in the price's own currency."""
+    return price_per_hour / 3600 / tokens_per_s * _MILLION
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _unit(value: float, unit: str) -> str:
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= scale:
+            return f"{value / scale:,.1f} {prefix}{unit}"
+    return f"{value:,.0f} {unit}"

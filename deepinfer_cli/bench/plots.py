@@ -1,0 +1,87 @@
+"""Pictures of a record: rate per user against rate per device, and where a step's time goes.
+
+Marks differ in shape and hatching as well as in colour, so that they survive a projector and
+black-and-white print.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import ConfigError
+
+from .record import BenchRecord
+
+_MARKS = "os^Dvx"
+_HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo")
+
+
+def save_plots(record: BenchRecord, folder: Path) -> list[Path]:
+    """PNG and SVG of what the record has rows for.  Raises: ConfigError without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError(
+            "plots need matplotlib: pip install 'deepinfer-cli[plots]', or leave out --plots"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    saved = []
+    for name, draw in (("pareto", _draw_pareto), ("step", _draw_steps)):
+        figure, axes = pyplot.subplots(figsize=(9, 5.4), layout="constrained")
+        if draw(record, axes):
+            for kind in ("png", "svg"):
+                path = folder / f"{name}.{kind}"
+                figure.savefig(path, dpi=150)
+                saved.append(path)
+        pyplot.close(figure)
+    return saved
+
+
+def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
+    series: dict[str, list[tuple[float, float, int]]] = {}
+    for row in record.measurements:
+        if row.phase == "decode" and row.tokens_per_s_user is not None:
+            kind = row.name.partition(", ")[2] or "measured"
+            point = (row.tokens_per_s_user, row.tokens_per_s, row.size)
+            series.setdefault(f"measured: {kind}", []).append(point)
+    if not series:
+        for limit in record.limits:
+            if limit.phase == "decode" and limit.tokens_per_s_user is not None:
+                point = (limit.tokens_per_s_user, limit.tokens_per_s, limit.size)
+                series.setdefault(f"limit of {record.plan.device_profile}", []).append(point)
+    for number, (label, points) in enumerate(series.items()):
+        points.sort()
+        users, devices, sizes = zip(*points, strict=True)
+        axes.plot(users, devices, marker=_MARKS[number % len(_MARKS)], markersize=9, label=label)
+        for user, device, size in points:
+            axes.annotate(f"{size}", (user, device), xytext=(7, 7), textcoords="offset points")
+    axes.set(xlabel="tokens/s of one user", ylabel="tokens/s of one device")
+    axes.set(xscale="log", yscale="log")
+    axes.set_title("Decode; the number at a mark is requests at once")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    return bool(series)
+
+
+def _draw_steps(record: BenchRecord, axes: Any) -> bool:
+    rows = [row for row in record.measurements if row.parts_s or row.link_s]
+    parts = sorted({part for row in rows for part in row.parts_s}) or ["this rank"]
+    left = [0.0] * len(rows)
+    for number, part in enumerate(parts + (["link"] if any(row.link_s for row in rows) else [])):
+        if part == "link":
+            widths = [row.link_s * 1e3 for row in rows]
+        else:
+            widths = [
+                row.parts_s.get(part, 0.0 if row.parts_s else row.local_s) * 1e3 for row in rows
+            ]
+        hatch = _HATCHES[number % len(_HATCHES)]
+        names = [f"{row.phase}: {row.name}" for row in rows]
+        axes.barh(names, widths, left=left, label=part, hatch=hatch, edgecolor="white")
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel="ms of a step, parts one after the other")
+    axes.legend()
+    return bool(rows)

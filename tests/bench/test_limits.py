@@ -1,0 +1,81 @@
+"""The plan's checks, and the table of limits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from deepinfer.bench.limits import limit_rows, request_bytes, requests_that_fit
+from deepinfer.bench.plan import LAUNCH_REPLAY, BenchPlan, padded_experts
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import ConfigError
+
+FLASH = ModelConfig.flash()
+
+
+def test_one_row_for_each_size_of_each_phase() -> None:
+    plan = BenchPlan(requests=(8, 256), tokens=(4_096,), decode_ranks=8, prefill_ranks=4)
+    rows = limit_rows(plan, FLASH)
+    assert [(row.phase, row.size, row.ranks) for row in rows] == [
+        ("decode", 8, 8),
+        ("decode", 256, 8),
+        ("prefill", 4_096, 4),
+    ]
+    small, large, _ = rows
+    assert large.tokens_per_s > small.tokens_per_s
+    assert small.tokens_per_s_user is not None and large.tokens_per_s_user is not None
+    assert small.tokens_per_s_user > large.tokens_per_s_user
+    assert all(row.overlap_s <= row.serial_s for row in rows)
+
+
+def test_replaying_more_costs_more() -> None:
+    plan = BenchPlan(phases=("prefill",), tokens=(65_536,))
+    window = limit_rows(plan, FLASH)[0]
+    launch = limit_rows(dataclasses.replace(plan, replay_tokens=LAUNCH_REPLAY), FLASH)[0]
+    assert launch.local_s > window.local_s
+
+
+def test_memory_decides_how_many_requests_fit() -> None:
+    """At 131,072 tokens a request takes about 119.6 MB, 256 of them 30.6 GB."""
+    assert 256 * request_bytes(FLASH, 131_072) == pytest.approx(30.7e9, rel=0.01)
+    one_rank = limit_rows(BenchPlan(phases=("decode",)), FLASH)
+    assert not any(row.fits for row in one_rank)
+    assert requests_that_fit(FLASH, 131_072, 1, 141e9) == 0
+    most = requests_that_fit(FLASH, 131_072, 8, 141e9)
+    rows = limit_rows(BenchPlan(requests=(most, most + 1), decode_ranks=8), FLASH)
+    assert [row.fits for row in rows[:2]] == [True, False]
+
+
+def test_ranks_that_do_not_divide_the_experts_are_padded() -> None:
+    assert [padded_experts(384, ranks) for ranks in (1, 8, 7, 64, 384)] == [384, 48, 55, 6, 1]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"context": 2_000_000}, "context=2000000: the model's is 1048576"),
+        ({"num_drafts": 9}, "drafts=9: the model drafts at most 5"),
+        ({"decode_ranks": 385}, "ep=385: the model has 384 experts"),
+        ({"decode_ranks": 12, "link": "rdma400"}, "12 ranks over rdma400"),
+    ],
+)
+def test_what_the_model_cannot_do(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        limit_rows(BenchPlan(**change), FLASH)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"requests": ()}, "requests=.*numbers of 1 or more"),
+        ({"requests": (0,)}, "requests="),
+        ({"acceptance": 1.5}, "acceptance=1.5: expected 0 to 1"),
+        ({"device_profile": "h20"}, "did you mean h200"),
+        ({"link": "rdma40"}, "did you mean rdma400"),
+        ({"num_steps": 0}, "num_steps=0"),
+    ],
+)
+def test_values_out_of_range(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BenchPlan(**change)

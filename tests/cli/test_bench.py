@@ -1,0 +1,169 @@
+"""``deepinfer bench``: its file, its page, its pictures, its comparison and its refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.results import Ceiling, LimitRow, Measurement
+from deepinfer_cli.bench import verb
+from deepinfer_cli.bench.compare import comparison
+from deepinfer_cli.bench.page import cost_per_million, page
+from deepinfer_cli.bench.plots import save_plots
+from deepinfer_cli.bench.record import BenchRecord
+from deepinfer_cli.host import Host
+from deepinfer_cli.typed_json import from_json, to_json
+
+HOST = Host(
+    cpu="a processor",
+    cores=2,
+    features=(),
+    memory_bytes=1 << 34,
+    available_bytes=1 << 33,
+    system="Linux",
+    python="3.12",
+)
+
+
+def _measurement(**change: object) -> Measurement:
+    row = Measurement(
+        phase="decode",
+        name="8 requests, no drafts",
+        size=8,
+        context=1_000,
+        ranks=8,
+        num_drafts=0,
+        num_tokens=8.0,
+        step_s=(0.011, 0.009, 0.010),
+        link_s=0.002,
+        limit_overlap_s=0.004,
+        limit_serial_s=0.005,
+        parts_s={"experts": 0.006, "attention": 0.004},
+    )
+    return dataclasses.replace(row, **change)
+
+
+def _record(**change: object) -> BenchRecord:
+    limit = LimitRow(
+        phase="decode", size=8, context=131_072, ranks=8, num_drafts=5, num_tokens=26.3,
+        local_s=0.01, link_s=0.001, overlap_s=0.01, serial_s=0.012, weight_bytes=5e10,
+        cache_bytes=1e9, fits=True,
+    )  # fmt: skip
+    record = BenchRecord(
+        created="2026-11-30T12:00:00+0000",
+        command="deepinfer bench",
+        host=HOST,
+        versions={"deepinfer": "0.1.0"},
+        device="a device",
+        is_on_gpu=True,
+        measured_model="a model",
+        plan=BenchPlan(decode_ranks=8),
+        link="nvlink",
+        ceilings=(Ceiling(name="copy", value=4.2e12, unit="B/s"),),
+        limits=(limit,),
+        measurements=(_measurement(),),
+        price_per_hour=2.0,
+    )
+    return dataclasses.replace(record, **change)
+
+
+def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
+    record = _record()
+    record.save(tmp_path)
+    loaded = BenchRecord.load(tmp_path)
+    assert page(loaded) == page(record)
+    row = next(line for line in page(loaded).splitlines() if "8 requests" in line)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "8 requests, no drafts", "3", "10.00", "2.00 (modelled)", "8.0", "800", "667", "100",
+        "40.0%", "41.7%", f"{cost_per_million(2.0, 800):,.2f}",
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=5),
+    st.floats(0, 10),
+    st.floats(1e-3, 1e6),
+    st.text(max_size=20),
+)
+def test_every_record_comes_back(
+    steps: list[float], link_s: float, num_tokens: float, name: str
+) -> None:
+    row = _measurement(step_s=tuple(steps), link_s=link_s, num_tokens=num_tokens, name=name)
+    record = _record(measurements=(row,))
+    again = from_json(BenchRecord, json.loads(json.dumps(to_json(record))))
+    assert again == record and page(again) == page(record)
+    assert min(row.overlap_s, row.serial_s) >= row.local_s
+
+
+def test_a_faster_run_has_a_ratio_above_one() -> None:
+    new = _record(measurements=(_measurement(step_s=(0.005,)),))
+    text = comparison(new, _record())
+    assert re.search(r"decode: 8 requests, no drafts \|\s+800.0 \|\s+1,600.0 \|\s+2.000", text)
+    other = _record(measurements=(_measurement(name="another"),))
+    assert "No row is in both" in comparison(other, _record())
+
+
+def test_pictures(tmp_path: Path) -> None:
+    names = {path.name for path in save_plots(_record(), tmp_path)}
+    assert names == {"pareto.png", "pareto.svg", "step.png", "step.svg"}
+    assert all((tmp_path / name).stat().st_size > 5_000 for name in names)
+
+
+def test_the_verb_measures_and_writes(cli, in_tmp: Path) -> None:
+    outcome = cli("bench", "--phase", "decode", "--requests", "1", "--ep", "64",
+                           "-o", "found", "--quiet")  # fmt: skip
+    assert outcome.exit_code == 0, outcome.err
+    record = BenchRecord.load(in_tmp / "found")
+    assert [row.name for row in record.measurements] == [
+        "1 requests, no drafts",
+        "1 requests, drafts as pay",
+    ]
+    assert [row.ranks for row in record.limits] == [64]
+    assert outcome.out.decode() == (in_tmp / "found" / "bench.md").read_text() == page(record)
+
+
+def test_ctrl_c_keeps_what_was_measured(cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object):
+        yield _measurement()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "measure_engine", interrupted)
+    outcome = cli("bench", "-o", "found", "--quiet")
+    assert outcome.exit_code == 130
+    record = BenchRecord.load(in_tmp / "found")
+    assert len(record.measurements) == 1 and not record.is_complete
+    assert "Stopped early" in (in_tmp / "found" / "bench.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--ep", "400"], "ep=400: the model has 384 experts"),
+        (["--context", "3M"], "context=3000000: the model's is 1048576"),
+        (["--device-profile", "h20"], "did you mean h200"),
+        (["--requests", "8,x"], "--requests x: expected whole numbers"),
+        (["--phase", "all"], "--phase all: expected decode, prefill or both"),
+        (["--preset", "fast"], "--preset fast: expected launch"),
+        (["--plots"], "--plots needs a folder"),
+        (["--compare", "nowhere"], "nowhere: no such file"),
+        (["--prompts", "empty.jsonl"], "empty.jsonl has no prompts"),
+    ],
+)
+def test_refusals(cli, in_tmp: Path, arguments: list[str], message: str) -> None:
+    (in_tmp / "empty.jsonl").write_text("\n")
+    outcome = cli("bench", *arguments)
+    assert outcome.exit_code != 0 and message in outcome.err and outcome.out == b""
+
+
+def test_a_foreign_file_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text('{"schema": "other"}')
+    with pytest.raises(Exception, match=re.escape("is not the result of deepinfer bench")):
+        BenchRecord.load(tmp_path)
