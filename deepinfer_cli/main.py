@@ -125,11 +125,8 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))
     add_run_verbs(app)
-<<<<<<< HEAD
     add_report(app)
-=======
     add_bench_verb(app)
->>>>>>> 7f28d12 (deepinfer bench: limits of a deployment on named devices, the engine measured on the CPU, file, page, pictures, comparison)
     _add_config_verbs(config)
     return app
 

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 _PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
-<<<<<<< HEAD
-_VERBS = (["run"], ["status"], ["merge"], ["report"], ["config", "show"], ["config", "init"])
-=======
-_VERBS = (["run"], ["status"], ["merge"], ["bench"], ["config", "show"], ["config", "init"])
->>>>>>> 7f28d12 (deepinfer bench: limits of a deployment on named devices, the engine measured on the CPU, file, page, pictures, comparison)
+_VERBS = (
+    ["run"],
+    ["status"],
+    ["merge"],
+    ["report"],
+    ["bench"],
+    ["config", "show"],
+    ["config", "init"],
+)
 
 
 def test_the_page_is_what_help_prints(cli: Callable[..., Any]) -> None:
