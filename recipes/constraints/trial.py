@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -68,13 +69,14 @@ class Trial:
             process, self._process = self._process, None
         if process:
             process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream:
-                    stream.close()
+            # A question that the process has not read is still in the pipe's buffer.
+            with contextlib.suppress(BrokenPipeError), process:
+                pass
 
     def _ask(self, question: bytes) -> bytes | None:
         """The answer line; None if the child died or took too long."""
+        if self._process and self._process.poll() is not None:
+            self.release()  # something else has ended it: this question is not to blame
         process = self._running()
         assert process.stdin and process.stdout
         deadline = time.monotonic() + self._limits.compile_timeout_s

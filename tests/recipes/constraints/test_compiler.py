@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from deepinfer.errors import RowError
 from deepinfer.recipes.constraints import spec
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
 from deepinfer.recipes.constraints.limits import ConstraintLimits
+from deepinfer.recipes.constraints.trial import Trial
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 
@@ -110,6 +115,31 @@ def test_closing_is_quick_and_leaves_no_process(vocabulary: ConstraintVocabulary
     compiler.close()
     assert stuck.done()
     assert all(trial.process_id is None for trial in compiler.trials)
+
+
+def test_a_child_that_something_else_killed_is_replaced() -> None:
+    trial = Trial(ConstraintLimits())
+    trial.check("lark", 'start: "a"')
+    first = trial.process_id
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    while _is_running(first):
+        time.sleep(0.01)
+    trial.check("lark", 'start: "b"')
+    assert trial.process_id not in (None, first)
+    trial.release()
+
+
+def test_a_child_that_dies_before_it_reads_its_question_leaves_no_pipe_open() -> None:
+    limits = ConstraintLimits(trial_memory_bytes=1 << 20)  # too little to start at all
+    trial = Trial(limits)
+    with pytest.raises(RowError) as caught:
+        trial.check("lark", 'start: "' + "a" * 1_000_000 + '"')
+    assert caught.value.kind == "constraint_too_complex"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        del caught, trial
+        gc.collect()
 
 
 def test_child_process_ends_with_a_killed_parent() -> None:
