@@ -65,27 +65,39 @@ def compile_kernel(
         "enable_fp_fusion": enable_fp_fusion,
     }
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    registers, stack_bytes = _resources(compiled.asm["cubin"])
+    resources = kernel_resources(compiled.asm["cubin"])
     return CompiledKernel(
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
-        registers=registers,
-        stack_bytes=stack_bytes,
+        registers=resources.registers,
+        stack_bytes=resources.stack_bytes,
         shared_bytes=compiled.metadata.shared,
     )
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes of a thread, as the bundled cuobjdump reports them."""
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one thread occupies; ``stack_bytes`` is what did not fit into registers."""
+
+    registers: int
+    stack_bytes: int
+
+
+def kernel_resources(cubin: bytes) -> Resources:
+    """What machine code needs, as the bundled cuobjdump reports it.
+
+    Raises: RuntimeError if it is not whole.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [_bundled_cuobjdump(), "--dump-resource-usage", file.name]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        report = done.stdout + done.stderr
     found = re.search(r"REG:(\d+) STACK:(\d+)", report)
     if found is None:
         raise RuntimeError(f"cuobjdump reported no registers: {report.strip()!r}")
-    return int(found[1]), int(found[2])
+    return Resources(registers=int(found[1]), stack_bytes=int(found[2]))
 
 
 def _bundled_cuobjdump() -> str:

@@ -1,0 +1,170 @@
+"""Which kernels a model launches, found by rehearsing its passes: nothing is listed twice."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.rehearsal import Launch, PretendedDevice, rehearse
+from deepinfer.kernels.sampling import sample
+
+from .batch import ForwardBatch
+from .kv_cache import KVCache
+from .model.config import ModelConfig
+from .model.model import Model
+from .model.schedule import LayerPlan
+from .model.tensors import expected_tensors
+
+_BLOCK_SIZE = 64
+_NO_RESERVE = 0x4000  # Linux: address space without the promise of memory; Python names it late
+_MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 98 GB
+# Requests and new tokens of each: decoding and verifying from one request to many, prompts from one
+# token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
+_SHAPES = ((1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (8, 512), (32, 384))
+_FEW = (3, 1)
+
+
+def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]:
+    """Every kernel that prompts, decoding, drafts and sampling of this model launch on ``device``.
+
+    The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
+    """
+    model = _model_of_zeros(config)
+    _leave_out_repeats(model)
+    longest = max(_contexts(config))
+    with rehearse(device) as launches, torch.inference_mode():
+        for context in _contexts(config):
+            _pass(model, *_FEW, context)
+        for num_requests, length in _SHAPES:
+            _pass(model, num_requests, length, min(longest, config.max_position_embeddings - length))
+    return list(launches.values())
+
+
+def _contexts(config: ModelConfig) -> list[int]:
+    """Tokens before the new ones, from a few to so many that candidates must be chosen, in sizes
+    that are and that are not whole sixteens of entries."""
+    ratio = max(config.compress_ratios)
+    most = 2 * max(config.candidate_topk_blocks * config.candidate_block_size, config.index_topk)
+    powers = [1 << exponent for exponent in range(4, most.bit_length() + 1)]
+    lengths = [ratio * (entries + odd) for entries in powers for odd in (0, 3)]
+    return [length for length in lengths if length + 1 <= config.max_position_embeddings]
+
+
+def _leave_out_repeats(model: Model) -> None:
+    """Layers that only use what others left are alike: one of each kind is enough."""
+    seen = set()
+    for number, block in enumerate(model.blocks):
+        plan = block.plan
+        is_source = plan.is_kv_source or plan.is_index_source
+        kind = (plan.ratio, plan.kv_source is None, plan.n_routed_experts)
+        if not is_source and plan.tap is None and kind in seen:
+            model.blocks[number] = _PassOn(plan)  # type: ignore[call-overload]
+        seen.add(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _PassOn:
+    """A layer that does nothing."""
+
+    plan: LayerPlan
+
+    def write_global_kv(self, *unused: object) -> None:
+        """It has none."""
+
+    def __call__(self, streams: Tensor, pre: Tensor, *unused: object) -> tuple[Tensor, Tensor]:
+        return streams, pre
+
+
+def _pass(model: Model, num_requests: int, length: int, context: int) -> None:
+    config = model.config
+    end = context + length
+    num_blocks = -(-end // _BLOCK_SIZE)
+    cache = KVCache.allocate(
+        config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_slots=num_requests
+    )
+    rows = torch.arange(num_requests).repeat_interleave(length)
+    starts = torch.zeros(num_requests, dtype=torch.int64)
+    slots = torch.arange(num_requests)
+    positions = context + torch.arange(length).repeat(num_requests)
+    batch = ForwardBatch(
+        token_ids=torch.zeros(num_requests * length, dtype=torch.int64),
+        positions=positions,
+        request_rows=rows,
+        query_lens=(length,) * num_requests,
+        context_lens=(end,) * num_requests,
+        block_table=torch.arange(num_blocks, dtype=torch.int32).repeat(num_requests, 1),
+        state_slots=slots,
+        encoder_start=starts,
+        decoder_start=starts,
+        write_start=starts,
+        logit_rows=torch.arange(0, num_requests * length, max(1, length // 8)),
+    )
+    output = model.forward(batch, cache)
+    _draw(output.logits, torch.zeros(len(output.logits), dtype=torch.int64))
+    if model.draft_model is not None:
+        kept = output.main_rows
+        model.seed_draft(output.main_hidden, positions[kept], slots[rows[kept]], cache)
+        model.draft(starts, starts + end, slots, starts, cache, _draw)
+
+
+def _draw(logits: Tensor, positions: Tensor) -> Tensor:
+    ones = torch.ones(len(logits))
+    zeros = torch.zeros(len(logits), dtype=torch.int64)
+    return sample(logits, ones, ones, zeros, ones, zeros, positions)
+
+
+def _model_of_zeros(config: ModelConfig) -> Model:
+    """A model whose weights are all the same zeros, which no memory is spent on."""
+    specs = expected_tensors(config)
+    tensors = {
+        name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+        for name, spec in specs.items()
+    }
+    token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
+    model = Model(config, tensors, device="meta", token_map=token_map)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)
+    _materialise(model, memory)
+    return model
+
+
+def _materialise(owner: object, memory: Tensor) -> None:
+    """Replace every meta tensor that ``owner`` holds by a view of ``memory``."""
+    for name, value in _attributes(owner).items():
+        real = _real(value, memory)
+        if real is not value:
+            object.__setattr__(owner, name, real)
+
+
+def _attributes(owner: object) -> Mapping[str, Any]:
+    if is_dataclass(owner):
+        return {field.name: getattr(owner, field.name) for field in fields(owner)}
+    return dict(vars(owner))
+
+
+def _real(value: Any, memory: Tensor) -> Any:
+    if isinstance(value, Tensor):
+        if value.device.type != "meta":
+            return value
+        return memory[: value.nbytes].view(value.dtype).view(value.shape)
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "meta" else value
+    if isinstance(value, list | tuple) and any(map(_holds_tensors, value)):
+        return type(value)(_real(item, memory) for item in value)
+    if isinstance(value, dict):
+        return {key: _real(item, memory) for key, item in value.items()}
+    if _holds_tensors(value):
+        _materialise(value, memory)
+    return value
+
+
+def _holds_tensors(value: Any) -> bool:
+    is_ours = type(value).__module__.startswith("deepinfer.")
+    return isinstance(value, Tensor) or (is_ours and hasattr(value, "__dict__")) or (
+        is_dataclass(value) and is_ours
+    )

@@ -1,0 +1,193 @@
+"""A bundle: the compiled kernels of one model for one target, as a folder.
+
+``manifest.json`` says what they are and what they were made from; beside it lie the machine code
+and Triton's description of each.  A folder of bundles is a store; a bundle's name follows from what
+it was made from, so the right one is found by name, and another reason for its absence can be told.
+Needs neither torch nor Triton: a bundle is found faster than they load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import ConfigError
+
+Json = dict[str, Any]
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_PACKAGE = Path(__file__).parents[1]
+# What decides which kernels are launched, and what they are.
+_SOURCES = ("kernels", "engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a bundle is made from; two that are equal hold the same kernels.
+
+    target      "sm90a", "ascend950"
+    model       digest of the model's config
+    model_name  how the one who built it called the model; not compared
+    sources     digest of our own code
+    compilers   name and version of each
+    """
+
+    target: str
+    model: str
+    model_name: str
+    sources: str
+    compilers: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The folder's name in its store."""
+        compared = asdict(self) | {"model_name": "", "format": FORMAT}
+        return f"{self.target}-{digest(compared)[:16]}"
+
+    def difference(self, other: Identity) -> str:
+        """Why ``other`` cannot stand in for this; empty if it can."""
+        if other.target != self.target:
+            return f"it is for {other.target}, this is {self.target}"
+        if other.model != self.model:
+            return f"it is for the config {other.model_name}, this is {self.model_name}"
+        for name, wanted in self.compilers.items():
+            if (found := other.compilers.get(name)) != wanted:
+                return f"it was compiled with {name} {found}, this machine has {wanted}"
+        return "" if other.sources == self.sources else "the program has changed since"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A folder whose files are those that its manifest lists."""
+
+    folder: Path
+    identity: Identity
+    kernels: tuple[Json, ...]
+    manifest: Json
+
+
+def nvidia_identity(config: Mapping[str, Any], model_name: str, target: str) -> Identity:
+    """The identity of a bundle for an NVIDIA target, made or used by this installation.
+
+    Raises: ConfigError if Triton is not installed.
+    """
+    return Identity(
+        target=target,
+        model=digest(config),
+        model_name=model_name,
+        sources=source_digest(),
+        compilers={"triton": installed_version("triton")},
+    )
+
+
+def default_store() -> Path:
+    """Where bundles lie unless told otherwise: ``deepinfer/kernels`` in the user's cache."""
+    return cache_folder() / "kernels"
+
+
+def cache_folder() -> Path:
+    """What this program keeps from run to run and can make again."""
+    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(folder).expanduser() / "deepinfer"
+
+
+def find_bundle(store: Path, wanted: Identity) -> Bundle:
+    """The bundle of that identity.
+
+    Raises: ConfigError that says why those in the store do not fit, and what to do.
+    """
+    folder = store / wanted.name
+    if folder.is_dir():
+        return read_bundle(folder)
+    advice = f"make it with `{build_command(wanted, store)}`"
+    if not store.is_dir():
+        raise ConfigError(f"kernels folder {store} does not exist; {advice}")
+    reasons = []
+    for found in sorted(store.glob(f"*/{_MANIFEST}")):
+        try:
+            reason = wanted.difference(read_bundle(found.parent, check_files=False).identity)
+        except ConfigError as error:
+            reason = str(error)
+        reasons.append(f"{found.parent.name}: {reason}")
+    listed = "; ".join(reasons) or "it holds no bundle"
+    raise ConfigError(f"kernels folder {store} has none for this run ({listed}); {advice}")
+
+
+def build_command(wanted: Identity, store: Path) -> str:
+    """The call that makes a bundle."""
+    place = "" if store == default_store() else f" -o {store}"
+    return f"deepinfer build --arch {wanted.target} --config {wanted.model_name}{place}"
+
+
+def read_bundle(folder: Path, *, check_files: bool = True) -> Bundle:
+    """The bundle in ``folder``.
+
+    Raises: ConfigError if it is of another format, or a file is missing or not what was written.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        found = manifest["format"]
+        if found != FORMAT:
+            raise ConfigError(f"{folder}: format {found}, this program reads {FORMAT}; build again")
+        bundle = Bundle(
+            folder, Identity(**manifest["identity"]), tuple(manifest["kernels"]), manifest
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder} is not a bundle of kernels: {error}") from error
+    if check_files:
+        for kernel in bundle.kernels:
+            for file, expected in kernel["files"].items():
+                _check_file(folder / file, expected)
+    return bundle
+
+
+def write_manifest(folder: Path, identity: Identity, kernels: list[Json], **more: Any) -> None:
+    """Complete a folder; written last, so a folder that has one is whole."""
+    manifest = {"format": FORMAT, "identity": asdict(identity), **more, "kernels": kernels}
+    text = json.dumps(manifest, indent=1, sort_keys=False)
+    (folder / _MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def file_digest(content: bytes) -> str:
+    """As the manifest states it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_file(path: Path, expected: str) -> None:
+    try:
+        found = file_digest(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): build again") from error
+    if found != expected:
+        raise ConfigError(f"{path} is not the file that was built: remove its folder, build again")
+
+
+def digest(content: Any) -> str:
+    """Of anything that JSON can say."""
+    return file_digest(json.dumps(content, sort_keys=True, default=str).encode())
+
+
+@cache
+def source_digest() -> str:
+    """Of our own code, as far as it decides on kernels."""
+    hasher = hashlib.sha256()
+    for folder in _SOURCES:
+        for path in sorted((_PACKAGE / folder).rglob("*.py")):
+            hasher.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+            hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def installed_version(package: str) -> str:
+    """Raises: ConfigError if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ConfigError(f"{package} is not installed: pip install {package}") from None

@@ -1,0 +1,107 @@
+"""Makes a bundle appear in its store whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import EngineError
+
+from .bundle import Bundle, Identity, Json, file_digest, read_bundle, write_manifest
+
+Compile = Callable[[], tuple[list[Json], list[Json]]]
+"""Gives the tasks and the result of each: see ``compile_all``."""
+
+
+def build_bundle(
+    store: Path, identity: Identity, compile: Compile, *, on_wait: Callable[[], None] = lambda: None
+) -> Bundle:
+    """The bundle of that identity: the one in the store, else a new one.
+
+    A second builder of the same bundle waits for the first (``on_wait`` is called) and takes its
+    result.  A killed one leaves a ``.partial`` folder that the next removes.
+    Raises: EngineError if a kernel does not compile or the disk is full; nothing is kept then.
+    """
+    folder = store / identity.name
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        with _lock(store / f".{identity.name}.lock", on_wait):
+            if folder.is_dir():
+                return read_bundle(folder)
+            for left in store.glob(f".{identity.name}.partial*"):
+                shutil.rmtree(left, ignore_errors=True)
+            tasks, results = compile()
+            _check(results, tasks)
+            partial = store / f".{identity.name}.partial-{os.getpid()}"
+            try:
+                partial.mkdir()
+                kernels = [_keep(partial, *pair) for pair in zip(tasks, results, strict=True)]
+                write_manifest(partial, identity, kernels)
+                _publish(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise EngineError(f"{store}: {_disk_words(error)}; no bundle was written") from error
+    return read_bundle(folder)
+
+
+def _check(results: Sequence[Json], tasks: Sequence[Json]) -> None:
+    for result in results:
+        if code := result.get("errno"):
+            raise OSError(code, os.strerror(code))
+    failed = [
+        f"{task['kernel']}: {result['error']}"
+        for task, result in zip(tasks, results, strict=True)
+        if "error" in result
+    ]
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise EngineError(f"{failed[0][:500]}{more}; no bundle was written")
+
+
+def _keep(folder: Path, task: Json, result: Json) -> Json:
+    """Copy a kernel's files; its entry in the manifest."""
+    stem = f"{task['kernel'].strip('_')}-{result['key'][:12].lower()}"
+    files = {}
+    for kind in ("binary", "metadata"):
+        source = Path(result[kind])
+        content = source.read_bytes()
+        (folder / (stem + source.suffix)).write_bytes(content)
+        files[stem + source.suffix] = file_digest(content)
+    facts = {name: result[name] for name in result if name not in ("binary", "metadata", "seconds")}
+    return task | facts | {"files": files}
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    for path in partial.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        # Where locks do nothing, as on some network disks, another may have been first.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+@contextmanager
+def _lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _disk_words(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full; free some space, or give another folder with -o"
+    return (error.strerror or str(error)).lower()

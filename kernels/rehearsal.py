@@ -1,0 +1,153 @@
+"""A rehearsal: launchers run as on a GPU, on CPU memory, and kernels are noted instead of run.
+
+What a program will launch is then known without its machine, from the launchers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver as active_driver
+from triton.runtime.jit import JITFunction
+
+from .launch import is_interpreted
+
+# Pretended devices need a number of their own: Triton keeps a device's target for good.
+_FIRST_DEVICE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel as Triton specialised it for its arguments: all that its compiler needs.
+
+    ``constants`` and ``attributes`` are by position (a path of indices), as Triton has them.
+    """
+
+    kernel: JITFunction[Any]
+    signature: Mapping[str, Any]
+    constants: Mapping[tuple[int, ...], Any]
+    attributes: Mapping[tuple[int, ...], Any]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PretendedDevice:
+    """``capability`` is that of an NVIDIA GPU; None for an accelerator of another maker."""
+
+    capability: tuple[int, int] | None
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("privateuseone" if self.capability is None else "cuda", 0)
+
+    @property
+    def target(self) -> GPUTarget:
+        major, minor = self.capability or (9, 0)
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+
+@contextmanager
+def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launch]]:
+    """Inside, CPU tensors say that they are on ``device``; what they launch is gathered, once for each
+    kind of arguments.
+
+    Results of kernels are never computed: indices are 0, the rest is whatever memory held.
+    Raises: RuntimeError if the kernels of this process are interpreted.
+    """
+    if is_interpreted():
+        raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
+    launches: dict[tuple[object, str], Launch] = {}
+
+    def note(
+        kernel: JITFunction[Any], key: str, signature: Any, device: Any, constants: Any,
+        options: Any, attributes: Any, warmup: bool,
+    ) -> None:  # fmt: skip
+        new = Launch(kernel, signature, constants, attributes, dict(options.__dict__))
+        launches.setdefault((kernel, str(key)), new)
+
+    def capability(index: Any = None) -> tuple[int, int]:
+        assert device.capability is not None, "asked of a device that is not NVIDIA's"
+        return device.capability
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(JITFunction, "_do_compile", note))
+        stack.enter_context(_replaced(torch.cuda, "get_device_capability", capability))
+        stack.enter_context(_replaced(active_driver, "_active", _Driver(device.target)))
+        stack.enter_context(_Pretence(device.torch_device))
+        yield launches
+
+
+class _Driver:
+    """As much of a driver as a launch asks for before it compiles."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return _FIRST_DEVICE + int(self._target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _Pretence(TorchFunctionMode):
+    """Every tensor is on the CPU and says that it is on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func == _IS_CUDA:
+            return True
+        if func == _DEVICE:
+            return self._device
+        arguments = [self._real(value) for value in args]
+        named = {name: self._real(value) for name, value in (kwargs or {}).items()}
+        if func in _UNWRITTEN:
+            return _without_junk(func(*arguments, **named))
+        return func(*arguments, **named)
+
+    def _real(self, value: Any) -> Any:
+        is_here = isinstance(value, (torch.device, str)) and str(value) in (
+            str(self._device),
+            self._device.type,
+        )
+        return torch.device("cpu") if is_here else value
+
+
+def _without_junk(x: Tensor) -> Tensor:
+    """Numbers that may become indices must be valid ones."""
+    return x.zero_() if x.dtype in (torch.int32, torch.int64) else x
+
+
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+_DEVICE: Any = Tensor.device.__get__  # type: ignore[attr-defined]
+_UNWRITTEN = (torch.empty, torch.empty_like, Tensor.new_empty)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,40 @@
+"""What kernels are compiled for, by the names that users give."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from deepinfer.errors import ConfigError
+
+NVIDIA_TARGETS: Mapping[str, tuple[int, int]] = {
+    "sm90a": (9, 0),
+    "sm100a": (10, 0),
+    "sm103a": (10, 3),
+}
+ASCEND_TARGETS: Sequence[str] = ("ascend950",)
+
+
+def nvidia_target(capability: tuple[int, int]) -> str | None:
+    """The name for a GPU's compute capability; None if there are no kernels for it."""
+    names = {value: name for name, value in NVIDIA_TARGETS.items()}
+    return names.get(capability)
+
+
+def check_targets(names: Sequence[str], accelerator: str) -> None:
+    """Raises: ConfigError that names the nearest known target."""
+    known = list(NVIDIA_TARGETS) if accelerator == "nvidia" else list(ASCEND_TARGETS)
+    every = [*NVIDIA_TARGETS, *ASCEND_TARGETS]
+    for name in names:
+        if name in known:
+            continue
+        if name in every:
+            raise ConfigError(f"--arch {name} is not of --accelerator {accelerator}: {_list(known)}")
+        plain = name.lower().replace("_", "").replace("-", "")
+        near = difflib.get_close_matches(plain, every, n=2, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"--arch {name!r} is not known{hint} Known: {', '.join(every)}")
+
+
+def _list(names: Sequence[str]) -> str:
+    return "expected " + " or ".join(names)
