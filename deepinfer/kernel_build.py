@@ -91,5 +91,8 @@ def _compile(tasks: list[Json], identity: Identity, jobs: int, progress: Progres
         progress(f"{identity.target} {task['kernel'].strip('_')}", done, len(tasks))
 
     objects = cache_folder() / "objects"
-    environment: dict[str, Any] = {"TRITON_CACHE_DIR": str(objects), "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment: dict[str, Any] = {
+        "TRITON_CACHE_DIR": str(objects),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+    }
     return compile_all(tasks, jobs=jobs, environment=environment, on_result=count)

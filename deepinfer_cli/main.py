@@ -13,6 +13,7 @@ from deepinfer import __version__
 from deepinfer.errors import DeepInferError
 
 from .bench.app import add_bench_verb
+from .build_verb import add_build_verb
 from .constraint import run_constraint
 from .flags import with_settings
 from .helptext import Command, Group
@@ -127,6 +128,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     add_run_verbs(app)
     add_report(app)
     add_bench_verb(app)
+    add_build_verb(app)
     _add_config_verbs(config)
     return app
 

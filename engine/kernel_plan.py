@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, rehearse
-from deepinfer.kernels.sampling import sample
+from deepinfer.kernels.sampling import exponential_noise, sample
 
 from .batch import ForwardBatch
 from .kv_cache import KVCache
@@ -27,6 +28,7 @@ _MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 9
 # token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
 _SHAPES = ((1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (8, 512), (32, 384))
 _FEW = (3, 1)
+_LONG = 16384  # entries; launchers cut what is longer into pieces
 
 
 def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]:
@@ -40,19 +42,26 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
     with rehearse(device) as launches, torch.inference_mode():
         for context in _contexts(config):
             _pass(model, *_FEW, context)
+        _pass(model, *_FEW, longest, has_image=True)
         for num_requests, length in _SHAPES:
-            _pass(model, num_requests, length, min(longest, config.max_position_embeddings - length))
+            _pass(
+                model, num_requests, length, min(longest, config.max_position_embeddings - length)
+            )
     return list(launches.values())
 
 
 def _contexts(config: ModelConfig) -> list[int]:
-    """Tokens before the new ones, from a few to so many that candidates must be chosen, in sizes
-    that are and that are not whole sixteens of entries."""
+    """Tokens before the new ones, from a few to so many that candidates must be chosen.
+
+    Entries, and blocks of candidates, come in numbers that are and that are not whole sixteens:
+    Triton tells the two apart.
+    """
     ratio = max(config.compress_ratios)
-    most = 2 * max(config.candidate_topk_blocks * config.candidate_block_size, config.index_topk)
-    powers = [1 << exponent for exponent in range(4, most.bit_length() + 1)]
-    lengths = [ratio * (entries + odd) for entries in powers for odd in (0, 3)]
-    return [length for length in lengths if length + 1 <= config.max_position_embeddings]
+    pool = config.candidate_topk_blocks * config.candidate_block_size
+    most = max(2 * pool, 2 * config.index_topk, _LONG)
+    powers = [1 << exponent for exponent in range(6, most.bit_length() + 1)]
+    lengths = [ratio * (entries + odd) - 1 for entries in powers for odd in (0, 16, 3, -3)]
+    return [length for length in lengths if length < config.max_position_embeddings]
 
 
 def _leave_out_repeats(model: Model) -> None:
@@ -80,41 +89,47 @@ class _PassOn:
         return streams, pre
 
 
-def _pass(model: Model, num_requests: int, length: int, context: int) -> None:
+def _pass(
+    model: Model, num_requests: int, length: int, context: int, *, has_image: bool = False
+) -> None:
     config = model.config
-    end = context + length
-    num_blocks = -(-end // _BLOCK_SIZE)
+    num_blocks = -(-(context + length) // _BLOCK_SIZE)
     cache = KVCache.allocate(
         config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_slots=num_requests
     )
-    rows = torch.arange(num_requests).repeat_interleave(length)
-    starts = torch.zeros(num_requests, dtype=torch.int64)
-    slots = torch.arange(num_requests)
-    positions = context + torch.arange(length).repeat(num_requests)
-    batch = ForwardBatch(
-        token_ids=torch.zeros(num_requests * length, dtype=torch.int64),
-        positions=positions,
-        request_rows=rows,
+    starts = np.zeros(num_requests, dtype=np.int64)
+    token_ids = np.zeros(num_requests * length, dtype=np.int64)
+    if has_image:
+        token_ids[0] = config.image_token_id or 0
+    batch = ForwardBatch.of(
+        token_ids=token_ids,
         query_lens=(length,) * num_requests,
-        context_lens=(end,) * num_requests,
-        block_table=torch.arange(num_blocks, dtype=torch.int32).repeat(num_requests, 1),
-        state_slots=slots,
+        first=starts + context,
+        block_table=torch.arange(num_blocks).repeat(num_requests, 1),
+        state_slots=np.arange(num_requests),
         encoder_start=starts,
         decoder_start=starts,
         write_start=starts,
-        logit_rows=torch.arange(0, num_requests * length, max(1, length // 8)),
+        logit_rows=np.arange(0, len(token_ids), max(1, length // 8)),
+        device="cpu",
+        image_token_id=config.image_token_id,
     )
     output = model.forward(batch, cache)
     _draw(output.logits, torch.zeros(len(output.logits), dtype=torch.int64))
     if model.draft_model is not None:
-        kept = output.main_rows
-        model.seed_draft(output.main_hidden, positions[kept], slots[rows[kept]], cache)
-        model.draft(starts, starts + end, slots, starts, cache, _draw)
+        slots = batch.state_slots
+        kept = slots[batch.request_rows[output.main_rows]]
+        positions = batch.positions[output.main_rows]
+        model.seed_draft(output.main_hidden, positions, kept, batch.decoder_lens, cache)
+        zeros = torch.zeros_like(slots)
+        model.draft(zeros, zeros + context + length, slots, zeros, cache, _draw)
 
 
 def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     ones = torch.ones(len(logits))
     zeros = torch.zeros(len(logits), dtype=torch.int64)
+    for width in (1, logits.shape[1]):  # what rejection sampling asks for
+        exponential_noise(zeros, positions, width)
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
 
 
@@ -165,6 +180,8 @@ def _real(value: Any, memory: Tensor) -> Any:
 
 def _holds_tensors(value: Any) -> bool:
     is_ours = type(value).__module__.startswith("deepinfer.")
-    return isinstance(value, Tensor) or (is_ours and hasattr(value, "__dict__")) or (
-        is_dataclass(value) and is_ours
+    return (
+        isinstance(value, Tensor)
+        or (is_ours and hasattr(value, "__dict__"))
+        or (is_dataclass(value) and is_ours)
     )

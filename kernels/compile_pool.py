@@ -71,7 +71,7 @@ class _Worker:
         path = [*self._environment.get("PYTHONPATH", "").split(os.pathsep), str(_ROOT)]
         self._environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)
         self._process: subprocess.Popen[str] | None = None
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
 
     def answer(self, task: Json) -> Json:
         process = self._process or self._start()

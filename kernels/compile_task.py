@@ -30,9 +30,7 @@ def task_of(launch: Launch) -> Json:
         "constants": _pairs(launch.constants),
         "attributes": _pairs(launch.attributes),
         "options": {
-            name: _encode(value)
-            for name, value in launch.options.items()
-            if name not in _OWN_PATHS
+            name: _encode(value) for name, value in launch.options.items() if name not in _OWN_PATHS
         },
     }
 
@@ -47,10 +45,12 @@ def kernel_of(task: Json) -> JITFunction[Any]:
 def source_of(task: Json) -> ASTSource:
     """What ``triton.compile`` takes: the kernel with its signature, constants and attributes."""
     kernel = kernel_of(task)
-    source: Any = ASTSource
+    kind: Any = ASTSource
     if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as source
-    return source(
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        kind = GluonASTSource
+    return kind(
         kernel,
         {name: decode(kind) for name, kind in task["signature"].items()},
         {tuple(path): decode(value) for path, value in task["constants"]},

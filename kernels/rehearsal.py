@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
@@ -56,33 +55,43 @@ class PretendedDevice:
 
 @contextmanager
 def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launch]]:
-    """Inside, CPU tensors say that they are on ``device``; what they launch is gathered, once for each
-    kind of arguments.
+    """Inside, launchers run as on ``device``, and what they launch is gathered, once for each kind
+    of arguments.
 
     Results of kernels are never computed: indices are 0, the rest is whatever memory held.
     Raises: RuntimeError if the kernels of this process are interpreted.
     """
-    if is_interpreted():
-        raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
     launches: dict[tuple[object, str], Launch] = {}
 
     def note(
-        kernel: JITFunction[Any], key: str, signature: Any, device: Any, constants: Any,
+        kernel: JITFunction[Any], key: object, signature: Any, device: Any, constants: Any,
         options: Any, attributes: Any, warmup: bool,
     ) -> None:  # fmt: skip
         new = Launch(kernel, signature, constants, attributes, dict(options.__dict__))
         launches.setdefault((kernel, str(key)), new)
+
+    with _replaced(JITFunction, "_do_compile", note), pretend(device):
+        yield launches
+
+
+@contextmanager
+def pretend(device: PretendedDevice) -> Iterator[None]:
+    """Inside, CPU tensors say that they are on ``device``, and Triton that this is its device.
+
+    Raises: RuntimeError if the kernels of this process are interpreted.
+    """
+    if is_interpreted():
+        raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
 
     def capability(index: Any = None) -> tuple[int, int]:
         assert device.capability is not None, "asked of a device that is not NVIDIA's"
         return device.capability
 
     with ExitStack() as stack:
-        stack.enter_context(_replaced(JITFunction, "_do_compile", note))
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", capability))
         stack.enter_context(_replaced(active_driver, "_active", _Driver(device.target)))
         stack.enter_context(_Pretence(device.torch_device))
-        yield launches
+        yield
 
 
 class _Driver:
@@ -139,7 +148,7 @@ def _without_junk(x: Tensor) -> Tensor:
 
 
 _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-_DEVICE: Any = Tensor.device.__get__  # type: ignore[attr-defined]
+_DEVICE: Any = Tensor.device.__get__
 _UNWRITTEN = (torch.empty, torch.empty_like, Tensor.new_empty)
 
 

@@ -29,7 +29,9 @@ def check_targets(names: Sequence[str], accelerator: str) -> None:
         if name in known:
             continue
         if name in every:
-            raise ConfigError(f"--arch {name} is not of --accelerator {accelerator}: {_list(known)}")
+            raise ConfigError(
+                f"--arch {name} is not of --accelerator {accelerator}: {_list(known)}"
+            )
         plain = name.lower().replace("_", "").replace("-", "")
         near = difflib.get_close_matches(plain, every, n=2, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""

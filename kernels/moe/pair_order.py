@@ -27,7 +27,9 @@ def order_pairs(ids: Tensor, num_experts: int, tile: Tile) -> ExpertTiles:
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     _order_kernel[(num_experts,)](ids, order, offsets, pairs, _BLOCK)
     most = pairs // tile.tokens + min(num_experts, pairs)
-    expert, row = torch.empty(2, most, dtype=torch.int32, device=device)
+    # Both begin at 16 bytes whatever ``most`` is: one variant of the kernels that read them.
+    expert, row = torch.empty(2, triton.cdiv(most, 4) * 4, dtype=torch.int32, device=device)
+    expert, row = expert[:most], row[:most]
     if most:
         _tiles_kernel[(triton.cdiv(most, _TILES),)](
             offsets, expert, row, num_experts, most,

@@ -13,6 +13,7 @@ _VERBS = (
     ["merge"],
     ["report"],
     ["bench"],
+    ["build"],
     ["config", "show"],
     ["config", "init"],
 )
