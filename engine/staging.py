@@ -24,10 +24,13 @@ def send(values: NDArray[np.int64] | Sequence[int], device: torch.device | str) 
 def send_all(
     arrays: Mapping[str, NDArray[np.int64]], device: torch.device | str
 ) -> dict[str, Tensor]:
-    """Several i64 arrays in one transfer."""
+    """Several i64 arrays in one transfer.
+
+    Each begins at 16 bytes: Triton makes other variants of a kernel for pointers that do not.
+    """
     if torch.device(device).type == "cpu":
         return {name: send(array, device) for name, array in arrays.items()}
-    flat = [array.reshape(-1) for array in arrays.values()]
+    flat = [np.pad(array.reshape(-1), (0, array.size % 2)) for array in arrays.values()]
     pieces = torch.split(send(np.concatenate(flat), device), [len(array) for array in flat])
     pairs = zip(arrays.items(), pieces, strict=True)
-    return {name: piece.view(array.shape) for (name, array), piece in pairs}
+    return {name: piece[: array.size].view(array.shape) for (name, array), piece in pairs}
