@@ -57,7 +57,7 @@ def compile_all(
     finally:
         stopped.set()
         for process in workers:
-            process.stop()
+            process.close()
     return results
 
 
@@ -85,10 +85,14 @@ class _Worker:
         if line:
             answer: Json = json.loads(line)
             return answer
-        self.stop()
+        self._stop()
         return {"error": f"the compiler ended with {process.returncode}: {self._last_words()}"}
 
-    def stop(self) -> None:
+    def close(self) -> None:
+        self._stop()
+        self._stderr.close()
+
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
