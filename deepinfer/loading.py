@@ -32,6 +32,16 @@ _MOST_TABLE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose files were checked; no weight is loaded yet.  ``notes`` as below."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    engine_config: EngineConfig
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to answer.  ``notes`` says where a setting could not be followed."""
 
@@ -41,6 +51,26 @@ class LoadedModel:
     engine: LLMEngine
     notes: Mapping[str, str]
     threads_before: int
+
+
+def open_model(
+    model_path: str | Path | None, settings: Mapping[str, Any], *, device: str
+) -> OpenedModel:
+    """Open and check a checkpoint; ``None`` is the embedded model.
+
+    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
+    Raises: CheckpointError about the folder, ConfigError about a setting.
+    """
+    checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
+    tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
+    vocab_size = checkpoint.config.vocab_size
+    if tokenizer.size > vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.folder}: tokenizer.json has ids up to {tokenizer.size - 1}, the model "
+            f"knows {vocab_size} (vocab_size); the two do not belong together"
+        )
+    engine_config, notes = resolve_engine_config(settings, checkpoint.config, device)
+    return OpenedModel(checkpoint, tokenizer, engine_config, notes)
 
 
 def load_model(
@@ -53,25 +83,18 @@ def load_model(
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
 ) -> LoadedModel:
-    """Open, check and load a checkpoint; ``None`` is the embedded model.
+    """Open a model as ``open_model`` does, load it and make its engine.
 
-    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
     ``profile_path`` keeps the measured step times from run to run.  ``calibration`` replaces the
     one beside the weights; ``observer`` sees every decode step's result.
     The number of CPU threads is set here, since step times depend on it; what it was before is kept
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
-    checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
-    model_config = checkpoint.config
+    opened = open_model(model_path, settings, device=device)
+    checkpoint, tokenizer, notes = opened.checkpoint, opened.tokenizer, opened.notes
+    engine_config, model_config = opened.engine_config, checkpoint.config
     threads_before = set_cpu_threads(num_threads, model_config.hidden_size)
-    tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
-    if tokenizer.size > model_config.vocab_size:
-        raise CheckpointError(
-            f"{checkpoint.folder}: tokenizer.json has ids up to {tokenizer.size - 1}, the model "
-            f"knows {model_config.vocab_size} (vocab_size); the two do not belong together"
-        )
-    engine_config, notes = resolve_engine_config(settings, model_config, device)
     model = Model(
         model_config,
         place_tensors(checkpoint, device),

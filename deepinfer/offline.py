@@ -8,17 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from deepinfer.engine.config import EngineConfig, check_fields
+from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.memory_plan import memory_plan
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
+from .arguments import EngineArguments
 from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
 from .loading import LoadedModel, load_model
-from .machine import check_flash_mla, check_parallel_sizes, resolve_device, set_cpu_threads
+from .machine import resolve_device, set_cpu_threads
 from .outputs import RequestOutput
 from .prompts import Prompt, prompt_rows, run_constraint, sampling_for_each
 from .row_stream import RowStream
@@ -76,39 +77,35 @@ class OfflineEngine:
         num_threads: int | None = None,
         device: str = "auto",
     ) -> None:
-        check_parallel_sizes(
-            {
-                "tensor_parallel_size": tensor_parallel_size,
-                "pipeline_parallel_size": pipeline_parallel_size,
-                "expert_parallel_size": expert_parallel_size,
-            }
+        arguments = EngineArguments(
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
+            expert_parallel_size=expert_parallel_size,
+            enable_flash_mla=enable_flash_mla,
+            enable_speculative_dspark=enable_speculative_dspark,
+            num_speculative_tokens=num_speculative_tokens,
+            schedule_drafts=schedule_drafts,
+            profile_path=profile_path,
+            rejection_sampling=rejection_sampling,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            cache_memory_gib=cache_memory_gib,
+            enable_prefix_caching=enable_prefix_caching,
+            batch_invariant=batch_invariant,
+            exact=exact,
+            num_threads=num_threads,
+            device=device,
         )
-        device = resolve_device(device)
-        check_flash_mla(enable_flash_mla, device)
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-            raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
-        settings = {
-            "num_speculative_tokens": num_speculative_tokens if enable_speculative_dspark else 0,
-            "schedule_drafts": schedule_drafts,
-            "rejection_sampling": rejection_sampling,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len,
-            "block_size": block_size,
-            "num_blocks": num_blocks,
-            "cache_memory_gib": cache_memory_gib,
-            "enable_prefix_caching": enable_prefix_caching,
-            "batch_invariant": batch_invariant,
-            "exact": exact,
-        }
-        given = {name: value for name, value in settings.items() if value is not None}
-        check_fields(given)
         loaded = load_model(
             model_path,
-            given,
-            device=device,
+            arguments.engine_settings(),
+            device=resolve_device(device),
             num_threads=num_threads,
-            profile_path=None if profile_path is None else Path(profile_path),
+            profile_path=arguments.profile_file(),
         )
         rows = RowStream(
             loaded.engine,

@@ -10,18 +10,15 @@ from deepinfer.engine.types import Completion, Request, SamplingParams
 from deepinfer.errors import EngineError, RowError
 from deepinfer.recipes.constraints.compiler import CompiledConstraint
 from deepinfer.recipes.constraints.spec import ConstraintSpec
-from deepinfer.recipes.encoding import RowEncoder
 from deepinfer.recipes.parsing import AnswerParser
 from deepinfer.recipes.rows import row_id
-from deepinfer.recipes.stopping import StopChecker
 from deepinfer.recipes.tokenizer import Tokenizer
 from deepinfer.recipes.types import Thinking
 
 from .assemble import OutputAssembler, RowInFlight, error_output
 from .constraint_queue import ConstraintQueue
-from .effective_sampling import effective_sampling
 from .outputs import RequestOutput
-from .seeds import sample_seed
+from .prepare import RowPreparer
 
 
 class StepEngine(Protocol):
@@ -47,11 +44,11 @@ class RowStream:
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._encoder = RowEncoder(tokenizer, max_model_len=max_model_len, vocab_size=vocab_size)
+        self._preparer = RowPreparer(
+            tokenizer, max_model_len=max_model_len, vocab_size=vocab_size, seed=seed
+        )
         self._assembler = OutputAssembler(AnswerParser(tokenizer), tokenizer.eos_id)
-        self._max_model_len = max_model_len
         self._max_in_flight = max_in_flight
-        self._seed = seed
         self._num_started = 0
         self._constraints = ConstraintQueue(tokenizer, vocab_size)
         self._in_flight: dict[str, tuple[RowInFlight, int]] = {}
@@ -135,35 +132,16 @@ class RowStream:
     ) -> RequestOutput | None:
         """Put a row into the engine or have its constraint compiled, or return its error."""
         try:
-            encoded = self._encoder.encode(
-                number, row, raw=raw, thinking=thinking, constraint=constraint
+            in_flight = self._preparer.prepare(
+                number, row, defaults, raw=raw, thinking=thinking, constraint=constraint
             )
-            sampling, notes = effective_sampling(
-                encoded, defaults, max_model_len=self._max_model_len
-            )
-            self._encoder.check_token_ids("logit_bias", sampling.logit_bias)
-            self._encoder.check_token_ids("stop_token_ids", sampling.stop_token_ids)
         except RowError as error:
             return error_output(number, row_id(row, number), error.kind, str(error))
-        stops, form = sampling.stop, encoded.answer_format
-        in_flight = RowInFlight(
-            number=number,
-            encoded=encoded,
-            sampling=sampling,
-            notes={**encoded.notes, **notes},
-            seeds=tuple(
-                sample_seed(sampling.seed, run_seed=self._seed, row=number, sample=index)
-                for index in range(sampling.n)
-            ),
-            stop_checkers=tuple(
-                StopChecker(self._tokenizer, stops, form) if stops else None
-                for _ in range(sampling.n)
-            ),
-        )
-        if encoded.constraint is None:
+        spec = in_flight.encoded.constraint
+        if spec is None:
             self._submit(in_flight, None)
         else:
-            self._constraints.put(in_flight, encoded.constraint)
+            self._constraints.put(in_flight, spec)
         return None
 
     def _start_compiled(self) -> Iterator[RequestOutput]:

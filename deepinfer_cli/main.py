@@ -15,6 +15,7 @@ from deepinfer.errors import DeepInferError
 from .bench.app import add_bench_verb
 from .build_verb import add_build_verb
 from .constraint import run_constraint
+from .engine_arguments import engine_arguments
 from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
@@ -37,35 +38,7 @@ def load_engine(settings: Settings) -> Engine:
     """The real engine.  Imported here: help and checks must not wait for torch."""
     from deepinfer import OfflineEngine
 
-    return OfflineEngine(
-        settings.model,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        pipeline_parallel_size=settings.pipeline_parallel_size,
-        expert_parallel_size=settings.expert_parallel_size,
-        **drafting(settings.speculative),
-        profile_path=settings.speculation_profile,
-        rejection_sampling=settings.rejection_sampling,
-        seed=settings.seed,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        cache_memory_gib=settings.cache_memory_gib,
-        num_blocks=settings.num_blocks,
-        block_size=settings.block_size,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        batch_invariant=settings.batch_invariant,
-        exact=settings.exact,
-        num_threads=settings.num_threads,
-        device=settings.device,
-    )
-
-
-def drafting(speculative: str) -> dict[str, Any]:
-    """Arguments of ``OfflineEngine`` for ``auto``, ``3`` or ``auto:3``."""
-    if speculative == "auto":
-        return {}
-    most = speculative.removeprefix("auto:")
-    return {"num_speculative_tokens": int(most), "schedule_drafts": most != speculative}
+    return OfflineEngine(settings.model, **engine_arguments(settings))
 
 
 def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:

@@ -1,0 +1,80 @@
+"""``EngineArguments``: what an ``OfflineEngine`` is made with, checked before files are opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.config import check_fields
+
+from .errors import ConfigError
+from .machine import check_flash_mla, check_parallel_sizes, resolve_device
+
+_OF_ENGINE_CONFIG = (
+    "schedule_drafts",
+    "rejection_sampling",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+    "cache_memory_gib",
+    "enable_prefix_caching",
+    "batch_invariant",
+    "exact",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArguments:
+    """The arguments of ``OfflineEngine``, which says what they mean.
+
+    Raises: ConfigError for a value that is out of range or that this machine cannot honour.
+    """
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    enable_flash_mla: bool = True
+    enable_speculative_dspark: bool = True
+    num_speculative_tokens: int | None = None
+    schedule_drafts: bool | None = None
+    profile_path: str | Path | None = None
+    rejection_sampling: bool = False
+    seed: int = 0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    cache_memory_gib: float | None = None
+    enable_prefix_caching: bool | None = None
+    batch_invariant: bool | None = None
+    exact: bool | None = None
+    num_threads: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_parallel_sizes(
+            {
+                "tensor_parallel_size": self.tensor_parallel_size,
+                "pipeline_parallel_size": self.pipeline_parallel_size,
+                "expert_parallel_size": self.expert_parallel_size,
+            }
+        )
+        check_flash_mla(self.enable_flash_mla, resolve_device(self.device))
+        seed = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
+        check_fields(self.engine_settings())
+
+    def engine_settings(self) -> dict[str, Any]:
+        """Those fields of ``EngineConfig`` that are given."""
+        drafts = self.num_speculative_tokens if self.enable_speculative_dspark else 0
+        settings = {name: getattr(self, name) for name in _OF_ENGINE_CONFIG}
+        settings["num_speculative_tokens"] = drafts
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def profile_file(self) -> Path | None:
+        return None if self.profile_path is None else Path(self.profile_path)

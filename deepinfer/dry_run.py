@@ -1,0 +1,88 @@
+"""``DryRun``: everything about a run that can be known before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.capacity import size_cache
+from deepinfer.engine.memory_plan import memory_plan
+from deepinfer.engine.types import SamplingParams
+from deepinfer.errors import RowError
+from deepinfer.recipes.constraints.compiler import ConstraintCompiler
+from deepinfer.recipes.constraints.spec import ConstraintSpec
+from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
+from deepinfer.recipes.types import Thinking
+
+from .arguments import EngineArguments
+from .assemble import RowInFlight
+from .loading import open_model
+from .machine import resolve_device
+from .prepare import RowPreparer
+
+
+class DryRun:
+    """The checks and sizes of ``OfflineEngine(model_path, **arguments)``, without making it.
+
+    config: the engine's, with all sizes filled in.  model_config: the model's.  memory: what both
+    need.  notes: settings that could not be followed, and why.
+    Raises: CheckpointError about the folder, ConfigError about an argument.
+    """
+
+    def __init__(self, model_path: str | Path | None, arguments: EngineArguments) -> None:
+        device = resolve_device(arguments.device)
+        opened = open_model(model_path, arguments.engine_settings(), device=device)
+        self.model_config = opened.checkpoint.config
+        self.model_folder = opened.checkpoint.folder
+        self.config = size_cache(self.model_config, opened.engine_config.with_environment())
+        self.memory = memory_plan(self.model_config, self.config)
+        self.notes: Mapping[str, str] = opened.notes
+        self._tokenizer = opened.tokenizer
+        assert self.config.max_model_len is not None
+        self._preparer = RowPreparer(
+            opened.tokenizer,
+            max_model_len=self.config.max_model_len,
+            vocab_size=self.model_config.vocab_size,
+            seed=arguments.seed,
+        )
+        self._compiler: ConstraintCompiler | None = None
+        self._compiled: dict[str, RowError | None] = {}
+
+    def prepare(
+        self,
+        number: int,
+        row: Mapping[str, Any],
+        defaults: SamplingParams,
+        *,
+        raw: bool = False,
+        thinking: Thinking | None = None,
+        constraint: ConstraintSpec | None = None,
+    ) -> RowInFlight:
+        """What the engine would be given for a row.  Raises: RowError, as the run would."""
+        prepared = self._preparer.prepare(
+            number, row, defaults, raw=raw, thinking=thinking, constraint=constraint
+        )
+        if prepared.encoded.constraint is not None:
+            self._check(prepared.encoded.constraint)
+        return prepared
+
+    def _check(self, spec: ConstraintSpec) -> None:
+        """Each constraint is compiled once, however many rows have it."""
+        if spec.digest not in self._compiled:
+            if self._compiler is None:
+                vocabulary = ConstraintVocabulary(self._tokenizer, self.model_config.vocab_size)
+                self._compiler = ConstraintCompiler(vocabulary)
+            try:
+                self._compiler.compile(spec)
+                self._compiled[spec.digest] = None
+            except RowError as error:
+                self._compiled[spec.digest] = error
+        failure = self._compiled[spec.digest]
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Stop the threads that compile constraints."""
+        if self._compiler is not None:
+            self._compiler.close()
