@@ -268,7 +268,9 @@ SMALL = st.integers(-2, 40) | st.floats(-3, 3) | st.sampled_from([True, "x", ["a
 FIELDS = [field.name for field in fields(SamplingParams)]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     base=st.sampled_from(
         [{"prompt": "a"}, {"prompt": "a", "raw": True}, {"prompt_token_ids": [5]}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.main import drafting
+from deepinfer_cli.engine_arguments import drafting
 from deepinfer_cli.settings import resolve
 
 
