@@ -141,6 +141,11 @@ class Job:
                     self._close_engine()
         except StopNow as stop:
             self._stop.exit_code = stop.exit_code
+        if changed := self.pipeline.num_changed:
+            self._console.warn(
+                f"{changed:,} rows are not what they were when an earlier part answered them; "
+                "they were answered again"
+            )
 
     def _watchdog(self) -> AbstractContextManager[None]:
         limit_s = self.settings.stall_limit

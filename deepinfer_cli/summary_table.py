@@ -44,6 +44,11 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
         lines.append(("speed", rates + place))
     if (drafts := report.speculation).acceptance is not None:
         lines.append(("drafts", f"{drafts.acceptance:.0%} accepted{_draft_lengths(drafts)}"))
+    if (engine := report.engine) is not None and engine.num_out_of_memory:
+        times = f"{engine.num_out_of_memory:,} steps did not fit and were made smaller"
+        lines.append(
+            ("memory", f"{times}; at most {engine.most_running:,} answers at a time since")
+        )
     if report.status == "finished" and report.output != "-":
         lines.append(("files", f"{report.output}  (+ .report.json{_errors_file(rows)})"))
     return [(label, text.rstrip()) for label, text in lines]

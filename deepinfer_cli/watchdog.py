@@ -34,13 +34,11 @@ class Watchdog:
         *,
         stop: Callable[[], None],
         save: Callable[[], None],
-        grace_s: float = _GRACE_S,
     ) -> None:
         self._limit_s = limit_s
         self._progress = progress
         self._stop = stop
         self._save = save
-        self._grace_s = grace_s
         self._last: object = None
         self._moved_at = time.monotonic()
         self._stopped_at: float | None = None
@@ -53,7 +51,7 @@ class Watchdog:
     def _look(self) -> None:
         now = time.monotonic()
         if self._stopped_at is not None:
-            if now - self._stopped_at >= self._grace_s:
+            if now - self._stopped_at >= _GRACE_S:
                 self._leave()
             return
         progress = self._progress()

@@ -20,6 +20,7 @@ class Counters:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_cached_tokens = 0
+        self.num_out_of_memory = 0
         self.drafts = DraftCounters()
         self.prefill_s = 0.0
         self.decode_s = 0.0
@@ -47,7 +48,9 @@ class Counters:
         self.num_decode_tokens += max(state.num_output_tokens - 1, 0)
         self.num_cached_tokens += state.num_cached_tokens
 
-    def stats(self, *, num_preemptions: int, num_blocks: int, peak_blocks: int) -> EngineStats:
+    def stats(
+        self, *, num_preemptions: int, most_running: int, num_blocks: int, peak_blocks: int
+    ) -> EngineStats:
         return EngineStats(
             num_steps=self.num_steps,
             num_decode_steps=self.num_decode_steps,
@@ -57,6 +60,8 @@ class Counters:
             num_decode_tokens=self.num_decode_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
+            num_out_of_memory=self.num_out_of_memory,
+            most_running=most_running,
             num_proposed_tokens=self.drafts.num_proposed,
             num_draft_blocks=self.drafts.num_blocks,
             num_draft_tokens=sum(self.drafts.verified_per_position),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from .draft_planner import make_planner
 from .intake import make_state
 from .kv_transfer import LocalTransfer
 from .measure_steps import measure_steps
+from .out_of_memory import free_unused, is_out_of_memory
 from .prefill import PrefillWorker
 from .request_state import RequestState
 from .runner import Cache, Runner
@@ -42,6 +44,8 @@ class LLMEngine:
     from the model's sizes unless one is given, then ``config.num_blocks`` says how large it is.
     ``calibration`` and ``profile`` serve the choice of drafts; a profile is measured if the
     configuration needs one and none is given.  ``observer`` sees every decode step's result.
+    ``shrinks``: a step that does not fit into memory is undone and smaller ones follow; not for
+    ranks that make every pass together.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -60,6 +64,7 @@ class LLMEngine:
         calibration: Calibration | None = None,
         profile: StepProfile | None = None,
         observer: Callable[[DecodeResult], None] | None = None,
+        shrinks: bool = True,
     ) -> None:
         self.config, cache = plan_cache(model, config.with_environment(), cache)
         self.model_config = model.config
@@ -108,6 +113,7 @@ class LLMEngine:
         self._num_arrived = 0
         self._counters = Counters()
         self._observer = observer
+        self._shrinks = shrinks
 
     @property
     def max_model_len(self) -> int:
@@ -161,6 +167,7 @@ class LLMEngine:
         """Counters since the engine was made."""
         return self._counters.stats(
             num_preemptions=self.scheduler.num_preemptions,
+            most_running=self.scheduler.max_running,
             num_blocks=self.blocks.num_blocks,
             peak_blocks=self.blocks.peak_blocks,
         )
@@ -181,14 +188,30 @@ class LLMEngine:
         finished, self._refused = self._refused, []
         if batch is None:
             return finished
+        started = time.monotonic()
+        worker: Any = prefill if isinstance(batch, PrefillBatch) else decode
+        result = self._try(worker, batch)
+        if result is None:
+            return finished
         if isinstance(batch, PrefillBatch):
-            started = time.monotonic()
-            return finished + complete_prefill(self.scheduler, batch, prefill.run(batch), started)
-        result = decode.run(batch)
+            return finished + complete_prefill(self.scheduler, batch, result, started)
         self._counters.add_drafts(result)
         if self._observer is not None:
             self._observer(result)
         return finished + complete_decode(self.scheduler, batch, result)
+
+    def _try(self, worker: Any, batch: Batch) -> Any:
+        """The worker's result; None if the memory was too small, then less runs from now on."""
+        try:
+            return worker.run(batch)
+        except Exception as error:
+            if not self._shrinks or not is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+        free_unused(self.config.device)
+        self.scheduler.shrink(batch, reason)
+        self._counters.num_out_of_memory += 1
+        return None
 
     def _complete(self, state: RequestState, now_s: float) -> Completion:
         self.scheduler.finish(state)

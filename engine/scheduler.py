@@ -12,6 +12,8 @@ from bisect import insort
 from collections import deque
 from itertools import takewhile
 
+from deepinfer.errors import EngineError
+
 from .block_manager import BlockManager, block_digests
 from .config import EngineConfig
 from .kv_transfer import KVTransfer
@@ -42,6 +44,8 @@ class Scheduler:
         self.snapshots = snapshots
         self.transfer = transfer
         self.num_preemptions = 0
+        self.max_running = config.max_num_seqs
+        self.max_tokens = config.max_num_batched_tokens
         self._arrived: deque[RequestState] = deque()
         self._next: deque[RequestState] = deque()
         self.prefilling: list[RequestState] = []
@@ -85,6 +89,27 @@ class Scheduler:
         if before // block_size != state.num_computed_tokens // block_size:
             self._publish(state)
 
+    def shrink(self, batch: Batch, reason: str) -> None:
+        """The batch did not fit into memory: its requests start again, and from now on steps are
+        at most half as large.  What was computed of the batch is forgotten, so no state is half
+        written.  Raises: EngineError with ``reason`` if the batch was as small as it can be."""
+        if isinstance(batch, PrefillBatch):
+            states = [chunk.state for chunk in batch.chunks]
+            num_tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
+        else:
+            states, num_tokens = list(batch.states), 0
+        if num_tokens > self.config.block_size:
+            self.max_tokens = max(num_tokens // 2, self.config.block_size)
+        elif len(states) > 1:
+            self.max_running = len(states) // 2
+        else:
+            raise EngineError(
+                f"the memory does not hold the step of a single request ({reason}); give the "
+                "caches less (cache_memory_gib), or take a shorter max_model_len"
+            )
+        for state in sorted(states, key=lambda s: -s.arrival):
+            self._preempt(state)
+
     def finish(self, state: RequestState) -> None:
         """Take a request out, wherever it is, and free what it holds."""
         if state.phase is Phase.WAITING:
@@ -103,14 +128,14 @@ class Scheduler:
     # Prefill ---------------------------------------------------------------------------------
 
     def _schedule_prefill(self) -> list[PrefillChunk]:
-        budget = self.config.max_num_batched_tokens
+        budget = self.max_tokens
         chunks: list[PrefillChunk] = []
         for state in self.prefilling:
             if budget == 0:
                 return chunks
             chunks.append(self._chunk(state, budget))
             budget -= chunks[-1].end - chunks[-1].start
-        while budget and self.slots.num_free and (waiting := self._peek_waiting()):
+        while budget and self._may_start() and (waiting := self._peek_waiting()):
             hit = self._admit(waiting)
             if hit is None:
                 break
@@ -118,6 +143,10 @@ class Scheduler:
             chunks.append(self._chunk(waiting, budget, hit))
             budget -= chunks[-1].end - chunks[-1].start
         return chunks
+
+    def _may_start(self) -> bool:
+        num_running = len(self.prefilling) + len(self.transferring) + len(self.decoding)
+        return self.slots.num_free > 0 and num_running < self.max_running
 
     def _peek_waiting(self) -> RequestState | None:
         """The next request to start.  Arrivals are taken in groups, the longest of a group first:

@@ -175,6 +175,7 @@ class EngineStats:
     ``verify_lengths`` are the drafts verified per request, over equal stretches of decode steps.
     Occupancy: ``num_decode_rows`` requests took part in ``num_decode_steps`` steps, one each;
     ``decode_batches`` is their mean number per step, over equal stretches of decode steps.
+    Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` requests may run at a time.
     """
 
     num_steps: int = 0
@@ -185,6 +186,8 @@ class EngineStats:
     num_decode_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_out_of_memory: int = 0
+    most_running: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: Sequence[int] = ()

@@ -116,11 +116,14 @@ def start(in_tmp: Path, command: list[str]) -> Iterator[Callable[..., subprocess
     """``start("run", ..., seconds_per_row=0.1)``: a process, killed when the test ends."""
     with ExitStack() as cleanup:
 
-        def call(*arguments: str, seconds_per_row: float = 0.0) -> subprocess.Popen[bytes]:
+        def call(
+            *arguments: str, seconds_per_row: float = 0.0, stdin: int | None = None
+        ) -> subprocess.Popen[bytes]:
             environment = {**BARE, "FAKE_SECONDS_PER_ROW": str(seconds_per_row)}
             process = subprocess.Popen(
                 [*command, *arguments],
                 env=environment,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )

@@ -1,0 +1,25 @@
+"""Steps that do not fit into memory: how to know one, and what to give back before the next."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+# torch has no class of its own for these two.
+_WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller step may work where this one failed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
+
+
+def free_unused(device: str) -> None:
+    """Give back what the failed step has left.  Call it outside of ``except``: the error holds the
+    frames, and with them the tensors, of the step."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
