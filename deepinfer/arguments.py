@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.config import check_fields
+from deepinfer.engine.parallel.sizes import ParallelSizes
 
 from .errors import ConfigError
-from .machine import check_flash_mla, check_parallel_sizes, resolve_device
+from .machine import check_flash_mla, check_num_ranks, resolve_device
 
 _OF_ENGINE_CONFIG = (
     "schedule_drafts",
@@ -56,14 +57,9 @@ class EngineArguments:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        check_parallel_sizes(
-            {
-                "tensor_parallel_size": self.tensor_parallel_size,
-                "pipeline_parallel_size": self.pipeline_parallel_size,
-                "expert_parallel_size": self.expert_parallel_size,
-            }
-        )
-        check_flash_mla(self.enable_flash_mla, resolve_device(self.device))
+        device = resolve_device(self.device)
+        check_num_ranks(self.parallel_sizes().world_size, device)
+        check_flash_mla(self.enable_flash_mla, device)
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
@@ -75,6 +71,13 @@ class EngineArguments:
         settings = {name: getattr(self, name) for name in _OF_ENGINE_CONFIG}
         settings["num_speculative_tokens"] = drafts
         return {name: value for name, value in settings.items() if value is not None}
+
+    def parallel_sizes(self) -> ParallelSizes:
+        return ParallelSizes(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            expert_parallel_size=self.expert_parallel_size,
+        )
 
     def profile_file(self) -> Path | None:
         return None if self.profile_path is None else Path(self.profile_path)

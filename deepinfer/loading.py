@@ -17,7 +17,9 @@ from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.share import WHOLE_MODEL, Share
 from deepinfer.engine.model.tensors import is_engram_table
+from deepinfer.engine.runner import Runner
 from deepinfer.engine.step_profile import StepProfile
 from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.errors import CheckpointError, ConfigError
@@ -82,11 +84,14 @@ def load_model(
     profile_path: Path | None = None,
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
+    share: Share = WHOLE_MODEL,
+    wrap: Callable[[Model], Runner] = lambda model: model,
 ) -> LoadedModel:
     """Open a model as ``open_model`` does, load it and make its engine.
 
     ``profile_path`` keeps the measured step times from run to run.  ``calibration`` replaces the
-    one beside the weights; ``observer`` sees every decode step's result.
+    one beside the weights; ``observer`` sees every decode step's result.  ``share`` is what this
+    rank computes of each layer, and ``wrap`` says how it runs the model with other ranks.
     The number of CPU threads is set here, since step times depend on it; what it was before is kept
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
@@ -100,12 +105,13 @@ def load_model(
         place_tensors(checkpoint, device),
         token_map=engram_token_map(tokenizer, model_config),
         device=device,
+        share=share,
     )
     profile = _saved_profile(profile_path, engine_config, notes)
     if calibration is None:
         calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
     engine = LLMEngine(
-        model, engine_config, calibration=calibration, profile=profile, observer=observer
+        wrap(model), engine_config, calibration=calibration, profile=profile, observer=observer
     )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)

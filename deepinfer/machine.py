@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf, prod
-
 import torch
 
 from deepinfer.engine.checks import is_whole
@@ -60,20 +57,17 @@ def set_cpu_threads(num_threads: int | None, hidden_size: int) -> int:
     return before
 
 
-def check_parallel_sizes(sizes: Mapping[str, int]) -> None:
-    """Refuse parallel sizes that this machine or this version cannot honour.
+def check_num_ranks(num_ranks: int, device: str) -> None:
+    """Each rank needs a GPU of its own; on the CPU they share it.
 
-    Raises: ConfigError with the reason.
+    Raises: ConfigError if this machine has too few.
     """
-    for name, size in sizes.items():
-        if not is_whole(size, 1, inf):
-            raise ConfigError(f"{name}={size!r}: expected a whole number of at least 1")
-    num_ranks, num_gpus = prod(sizes.values()), torch.cuda.device_count()
-    if num_ranks == 1:
-        return
-    asked = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-    if num_ranks > num_gpus:
-        raise ConfigError(
-            f"{asked} needs {num_ranks} GPUs, and this machine has {num_gpus}; use sizes of 1"
-        )
-    raise ConfigError(f"{asked}: this version runs on one GPU only; use sizes of 1")
+    num_gpus = torch.cuda.device_count()
+    if num_ranks > 1 and device.startswith("cuda"):
+        if num_ranks > num_gpus:
+            raise ConfigError(
+                f"the parallel sizes need {num_ranks} GPUs, and this machine has {num_gpus}; use "
+                "smaller sizes, or device='cpu'"
+            )
+        if device != "cuda":
+            raise ConfigError(f"device={device!r} is one GPU; for {num_ranks} ranks say 'cuda'")

@@ -18,14 +18,10 @@ from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 from .arguments import EngineArguments
 from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
-from .loading import LoadedModel, load_model
-from .machine import resolve_device, set_cpu_threads
+from .machine import resolve_device
 from .outputs import RequestOutput
 from .prompts import Prompt, prompt_rows, run_constraint, sampling_for_each
-from .row_stream import RowStream
-
-# Rows ahead of the running ones keep the scheduler's choice of prompts wide and the device busy.
-ROWS_AHEAD = 2
+from .session import HasProcesses, Session, open_session
 
 
 class OfflineEngine:
@@ -34,7 +30,10 @@ class OfflineEngine:
     ``model_path`` is a checkpoint folder or a Hub id that is already in the local Hugging Face
     cache; ``None`` is the small model inside the package.
 
-    Parallel sizes that this machine cannot honour raise ConfigError with the reason.
+    ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
+    ``tensor_parallel_size`` ranks share attention; each is a process, on a GPU of its own or on
+    the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
+    machine or model cannot honour raise ConfigError with the reason.
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
     run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
     stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,
@@ -100,22 +99,15 @@ class OfflineEngine:
             num_threads=num_threads,
             device=device,
         )
-        loaded = load_model(
+        self._session: Session | None = open_session(
             model_path,
             arguments.engine_settings(),
+            sizes=arguments.parallel_sizes(),
             device=resolve_device(device),
             num_threads=num_threads,
             profile_path=arguments.profile_file(),
-        )
-        rows = RowStream(
-            loaded.engine,
-            loaded.tokenizer,
-            max_model_len=loaded.engine.max_model_len,
-            vocab_size=loaded.config.vocab_size,
-            max_in_flight=ROWS_AHEAD * loaded.engine.config.max_num_seqs,
             seed=seed,
         )
-        self._session: tuple[LoadedModel, RowStream] | None = (loaded, rows)
         self._process = os.getpid()  # threads and locks of a model do not survive a fork
 
     def generate(
@@ -142,7 +134,7 @@ class OfflineEngine:
         _check_thinking(thinking)
         numbered = zip(range(len(rows)), rows, params, strict=True)
         spec = run_constraint(constraint)
-        outputs = self._rows.run(numbered, raw=raw, thinking=thinking, constraint=spec)
+        outputs = self._open().rows.run(numbered, raw=raw, thinking=thinking, constraint=spec)
         return sorted(outputs, key=lambda output: output.row)
 
     def stream(
@@ -161,7 +153,7 @@ class OfflineEngine:
         """
         _check_thinking(thinking)
         defaults = sampling_params or SamplingParams()
-        return self._rows.run(
+        return self._open().rows.run(
             ((number, row, defaults) for number, row in rows),
             raw=raw,
             thinking=thinking,
@@ -171,17 +163,17 @@ class OfflineEngine:
     @property
     def model_config(self) -> ModelConfig:
         """Sizes and schedules of the loaded model."""
-        return self._model.config
+        return self._open().model_config
 
     @property
     def model_folder(self) -> Path:
         """Where the checkpoint lies."""
-        return self._model.folder
+        return self._open().folder
 
     @property
     def engine_config(self) -> EngineConfig:
         """The settings in use."""
-        return self._model.engine.config
+        return self._open().engine.config
 
     @property
     def device(self) -> str:
@@ -190,7 +182,7 @@ class OfflineEngine:
 
     def facts(self) -> EngineFacts:
         """Device, model and memory, as a report shows them."""
-        engine = self._model.engine
+        engine = self._open().engine
         return EngineFacts(
             device=self.device,
             device_name=device_name(self.device),
@@ -199,38 +191,33 @@ class OfflineEngine:
         )
 
     @property
+    def process_ids(self) -> list[int]:
+        """The processes that compute: the ranks, or this one."""
+        engine = self._open().engine
+        return engine.process_ids if isinstance(engine, HasProcesses) else [self._process]
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens that prompt and answer may have together."""
-        return self._model.engine.max_model_len
+        return self._open().engine.max_model_len
 
     @property
     def notes(self) -> Mapping[str, str]:
         """Settings that could not be followed, and why."""
-        return self._model.notes
+        return self._open().notes
 
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
-        return self._model.engine.stats()
+        return self._open().engine.stats()
 
     def close(self) -> None:
         """Abort what runs and free the model and its caches.  May be called twice."""
         if self._session is None:
             return
-        loaded, rows = self._session
-        self._session = None
-        rows.close()
-        loaded.engine.close()
-        set_cpu_threads(loaded.threads_before, loaded.config.hidden_size)
+        session, self._session = self._session, None
+        session.close()
 
-    @property
-    def _model(self) -> LoadedModel:
-        return self._open()[0]
-
-    @property
-    def _rows(self) -> RowStream:
-        return self._open()[1]
-
-    def _open(self) -> tuple[LoadedModel, RowStream]:
+    def _open(self) -> Session:
         if self._session is None:
             raise EngineError("this OfflineEngine is closed; make a new one")
         if os.getpid() != self._process:

@@ -20,6 +20,11 @@ from .constraint_queue import ConstraintQueue
 from .outputs import RequestOutput
 from .prepare import RowPreparer
 
+# Rows ahead of the running ones keep the scheduler's choice of prompts wide and the device busy.
+ROWS_AHEAD = 2
+
+_END = object()
+
 
 class StepEngine(Protocol):
     """What is needed of ``LLMEngine``."""
@@ -57,7 +62,7 @@ class RowStream:
 
     def run(
         self,
-        rows: Iterable[tuple[int, Any, SamplingParams]],
+        rows: Iterable[tuple[int, Any, SamplingParams] | None],
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
@@ -66,7 +71,8 @@ class RowStream:
         """Answer ``(number, row, default sampling)`` triples, in the order in which they finish.
 
         A row is pulled only while fewer than ``max_in_flight`` samples are in the engine or wait
-        for their constraint.  Closing the iterator aborts them.
+        for their constraint.  Closing the iterator aborts them.  A None among the rows means that
+        there is none at the moment.
         Raises: EngineError if another run is going on, ConfigError for a bad ``constraint``.
         """
         if self._is_running:
@@ -74,15 +80,16 @@ class RowStream:
                 "another stream of this engine is still open; read it to its end or close it first"
             )
         self._is_running = True
-        source: Iterator[tuple[int, Any, SamplingParams]] | None = iter(rows)
+        source: Iterator[Any] | None = iter(rows)
         try:
             if constraint is not None:
                 self._constraints.check(constraint)
             while source is not None or self._in_flight or self._constraints:
                 while source is not None and self._has_room():
-                    triple = next(source, None)
-                    if triple is None:
+                    triple: Any = next(source, _END)
+                    if triple is _END:
                         source = None
+                    if triple is None or triple is _END:
                         break
                     rejected = self._start(
                         *triple, raw=raw, thinking=thinking, constraint=constraint

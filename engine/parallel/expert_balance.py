@@ -62,7 +62,7 @@ def capacities(num_items: int, num_packs: int) -> list[int]:
 
 def plain_placement(num_layers: int, num_experts: int, num_devices: int) -> Placement:
     """Consecutive experts on each device, one replica each."""
-    ids = np.broadcast_to(np.arange(num_experts), (num_layers, num_experts))
+    ids = np.tile(np.arange(num_experts), (num_layers, 1))
     return _placement(ids, num_experts, num_devices)
 
 

@@ -38,6 +38,16 @@ def host_store(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
         ) from error
 
 
+def connect(host: str, port: int, timeout_s: float = TIMEOUT_S) -> Store:
+    """The meeting place that another process hosts.  Raises: EngineError if it is not there."""
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise EngineError(
+            f"nothing answers at {host}:{port} ({_first_line(error)}); is rank 0 running there?"
+        ) from error
+
+
 def join(
     store: Store,
     rank: int,
@@ -162,10 +172,10 @@ class Group:
         """[size, ...]: the tensors of all ranks, of one shape."""
         if self.handle is None:
             return tensor[None]
-        out = tensor.new_empty(self.size * tensor.numel())
+        out = tensor.new_empty(self.size, *tensor.shape)
         with translated():
-            dist.all_gather_into_tensor(out, tensor.contiguous().flatten(), group=self.handle)
-        return out.view(self.size, *tensor.shape)
+            dist.all_gather(list(out.unbind()), tensor.contiguous(), group=self.handle)
+        return out
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""

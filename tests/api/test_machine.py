@@ -8,23 +8,22 @@ import torch
 from deepinfer.errors import ConfigError
 from deepinfer.machine import (
     check_flash_mla,
-    check_parallel_sizes,
+    check_num_ranks,
     resolve_device,
     set_cpu_threads,
 )
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.5, "2", True, None])
-def test_sizes_must_be_counts(size):
-    with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        check_parallel_sizes({"tensor_parallel_size": size})
-
-
 def test_too_few_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="=2, .*=4 needs 8 GPUs, and this machine has 1"):
-        check_parallel_sizes({"tensor_parallel_size": 2, "expert_parallel_size": 4})
-    check_parallel_sizes({"tensor_parallel_size": 1, "expert_parallel_size": 1})
+    with pytest.raises(ConfigError, match="need 4 GPUs, and this machine has 1"):
+        check_num_ranks(4, "cuda")
+    check_num_ranks(4, "cpu")
+    check_num_ranks(1, "cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    check_num_ranks(4, "cuda")
+    with pytest.raises(ConfigError, match="device='cuda:1' is one GPU"):
+        check_num_ranks(4, "cuda:1")
 
 
 def test_devices(monkeypatch):

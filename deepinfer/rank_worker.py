@@ -1,0 +1,179 @@
+"""One rank of an engine: a process with its part of the weights and rows of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepinfer import __version__
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.hub_cache import resolve_model_folder
+from deepinfer.engine.parallel.groups import Group, connect, join
+from deepinfer.engine.parallel.launch import Mailbox
+from deepinfer.engine.parallel.lockstep import LockstepModel
+from deepinfer.engine.parallel.rank_share import RankShare
+from deepinfer.engine.types import Completion, EngineStats, Request, SamplingParams
+from deepinfer.recipes.embedded import embedded_model_path
+
+from .loading import LoadedModel, load_model
+from .rank_messages import Answered, Begin, End, Finished, RankOrder, Ready, Row
+from .row_stream import ROWS_AHEAD, RowStream
+
+if TYPE_CHECKING:
+    from deepinfer.engine.model.model import Model
+
+_REST_S = 0.001
+_STATS_EVERY_S = 0.5
+
+
+def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
+    """Load, say so, then answer the rows of one run after another."""
+    device = order.device
+    if device == "cuda":
+        device = f"cuda:{order.rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    store = connect(order.host, order.port)
+    world_size = order.sizes.world_size
+    join(store, order.rank, world_size, facts=_facts(order), device=device)
+    everyone = list(range(world_size))
+    share = RankShare(Group.split([everyone]), Group.single())
+    control = Group.split([everyone], backend="gloo")
+    lockstep: list[LockstepModel] = []
+
+    def in_step(model: Model) -> LockstepModel:
+        lockstep.append(LockstepModel(model, control))
+        return lockstep[0]
+
+    loaded = load_model(
+        order.model_path,
+        order.settings,
+        device=device,
+        num_threads=order.num_threads,
+        profile_path=order.profile_path,
+        share=share,
+        wrap=in_step,
+    )
+    lockstep[0].finish()
+    engine_config = loaded.engine.config
+    mailbox.send(Ready(loaded.folder, loaded.config, engine_config, loaded.notes))
+    RankRows(mailbox, loaded, lockstep[0], order.seed).serve()
+
+
+def _facts(order: RankOrder) -> dict[str, str]:
+    """What must be the same on all ranks for their answers to be one run's."""
+    folder = resolve_model_folder(order.model_path or embedded_model_path())
+    config = (folder / "config.json").read_bytes() if folder.is_dir() else b""
+    return {
+        "the version of deepinfer": __version__,
+        "the version of torch": torch.__version__,
+        "the digest of config.json": hashlib.sha256(config).hexdigest()[:16],
+        "the settings": repr((order.sizes, sorted(order.settings.items()), order.seed)),
+    }
+
+
+class RankRows:
+    """Feeds the rows of a mailbox to an engine, and helps other ranks when there are none."""
+
+    def __init__(
+        self, mailbox: Mailbox, loaded: LoadedModel, lockstep: LockstepModel, seed: int
+    ) -> None:
+        self._mailbox = mailbox
+        self._engine = loaded.engine
+        self._lockstep = lockstep
+        self._waiting: list[Row] = []
+        self._has_ended = False
+        self._is_aborted = False
+        self._told = time.monotonic()
+        self._rows = RowStream(
+            _WatchedEngine(self._engine, self),
+            loaded.tokenizer,
+            max_model_len=self._engine.max_model_len,
+            vocab_size=loaded.config.vocab_size,
+            max_in_flight=ROWS_AHEAD * self._engine.config.max_num_seqs,
+            seed=seed,
+        )
+
+    def serve(self) -> None:
+        """One run after another; the process is stopped from outside."""
+        while True:
+            begin = self._mailbox.wait()
+            if isinstance(begin, End):
+                continue  # of a run that was finished here when the driver gave it up
+            assert isinstance(begin, Begin), begin
+            self._has_ended = self._is_aborted = False
+            self._run(begin)
+            self._lockstep.finish()
+            self._mailbox.send(Finished(self._engine.stats()))
+
+    def read_messages(self) -> None:
+        """Take what has come, and tell from time to time how far we are."""
+        while (message := self._mailbox.take()) is not None:
+            if isinstance(message, Row):
+                self._waiting.append(message)
+            else:
+                assert isinstance(message, End), message
+                self._has_ended, self._is_aborted = True, message.is_abort
+        if time.monotonic() - self._told > _STATS_EVERY_S:
+            self._tell([])
+
+    def check_aborted(self) -> None:
+        self.read_messages()
+        if self._is_aborted:
+            raise _AbortedError
+
+    def _run(self, begin: Begin) -> None:
+        outputs = self._rows.run(
+            self._source(), raw=begin.raw, thinking=begin.thinking, constraint=begin.constraint
+        )
+        try:
+            for output in outputs:
+                self._tell([output])
+        except _AbortedError:
+            self._waiting.clear()
+
+    def _source(self) -> Iterator[tuple[int, object, SamplingParams] | None]:
+        """The rows that have come; None where there is none yet, after a pass for the others."""
+        while True:
+            self.check_aborted()
+            if self._waiting:
+                row = self._waiting.pop(0)
+                yield row.number, row.fields, row.sampling
+            elif self._has_ended:
+                return
+            else:
+                if not self._engine.has_unfinished() and not self._lockstep.rest():
+                    time.sleep(_REST_S)
+                yield None
+
+    def _tell(self, outputs: list[object]) -> None:
+        self._told = time.monotonic()
+        self._mailbox.send(Answered(outputs, self._engine.stats()))  # type: ignore[arg-type]
+
+
+class _WatchedEngine:
+    """The engine, with a look at the mailbox before every step."""
+
+    def __init__(self, engine: LLMEngine, rows: RankRows) -> None:
+        self._engine = engine
+        self._rows = rows
+
+    def add_request(self, request: Request) -> None:
+        self._engine.add_request(request)
+
+    def step(self) -> list[Completion]:
+        self._rows.check_aborted()
+        return self._engine.step()
+
+    def abort(self, request_id: str) -> bool:
+        return self._engine.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+
+class _AbortedError(Exception):
+    """The driver wants no more answers of this run."""

@@ -1,0 +1,138 @@
+"""``Session``: a running engine and its rows, in this process or spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.parallel.sizes import ParallelSizes
+from deepinfer.engine.types import EngineStats, SamplingParams
+from deepinfer.engine.weights import open_checkpoint
+from deepinfer.recipes.constraints.spec import ConstraintSpec
+from deepinfer.recipes.embedded import embedded_model_path
+from deepinfer.recipes.types import Thinking
+
+from .loading import load_model
+from .machine import set_cpu_threads
+from .outputs import RequestOutput
+from .rank_messages import RankOrder
+from .row_stream import ROWS_AHEAD, RowStream
+
+
+class RunningEngine(Protocol):
+    """What is asked of an engine besides rows."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasProcesses(Protocol):
+    """An engine whose ranks are processes of their own."""
+
+    @property
+    def process_ids(self) -> list[int]: ...
+
+
+class Rows(Protocol):
+    """``RowStream``, or the driver of many."""
+
+    def run(
+        self,
+        rows: Iterable[tuple[int, Any, SamplingParams]],
+        *,
+        raw: bool = False,
+        thinking: Thinking | None = None,
+        constraint: ConstraintSpec | None = None,
+    ) -> Iterator[RequestOutput]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """``threads_before``: what torch could use in this process, None if that was not changed."""
+
+    folder: Path
+    model_config: ModelConfig
+    engine: RunningEngine
+    rows: Rows
+    notes: Mapping[str, str]
+    threads_before: int | None
+
+    def close(self) -> None:
+        """Abort what runs and free the model and its caches."""
+        self.rows.close()
+        self.engine.close()
+        if self.threads_before is not None:
+            set_cpu_threads(self.threads_before, self.model_config.hidden_size)
+
+
+def open_session(
+    model_path: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    sizes: ParallelSizes,
+    device: str,
+    num_threads: int | None,
+    profile_path: Path | None,
+    seed: int,
+) -> Session:
+    """Load a model; ``None`` is the embedded one.  ``settings`` are fields of ``EngineConfig``."""
+    if sizes.world_size > 1:
+        from .ranked_engine import RankedEngine
+
+        checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
+        sizes.check_model(checkpoint.config)
+        ranks = RankedEngine(
+            RankOrder(
+                rank=0,
+                sizes=sizes,
+                host="127.0.0.1",
+                port=0,
+                model_path=model_path,
+                settings=dict(settings),
+                device=device,
+                num_threads=num_threads,
+                profile_path=profile_path,
+                seed=seed,
+            )
+        )
+        return Session(
+            folder=ranks.folder,
+            model_config=ranks.model_config,
+            engine=ranks,
+            rows=ranks,
+            notes=ranks.notes,
+            threads_before=None,
+        )
+    loaded = load_model(
+        model_path, settings, device=device, num_threads=num_threads, profile_path=profile_path
+    )
+    rows = RowStream(
+        loaded.engine,
+        loaded.tokenizer,
+        max_model_len=loaded.engine.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        max_in_flight=ROWS_AHEAD * loaded.engine.config.max_num_seqs,
+        seed=seed,
+    )
+    return Session(
+        folder=loaded.folder,
+        model_config=loaded.config,
+        engine=loaded.engine,
+        rows=rows,
+        notes=loaded.notes,
+        threads_before=loaded.threads_before,
+    )
