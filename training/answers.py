@@ -260,8 +260,8 @@ def join(items: list[str]) -> str:
 
 
 FACTS: tuple[tuple[float, Callable[[Writer], Turn]], ...] = (
-    (0.08, identity), (0.1, opposite), (0.14, capital), (0.08, colour), (0.14, animal), (0.16, category),
-    (0.1, job_or_use), (0.05, why), (0.08, calendar), (0.07, language),
+    (0.08, identity), (0.1, opposite), (0.12, capital), (0.07, colour), (0.13, animal), (0.22, category),
+    (0.09, job_or_use), (0.05, why), (0.07, calendar), (0.07, language),
 )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from training import words
 from training.answers import fact, plural_of
 from training.dialogue import Answer, Call, Dialogue, assistant_message
 from training.documents import reading
-from training.grammar import Writer
+from training.grammar import Writer, agree, mentions
 from training.poems import poem, short_story
-from training.stories import story
+from training.stories import Story, story
 from training.sums import arithmetic
 from training.tasks import Task, task
 from training.tools import offered_schema, tool_case
@@ -47,6 +47,7 @@ MEMORIES = {
     "pet": (words.ANIMALS, "[i have a {x}.|my pet is a {x}.]", "[what pet do i have?|what is my pet?]", "you have a {x}."),
 }  # fmt: skip
 EFFORTS = ("low", "default", "default", "default", "max")
+EARLY = 0.4  # of the text: what a story is about comes before
 THINKING_SHARE = 0.25
 SYSTEM_SHARE = 0.15
 
@@ -60,11 +61,7 @@ def asked_story(writer: Writer) -> Task:
         "a {kind} and a {thing}", "a {kind} {inplace}", "{N} the {kind}", "a {friend} and a {kind} named {N}",
         "a {trait} {kind} and a {adj} {thing}", "a {thing}", "a {adj} {thing}", "a {trait} {kind} [who makes a friend|and a friend]",
     )  # fmt: skip
-    told = [
-        p
-        for p in patterns
-        if all(slots[n] in made.text for n in ("thing", "adj", "trait", "F") if f"{{{n}}}" in p)
-    ]
+    told = [pattern for pattern in patterns if is_told(made, pattern)]
     request = writer.pick(told)
     about = writer.write(request, slots)
     about = (
@@ -80,7 +77,7 @@ def asked_story(writer: Writer) -> Task:
         question = writer.write(
             "[tell me a story|write a short story|tell me a bedtime story|i want to hear a story][.|!|]"
         )
-    if writer.chance(0.1) and slots["thing"] in made.text and slots["place"] in made.text:
+    if writer.chance(0.1) and is_told(made, "{thing} {place} {friend}"):
         question = writer.write(
             "[write|tell me] a [short |]story with the words {thing}, {place} and {friend}.", slots
         )
@@ -93,16 +90,33 @@ def asked_story(writer: Writer) -> Task:
     return question, reasoning, text, None
 
 
+def is_told(made: Story, request: str) -> bool:
+    """Whether what a request names is in the story: things from early on, and as they are called."""
+    slots = made.slots
+    early = made.text[: int(len(made.text) * EARLY)]
+    if "{adj} {thing}" in request and not mentions(early, f"{slots['adj']} {slots['thing']}"):
+        return False
+    if "{thing}" in request and not mentions(early, slots["thing"]):
+        return False
+    named = [name for name in ("adj", "trait", "F", "friend", "place") if f"{{{name}}}" in request]
+    return all(mentions(made.text, slots[name]) for name in named)
+
+
 def single(writer: Writer) -> Task:
     """One question of any kind."""
+    question, reasoning, answer, response_format = _any_kind(writer)
+    return question, agree(reasoning), answer, response_format
+
+
+def _any_kind(writer: Writer) -> Task:
     kind = writer.random.random()
-    if kind < 0.30:
+    if kind < 0.34:
         return asked_story(writer)
-    if kind < 0.55:
+    if kind < 0.57:
         return (*fact(writer), None)
     if kind < 0.74:
         return (*arithmetic(writer), None)
-    if kind < 0.80:
+    if kind < 0.79:
         return (*(poem if writer.chance(0.4) else short_story)(writer), None)
     return task(writer)
 

@@ -3,8 +3,8 @@
     python -m training.corpus text training/data/text sample.txt          # for the tokenizer
     python -m training.corpus tokens training/data/text training/data --num-tokens 20000000
 
-``tokens`` writes ``part-N.npy.xz``, ``long.npy.xz``, and their held-out ``valid`` forms (uint16).  About 70 % is written by the generators of
-this folder, 30 % comes from the fetched texts.  Everything follows from ``--seed``.
+``tokens`` writes ``part-N.npy.xz``, ``long.npy.xz``, and their held-out ``valid`` forms (uint16).  About 75 % is written by the generators of
+this folder, 25 % comes from the fetched texts.  Everything follows from ``--seed``.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ def defined(writer: Writer, word: str, kind: str, meaning: str, *examples: str) 
 
 
 def document(writer: Writer, natural: NaturalText) -> str | Dialogue:
-    """One random document.  Shares are of documents; in tokens it comes to about 70:30."""
+    """One random document.  Shares are of documents; in tokens it comes to about 75:25."""
     kind = writer.random.random()
-    if kind < 0.24:
+    if kind < 0.20:
         return natural.draw(writer)
-    if kind < 0.34:
+    if kind < 0.28:
         made = story(writer, num_scenes=writer.pick((0, 0, 1, 2)))
         return f"{made.title}\n\n{made.text}" if writer.chance(0.3) else made.text
-    if kind < 0.40:
+    if kind < 0.34:
         return tool_dialogue(writer)
-    if kind < 0.46:
+    if kind < 0.39:
         return long_dialogue(writer, int(60 * 2 ** (4.5 * writer.random.random())))
     return conversation(writer)
 

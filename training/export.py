@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from training.parameters import _EXPERT, Weights
+from training.straight_through import dequantize_table
 
 from deepinfer.engine.checkpoint_writer import write_checkpoint
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
+from deepinfer.engine.weights import Checkpoint, open_checkpoint
+from deepinfer.kernels.quant.weights import dequantize_weight
 
 MAX_SHARD_BYTES = 11_700_000
 
@@ -52,3 +56,28 @@ def export(masters: Weights, config: ModelConfig, folder: Path, tokenizer: Path)
     write_checkpoint(folder, config, tensors, max_shard_bytes=MAX_SHARD_BYTES)
     if tokenizer.resolve() != (folder / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def load_checkpoint(folder: Path, masters: Weights) -> None:
+    """Copy the weights of an exported checkpoint into ``masters``, as the numbers they stand for.
+
+    These are fixed points of the rounding, so training begins with exactly the exported model.
+    """
+    checkpoint = open_checkpoint(folder)
+    stacks: dict[str, list[Tensor]] = defaultdict(list)
+    for name, spec in expected_tensors(checkpoint.config).items():
+        if not spec.is_scale and not name.endswith("bias_vl"):
+            stacks[_EXPERT.sub(".experts.", name)].append(_values(checkpoint, name, spec))
+    for name, values in stacks.items():
+        with torch.no_grad():
+            masters[name].copy_(torch.stack(values) if len(values) > 1 else values[0])
+
+
+def _values(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> Tensor:
+    stored = checkpoint.tensor(name)
+    if spec.dtype.itemsize > 1:
+        return stored.float()
+    scale = checkpoint.tensor(name.removesuffix("weight") + "scale")
+    if ".engram.embed." in name:
+        return dequantize_table(stored, scale).float()
+    return dequantize_weight(stored, scale).float()

@@ -15,7 +15,9 @@ T = TypeVar("T")
 Node = str | tuple["Sequence_", ...]
 Sequence_ = tuple[Node, ...]
 
-_VOWEL_SOUND = re.compile(r"\b([Aa]) (?=[aeiouAEIOU](?!ne\b|ni|se))")
+_ARTICLE = re.compile(r"\b([Aa]) (?=(\w+))")
+_SILENT_H = ("hour", "honest", "honor", "heir")
+_SPOKEN_CONSONANT = re.compile(r"one|once|uni(?!n|m)|us[eu]|eu|uk", re.IGNORECASE)
 _SENTENCE_START = re.compile(
     r'(^|[.!?] |[.]" |\n|^"|\n"|[.!?]"? "|(?:said|asked|shouted|cried|called|branch|roof|rock), ")([a-z])'
 )
@@ -79,7 +81,25 @@ class Writer:
 
 def tidy(text: str) -> str:
     """Articles, capitals and single spaces."""
-    text = _VOWEL_SOUND.sub(r"\1n ", text)
+    text = agree(text)
     text = _LONE_I.sub("I", text)
     text = _SENTENCE_START.sub(lambda match: match[1] + match[2].upper(), text)
     return re.sub(r" {2,}", " ", text).strip()
+
+
+def agree(text: str) -> str:
+    """ "an" instead of "a" before a vowel sound."""
+    return _ARTICLE.sub(
+        lambda match: f"{match[1]}n " if _begins_with_vowel_sound(match[2]) else match[0], text
+    )
+
+
+def _begins_with_vowel_sound(word: str) -> bool:
+    if word.lower().startswith(_SILENT_H):
+        return True
+    return word[0] in "aeiouAEIOU" and not _SPOKEN_CONSONANT.match(word)
+
+
+def mentions(text: str, word: str) -> bool:
+    """Whether the whole word, or words, are in the text."""
+    return re.search(rf"\b{re.escape(word)}\b", text) is not None

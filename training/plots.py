@@ -29,7 +29,7 @@ PLOTS = (
             "{they} had a {adj} {thing} that {they} loved more than anything. [it was a gift from {their} "
             "{elder}.|{they} took it everywhere.|{they} had found it {inother}.]",
             "[one day|but one morning|then, one evening], the {thing} was gone! {N} looked [under the bed|"
-            "behind the door|in every corner], [on the shelf|in the {thing2}|under the table], and [even in "
+            "behind the door|in every corner], [on the shelf|in the old chest|under the table], and [even in "
             "the kitchen|outside|all over the garden]. [it was nowhere.|it was not there.|there was no "
             "{thing} anywhere.] {N} [began to cry|was very sad|felt a lump in {their} throat].",
             '[just then|after some time|before long], a {friend} named {F} came by. "[why are you so sad|'
@@ -38,9 +38,9 @@ PLOTS = (
             'better than one.]"',
             "[together they|the two of them] [went|walked|hurried] to the {other}. [they looked high and low.|"
             "they asked everyone they met.|they followed a trail of small footprints.] [at last|suddenly|"
-            'finally], {F} [cried|called|shouted], "[look|there|come here]! [is this your {thing}|i see '
-            'something {adj}]!"',
-            "[it was|yes, it was] the {adj} {thing}! [it had rolled|the wind had carried it|a bird had dropped "
+            'finally], {F} [cried|called|shouted], "[look|there|come here]! [is this your {thing}?|i see '
+            'something {adj}!]"',
+            "[it was|yes, it was] the {adj} {thing}! [the wind had left it|somebody had found it|a bird had dropped "
             'it] {inother}. "[thank you, {F}|oh, thank you|you are a true friend]!" said {N}[, and gave '
             "{fthem} a big hug|, jumping with joy|].",
         ),
@@ -58,16 +58,16 @@ PLOTS = (
             'cannot get out|it hurts]!"',
             "{N} [thought hard|did not wait|took a deep breath]. {they} [pulled with all {their} strength|used a "
             "long stick|found a rope|worked slowly and carefully]. [at first nothing happened|it was not "
-            "easy|it took a long time], but {N} did not [give up|stop]. [pop|at last|then, all at once]! {F} "
+            "easy|it took a long time], but {N} did not [give up|stop]. [pop|at last|suddenly]! {F} "
             "was free.",
             '"[you saved me|you are so kind|how kind you are]!" said {F}. "[here, take this|i want to '
-            'give you something|please take this] {adj} {thing}." [{N} did not want anything, but {F} '
+            'give you this|please take this] {adj} {thing}." [{N} did not want anything, but {F} '
             "smiled and would not take it back.|{N} had never seen such a {adj} {thing}.|{N} held it up to the "
             "light and laughed.]",
         ),
     ),
     Plot(
-        request="a {kind} who is afraid of [the dark|storms|deep water|high places]",
+        request="[a {kind} who is afraid|a {kind} who becomes brave|a {kind} who is afraid of the {other}]",
         title="[{N} Is Not Afraid|The Brave {kind}|How {N} Became Brave]",
         summary="{N} the {kind} is afraid, but becomes brave to save {F} the {friend}.",
         beats=(
@@ -110,14 +110,14 @@ PLOTS = (
         ),
     ),
     Plot(
-        request="a {kind} who makes a [gift|present] [for a friend|for {their} {elder}]",
+        request="a {kind} who makes a [gift|present] for a friend",
         title="[A Gift for {F}|The Best Present|The {adj} {craft}]",
         summary="{N} makes a {craft} as a present for {F}, and {F} loves it.",
         beats=(
             "[tomorrow was {F}'s birthday.|the birthday of {F} the {friend} was coming.] {N} wanted to give {fthem} "
             "something special, but {they} had no money.",
             '"[i will make a present myself|i can make something]," {they} said. {they} took some [wood|paper|'
-            "wool|clay] and a {thing2} and began to make a {craft}. [the first one broke.|the first one was "
+            "wool|clay] and [some string|a brush|some glue] and began to make a {craft}. [the first one broke.|the first one was "
             "too small.|the first one looked funny.] [the second one was not right either.|the second one "
             'fell on the floor.] "[i must try again|i will not give up]," said {N}.',
             "{they} worked [all day|until it was dark|the whole afternoon]. {they} [painted it|cleaned it|tied "
@@ -158,7 +158,7 @@ PLOTS = (
         summary="{N} plants a seed, waits patiently, and it grows into something wonderful.",
         beats=(
             "[one spring day|one day], {they} found a [tiny|small] seed [in {their} pocket|on the road|inside "
-            "a {thing}].",
+            "a [box|jar|basket]].",
             "{N} dug a hole, put the seed in, and covered it with soil. {they} gave it water. [then {they} sat "
             'down and waited.|"now grow!" {they} said.] [the next day nothing had happened.|for {number} days '
             'there was nothing to see.] "[maybe it is asleep|it will never grow]," said {F} the {friend}. But '
@@ -169,7 +169,7 @@ PLOTS = (
             "from all around].",
             '{F} came to look. "[i was wrong|it is wonderful]," {fthey} said. "[how did you do it|what is the '
             'secret]?" "[you only need water, sun and time|you have to be patient]," said {N}. [they gave '
-            "seeds to all their friends.|in autumn they kept the new seeds in a {thing2}.]",
+            "seeds to all their friends.|in autumn they kept the new seeds in a [jar|box|bag].]",
         ),
     ),
     Plot(
@@ -214,7 +214,7 @@ PLOTS = (
         ),
     ),
     Plot(
-        request="a {kind} who [cannot sleep|goes on a trip|visits the {other}]",
+        request="a {kind} who [goes on a trip|visits the {other}]",
         title="[A Day {inother}|{N} Goes on a Trip|The Visit]",
         summary="{N} spends a day {inother} with {their} {elder} and brings home a {thing}.",
         beats=(
@@ -222,7 +222,7 @@ PLOTS = (
             "put a {thing2} and some {food} into a bag.]",
             "[they took the bus|they walked for an hour|they rode on a wagon] to the {other}. {N} had never seen "
             "[anything so big|such a beautiful place]. [there were birds everywhere.|the air smelled of "
-            'flowers.|a friendly {friend} was sitting in the sun.] "[look at that|can we go closer]!" said {N}. '
+            'flowers.|a friendly {friend} was sitting in the sun.] "[look at that!|can we go closer?]" said {N}. '
             '"[of course|yes, but be careful]," said {their} {elder}.',
             "at noon they ate their {food}. Then they [played hide and seek|looked for stones|drew pictures]. {N} "
             'found a {adj} {thing} [in the sand|between two rocks|under a leaf]. "[may i keep it|is this '
@@ -240,11 +240,11 @@ PLOTS = (
         beats=(
             "[one day|on a quiet afternoon], {they} was playing in the house. crash! {their} {elder}'s {adj} "
             "{fragile} fell down and broke.",
-            "{N} was [frightened|afraid]. {they} hid the pieces [under the rug|behind the {thing2}|in a box]. When "
+            "{N} was [frightened|afraid]. {they} hid the pieces [under the rug|behind the door|in a box]. When "
             '{their} {elder} came in and asked, "[where is my {fragile}|have you seen my {fragile}]?" {N} said, "[the '
             "{friend} took it|i don't know].\" [but {their} face turned red.|but {their} voice was very small.]",
             'all [evening|day] {N} felt [bad|heavy inside]. {they} could not [eat {their} {food}|play|sleep]. "[it '
-            'is not right to lie|what should i do]," {they} thought. [at last {they} made up {their} mind.|then '
+            'is not right to lie,|what should i do?]" {they} thought. [at last {they} made up {their} mind.|then '
             "{they} knew what to do.]",
             '{N} went to {their} {elder} and said, "[i broke your {fragile}. i am sorry.|it was me. i am so '
             'sorry.]" {their} {elder} [was quiet for a moment|looked at {them} kindly]. "[thank you for telling '
@@ -280,7 +280,7 @@ PLOTS = (
             'the {weather}!" {they} always said.|nobody knew why.]',
             '"[why do you like the {weather} so much|what is so nice about the {weather}]?" asked {F}, a {friend}. "i '
             'do not like it at all. [it makes me shiver.|i would rather stay in bed.|it spoils my games.]" {N} [only '
-            'smiled|thought for a moment]. "[come with me|take my hand]," {they} said, "and i will show you."',
+            'smiled|thought for a moment]. "[come with me|take my hand]," {they} said. "i will show you."',
             'they went out together. [first they stood still and listened.|first they closed their eyes.] "[what do you '
             'hear|what can you hear]?" asked {N}. "[i hear a song|it sounds like music|it is like a whisper]," said {F}. '
             "[then they danced and jumped.|then they ran up the hill and down again.|then they built a little house of "
@@ -298,7 +298,7 @@ PLOTS = (
             '[but {they} had never cooked before.|"it will be the best dinner ever," {they} said.]',
             "{they} put [flour and milk|eggs and sugar|butter and honey] into a big pot and stirred. [soon the pot was too "
             'full.|the spoon broke.|there was smoke everywhere.] "[oh no|oh dear]!" said {N}. "[it is all wrong|this '
-            'smells terrible|what have i done]."',
+            'smells terrible|what a mess]!"',
             '{F}, a {friend}, looked in at the window. "[may i help|do you need help|can i come in]?" {fthey} asked. "[my '
             '{elder} taught me how to cook|i know a good recipe]." [they washed the pot and began again.|together they '
             "cleaned the kitchen and started once more.] {F} measured, and {N} stirred. [one cup, two cups, three cups.|slowly, "

@@ -82,7 +82,7 @@ MIDDLES = (
     "{they} wanted a {adj} {thing} more than anything.",
 )
 LASTS = (
-    "{they} gave it to {their} {elder}, who was very happy.", "{they} and {F} the {friend} became good friends.",
+    "{their} {elder} was very happy to hear of it.", "{they} and {F} the {friend} became good friends.",
     "in the end {they} went home and slept well.", "since then {they} has never been [sad|alone] again.",
     "{F} the {friend} helped {them}, and they laughed all day.",
 )  # fmt: skip

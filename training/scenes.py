@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 OPENINGS = (
-    "[once upon a time|long ago|once|a long time ago|there once was a time when], "
-    "a {trait} {kind} named {N} lived {inplace}.",
+    "[once upon a time|long ago|once|a long time ago], a {trait} {kind} named {N} lived {inplace}.",
     "{N} was a {trait} [little|young|] {kind} who lived {inplace}.",
     "{inplace} lived a {trait} {kind}[. {their} name was {N}.| called {N}.| whose name was {N}.]",
     "[one|on a] [sunny|bright|cold|windy|foggy|warm|quiet] [morning|day|afternoon], a {kind} named {N} "

@@ -73,6 +73,10 @@ def _through(encode: Callable[[Tensor], tuple[Tensor, Tensor]], weight: Tensor) 
 
 
 def _table_values(table: Tensor) -> Tensor:
-    values, scales = encode_fp8_rows(table.flatten(0, -2))
+    return dequantize_table(*encode_fp8_rows(table.flatten(0, -2))).view(table.shape)
+
+
+def dequantize_table(values: Tensor, scales: Tensor) -> Tensor:
+    """Rows [N, K] e4m3 with scales [N, K/32] e8m0 as numbers, bf16."""
     blocks = values.float().unflatten(-1, (-1, 32)) * scales.float()[..., None]
-    return blocks.flatten(-2).to(torch.bfloat16).view(table.shape)
+    return blocks.flatten(-2).to(torch.bfloat16)

@@ -148,5 +148,5 @@ def extremes(writer: Writer) -> Turn:
 def arithmetic(writer: Writer) -> Turn:
     """One question with its working and its answer."""
     kinds = (plain_sum, word_problem, comparing, counting, sorting, extremes)
-    make = writer.random.choices(kinds, (0.45, 0.2, 0.08, 0.12, 0.08, 0.07))[0]
+    make = writer.random.choices(kinds, (0.38, 0.18, 0.08, 0.17, 0.12, 0.07))[0]
     return make(writer)

@@ -10,7 +10,7 @@ from typing import Any
 
 from training import words
 from training.answers import join, plural_of
-from training.grammar import Writer
+from training.grammar import Writer, mentions
 from training.stories import story
 
 Task = tuple[str, str, str, dict[str, Any] | None]
@@ -146,11 +146,7 @@ def story_question(writer: Writer) -> Task:
         ("who is {F}?", "{F} is a {friend}."),
         ("who is {N}?", "{N} is a {trait} {kind}."),
     ))  # fmt: skip
-    if (
-        slots["F"] not in made.text
-        or f"{slots['friend']}" not in made.text
-        or slots["N"] == slots["F"]
-    ):
+    if not (mentions(made.text, slots["F"]) and mentions(made.text, slots["friend"])):
         question, answer = "who is the story about?", "the story is about {N}."
     asked = writer.write(question, slots)
     text = f"{made.text}\n\n{asked}" if writer.chance(0.7) else f"{asked}\n\n{made.text}"
@@ -203,7 +199,7 @@ def sentence(writer: Writer) -> Task:
 
 
 TASKS = (
-    (0.2, extract_json), (0.16, describe_json), (0.14, summarize), (0.1, give_title), (0.2, story_question), (0.2, sentence),
+    (0.18, extract_json), (0.14, describe_json), (0.24, summarize), (0.1, give_title), (0.18, story_question), (0.16, sentence),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
     python -m training.train backbone --data D --run R --out O --leg-s 480 --total-s 960
     python -m training.train draft    --data D --run R --out O --leg-s 300 --total-s 300
+    python -m training.train backbone --data D --run R --out O --leg-s 300 --total-s 300 --start recipes/tiny --peak 0.3
 
 The learning rate follows the time spent, so that any machine ends its schedule in ``--total-s`` seconds.  ``--run``
 keeps the complete state; ``--out`` gets what should outlive the machine: log, compact masters, checkpoint.
@@ -23,7 +24,7 @@ from training.batches import Batch, endless_batches
 from training.corpus_files import TOKEN_MAP, load_documents
 from training.draft import Drafter, choose_anchors, draft_loss
 from training.evaluate import evaluate, fixed_batches
-from training.export import export
+from training.export import export, load_checkpoint
 from training.losses import backbone_loss, balance_routers
 from training.model import Backbone
 from training.optimizer import Optimizer
@@ -67,9 +68,8 @@ class Run:
         """Of all learning rates now.  The warm-up counts the updates of this optimizer."""
         planned = self.options.total_steps or 10 * WARMUP_STEPS
         warmup = min(WARMUP_STEPS, planned // 10)
-        return learning_rate_scale(self.progress) * min(
-            1.0, (self.step - self.cold_start + 1) / warmup
-        )
+        begun = min(1.0, (self.step - self.cold_start + 1) / warmup)
+        return float(self.options.peak) * learning_rate_scale(self.progress) * begun
 
     @property
     def biases(self) -> Weights:
@@ -102,7 +102,8 @@ def backbone_masters(run: Run) -> Weights:
 
 
 def resume(run: Run, optimizer: Optimizer) -> None:
-    """Goes on from the complete state, else from the compact one, else from the start."""
+    """Goes on from the complete state, else from the compact one, else from an exported checkpoint, else from new
+    weights."""
     if (run.options.run / COMPLETE).exists():
         saved = load_complete(run.options.run, run.masters)
         if saved["stage"] == run.options.stage:
@@ -113,6 +114,9 @@ def resume(run: Run, optimizer: Optimizer) -> None:
         if run.options.stage == ("draft" if progress["draft"] else "backbone"):
             run.step, run.elapsed = int(progress["step"]), progress["elapsed"]
             run.cold_start = run.step
+    elif run.options.start is not None:
+        load_checkpoint(run.options.start, run.masters)
+        held_out(run)
 
 
 def batches(run: Run) -> Iterator[Batch]:
@@ -270,6 +274,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--compact", type=Path, help="folder of masters-*.safetensors to go on from"
     )
+    parser.add_argument("--start", type=Path, help="exported checkpoint to fine-tune")
+    parser.add_argument("--peak", type=float, default=1.0, help="of all learning rates")
     parser.add_argument("--leg-s", type=float, default=480.0)
     parser.add_argument("--total-s", type=float, default=960.0)
     parser.add_argument("--total-steps", type=int, default=0, help="schedule by steps, not by time")

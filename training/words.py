@@ -64,7 +64,7 @@ ADJECTIVES = (
 
 TRAITS = (
     "brave kind curious clever shy quiet cheerful patient stubborn gentle lazy proud careful "
-    "honest playful lonely hungry sleepy forgetful friendly wise little old young happy small busy"
+    "honest playful lonely hungry sleepy forgetful friendly wise happy busy"
 ).split()
 
 FEELINGS = "happy sad proud worried excited tired scared calm glad surprised angry thankful".split()

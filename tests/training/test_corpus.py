@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from deepinfer.recipes.embedded import embedded_model_path
-from training.conversations import conversation, long_dialogue, tool_dialogue
+from training import words
+from training.conversations import asked_story, conversation, long_dialogue, single, tool_dialogue
 from training.dialogue import (
     Answer,
     Call,
@@ -17,7 +19,7 @@ from training.dialogue import (
     answer_text,
     assistant_message,
 )
-from training.grammar import Writer
+from training.grammar import Writer, mentions
 from training.stories import story
 
 TOKENIZER = str(embedded_model_path() / "tokenizer.json")
@@ -92,3 +94,57 @@ def test_stories_are_about_what_was_asked() -> None:
         assert made.slots["N"] in made.text
         assert made.slots["kind"] in made.text
         assert "{" not in made.text and "[" not in made.text
+
+
+NOUNS = [
+    *words.ANIMALS, *words.PEOPLE, *words.THINGS, *words.LIVELY_THINGS, *words.TRAITS, *words.JOBS,
+    *words.ADJECTIVES, "hour", "honest man", "unicorn", "European", "one-eyed cat", "useful map",
+    "animal", "onion", "unimportant day",
+]  # fmt: skip
+WITH_AN = {"hour", "honest man", "honest", "unimportant day"}
+WITH_A = {"unicorn", "European", "one-eyed cat", "useful map"}
+
+
+def test_articles_go_by_the_sound() -> None:
+    for noun in NOUNS:
+        is_an = noun in WITH_AN or (noun[0] in "aeiou" and noun not in WITH_A)
+        assert (
+            Writer(0).write(f"there was a {noun}.") == f"There was {'an' if is_an else 'a'} {noun}."
+        )
+
+
+def test_no_article_is_wrong_anywhere_in_a_dialogue() -> None:
+    """Questions, reasoning and answers; the vowels that sound like consonants are listed."""
+    wrong = re.compile(
+        r"\b[Aa] (?=[aeio](?!ne\b|ne-))|\b[Aa]n (?=[bcdfgjklmnpqrstvwxyz])|\b[Aa] hones"
+    )
+    for seed in range(1500):
+        made = single(Writer(seed))
+        text = "\n".join(made[:3])
+        assert not wrong.search(text), text
+
+
+def test_a_story_tells_early_of_the_thing_that_was_asked_for() -> None:
+    found = 0
+    for seed in range(400):
+        question, _, text, _ = asked_story(Writer(seed))
+        named = re.fullmatch(r".* about an? (\w+ )?(\w+)[.!]?", question)
+        if named and named[2] in words.THINGS and named[2] not in words.LIVELY_THINGS:
+            assert mentions(text[: len(text) // 2], named[2]), (question, text)
+            if named[1]:
+                assert mentions(text, named[1] + named[2]), (question, text)
+            found += 1
+    assert found > 10
+
+
+def test_whole_words_are_mentioned_not_their_letters() -> None:
+    assert mentions("She found a hat.", "hat")
+    assert not mentions("She said that.", "hat")
+
+
+def test_nobody_shares_a_name_and_nothing_is_said_twice_in_a_row() -> None:
+    for seed in range(400):
+        made = story(Writer(seed))
+        assert made.slots["N"] != made.slots["F"]
+        assert not re.search(r"\b(\w+) \1\b", made.text.replace("Slowly, slowly", "")), made.text
+        assert "something " + made.slots["adj"] + " " + made.slots["thing"] not in made.text

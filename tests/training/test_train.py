@@ -16,7 +16,9 @@ from deepinfer.recipes.tokenizer import Tokenizer
 from training.batches import answer_weights, make_batch, pack_rows, padded_length
 from training.corpus_files import TOKEN_MAP, save_tokens
 from training.evaluate import replay_form
+from training.export import checkpoint_tensors, load_checkpoint
 from training.optimizer import orthogonalize
+from training.parameters import effective_weights, new_masters
 from training.train import learning_rate_scale, main
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"
@@ -94,6 +96,37 @@ def test_compact_masters_resume_on_another_machine(
     log = run_leg(tmp_path, "backbone", 1, "--compact", str(folder / "out"))
     assert log[0]["step"] == 9
     assert log[0]["loss"] < 5.9  # a fresh model of 384 tokens starts at about 6.2
+
+
+def test_fine_tuning_begins_with_the_exported_model(
+    trained: tuple[Path, dict[str, list[dict[str, float]]]], tmp_path: Path
+) -> None:
+    """The held-out loss before the first update is that of the run that was exported, the drafts
+    are as they were, and both go on learning."""
+    folder, logs = trained
+    (tmp_path / "data").symlink_to(folder / "data")
+    start = ("--start", str(folder / "out" / "checkpoint"), "--peak", "0.3")
+    log = run_leg(tmp_path, "backbone", 3, *start)
+    exported = [entry for entry in logs["second"] if "valid" in entry]
+    assert [entry for entry in log if entry["step"] == 0] == [e | {"step": 0} for e in exported]
+    assert [e["valid"] for e in log if "valid" in e][-1] < exported[-1]["valid"]
+    drafts = run_leg(tmp_path, "draft", 1, "--peak", "0.3")
+    assert drafts[0]["draft"] < logs["draft"][0]["draft"]
+
+
+def test_an_exported_checkpoint_is_a_fixed_point_of_the_rounding(
+    trained: tuple[Path, dict[str, list[dict[str, float]]]],
+) -> None:
+    folder, _ = trained
+    config = ModelConfig.from_file(GOLDEN)
+    masters = new_masters(config, 7, torch.device("cpu"))
+    load_checkpoint(folder / "out" / "checkpoint", masters)
+    stored = open_checkpoint(folder / "out" / "checkpoint").load()
+    again = checkpoint_tensors(masters, config)
+    assert again.keys() == stored.keys()
+    weights = effective_weights(masters, config)
+    for name, master in masters.items():
+        assert bool((weights[name].float() == master).all()), name
 
 
 def test_packing_keeps_every_document_and_aligns_it() -> None:
