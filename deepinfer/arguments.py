@@ -54,6 +54,7 @@ class EngineArguments:
     batch_invariant: bool | None = None
     exact: bool | None = None
     num_threads: int | None = None
+    kernels: str | Path | None = None
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -81,3 +82,6 @@ class EngineArguments:
 
     def profile_file(self) -> Path | None:
         return None if self.profile_path is None else Path(self.profile_path)
+
+    def kernels_folder(self) -> Path | None:
+        return None if self.kernels is None else Path(self.kernels)

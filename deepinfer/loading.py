@@ -27,6 +27,7 @@ from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 
+from .compiled_kernels import load_kernels
 from .machine import set_cpu_threads
 
 # Larger Engram tables would take the room of weights and caches on a GPU.
@@ -82,6 +83,7 @@ def load_model(
     device: str,
     num_threads: int | None = None,
     profile_path: Path | None = None,
+    kernels: Path | None = None,
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
     share: Share = WHOLE_MODEL,
@@ -89,9 +91,11 @@ def load_model(
 ) -> LoadedModel:
     """Open a model as ``open_model`` does, load it and make its engine.
 
-    ``profile_path`` keeps the measured step times from run to run.  ``calibration`` replaces the
-    one beside the weights; ``observer`` sees every decode step's result.  ``share`` is what this
-    rank computes of each layer, and ``wrap`` says how it runs the model with other ranks.
+    ``profile_path`` keeps the measured step times from run to run.  ``kernels`` is a folder of
+    bundles from ``deepinfer build``; without it the default one is looked into.
+    ``calibration`` replaces the one beside the weights; ``observer`` sees every decode step's
+    result.  ``share`` is what this rank computes of each layer, and ``wrap`` says how it runs the
+    model with other ranks.
     The number of CPU threads is set here, since step times depend on it; what it was before is kept
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
@@ -100,6 +104,9 @@ def load_model(
     checkpoint, tokenizer, notes = opened.checkpoint, opened.tokenizer, opened.notes
     engine_config, model_config = opened.engine_config, checkpoint.config
     threads_before = set_cpu_threads(num_threads, model_config.hidden_size)
+    model_name = "tiny" if model_path is None else str(checkpoint.folder)
+    if note := load_kernels(kernels, model_config, model_name, device):
+        notes["kernels"] = note
     model = Model(
         model_config,
         place_tensors(checkpoint, device),

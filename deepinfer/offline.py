@@ -45,6 +45,9 @@ class OfflineEngine:
     layer on every prompt token.
     ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
     of small layers, else torch's own number).
+    ``kernels`` is a folder of kernels that ``deepinfer build`` compiled for this GPU and model;
+    they are refused with the reason if they are for others.  Without it the default folder is
+    looked into, and kernels that are not there are compiled when they are first used.
     Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.
 
     Use it as a context manager, or call ``close``.
@@ -74,6 +77,7 @@ class OfflineEngine:
         batch_invariant: bool | None = None,
         exact: bool | None = None,
         num_threads: int | None = None,
+        kernels: str | Path | None = None,
         device: str = "auto",
     ) -> None:
         arguments = EngineArguments(
@@ -97,6 +101,7 @@ class OfflineEngine:
             batch_invariant=batch_invariant,
             exact=exact,
             num_threads=num_threads,
+            kernels=kernels,
             device=device,
         )
         self._session: Session | None = open_session(
@@ -106,6 +111,7 @@ class OfflineEngine:
             device=resolve_device(device),
             num_threads=num_threads,
             profile_path=arguments.profile_file(),
+            kernels=arguments.kernels_folder(),
             seed=seed,
         )
         self._process = os.getpid()  # threads and locks of a model do not survive a fork

@@ -30,6 +30,7 @@ class RankOrder:
     device: str
     num_threads: int | None
     profile_path: Path | None
+    kernels: Path | None
     seed: int
 
 

@@ -54,6 +54,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         device=device,
         num_threads=order.num_threads,
         profile_path=order.profile_path,
+        kernels=order.kernels,
         share=share,
         wrap=in_step,
     )

@@ -88,6 +88,7 @@ def open_session(
     device: str,
     num_threads: int | None,
     profile_path: Path | None,
+    kernels: Path | None,
     seed: int,
 ) -> Session:
     """Load a model; ``None`` is the embedded one.  ``settings`` are fields of ``EngineConfig``."""
@@ -109,6 +110,7 @@ def open_session(
                 device=device,
                 num_threads=num_threads,
                 profile_path=profile_path,
+                kernels=kernels,
                 seed=seed,
             )
         )
@@ -121,7 +123,12 @@ def open_session(
             threads_before=None,
         )
     loaded = load_model(
-        model_path, settings, device=device, num_threads=num_threads, profile_path=profile_path
+        model_path,
+        settings,
+        device=device,
+        num_threads=num_threads,
+        profile_path=profile_path,
+        kernels=kernels,
     )
     rows = RowStream(
         loaded.engine,

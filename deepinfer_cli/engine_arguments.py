@@ -27,6 +27,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         batch_invariant=settings.batch_invariant,
         exact=settings.exact,
         num_threads=settings.num_threads,
+        kernels=settings.kernels,
         device=settings.device,
     )
 

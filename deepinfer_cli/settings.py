@@ -209,6 +209,10 @@ class Settings:
     num_threads: int | None = _setting(
         None, optional(COUNT), "Engine", "CPU threads; by default one for a small model."
     )
+    kernels: str | None = _setting(
+        None, optional(dataclasses.replace(TEXT, expects="a folder", metavar="DIR")), "Engine",
+        "Compiled kernels from deepinfer build; without it, those in the user's cache.",
+    )  # fmt: skip
     tensor_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share attention.")
     pipeline_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share layers.")
     expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")

@@ -1,0 +1,64 @@
+"""Which compiled kernels a run takes: a bundle from ``deepinfer build``, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import ConfigError
+from deepinfer.kernels.bundle import (
+    Bundle,
+    build_command,
+    default_store,
+    find_bundle,
+    nvidia_identity,
+    read_bundle,
+)
+from deepinfer.kernels.targets import NVIDIA_TARGETS, nvidia_target
+
+
+def load_kernels(
+    store: Path | None, config: ModelConfig, model_name: str, device: str
+) -> str | None:
+    """Let ``device`` take the kernels of ``config`` from a bundle in ``store``.
+
+    Without a store the default one is looked into, and a run goes on without a bundle: its kernels
+    are compiled as they are first launched.  Returns a note on that, or None.
+    Raises: ConfigError if a store was given and has no bundle for this run.
+    """
+    kind = torch.device(device).type
+    if kind == "cpu":
+        if store is not None:
+            raise ConfigError(f"kernels={store}: compiled kernels are for GPUs, this run is on cpu")
+        return None
+    target = nvidia_target(torch.cuda.get_device_capability(device))
+    if target is None:
+        return _without(store, f"no bundle is made for {torch.cuda.get_device_name(device)}: "
+                        f"there are {', '.join(NVIDIA_TARGETS)}")  # fmt: skip
+    wanted = nvidia_identity(config.to_dict(), model_name, target)
+    if store is not None:
+        _use(find_bundle(store, wanted))
+        return None
+    folder = default_store() / wanted.name
+    advice = f"`{build_command(wanted, default_store())}` compiles them ahead of time"
+    if not folder.is_dir():
+        return f"compiled as they are first launched; {advice}"
+    try:
+        _use(read_bundle(folder))
+    except ConfigError as error:
+        return f"compiled as they are first launched: {error}"
+    return None
+
+
+def _without(store: Path | None, reason: str) -> str:
+    if store is not None:
+        raise ConfigError(f"kernels={store}: {reason}")
+    return f"compiled as they are first launched: {reason}"
+
+
+def _use(bundle: Bundle) -> None:
+    from deepinfer.kernels.bundle_loader import use_bundle
+
+    use_bundle(bundle)
