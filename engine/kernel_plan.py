@@ -92,30 +92,46 @@ class _PassOn:
 def _pass(
     model: Model, num_requests: int, length: int, context: int, *, has_image: bool = False
 ) -> None:
-    config = model.config
     num_blocks = -(-(context + length) // _BLOCK_SIZE)
     cache = KVCache.allocate(
-        config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_slots=num_requests
+        model.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_slots=num_requests
     )
+    run_pass(model, cache, num_requests, length, context, has_image=has_image)
+
+
+def run_pass(
+    model: Model,
+    cache: KVCache,
+    num_requests: int,
+    length: int,
+    context: int,
+    *,
+    has_image: bool = False,
+    device: torch.device | str = "cpu",
+) -> None:
+    """``length`` tokens at the same place of requests that share all blocks, a draw, and drafts:
+    all that the workers ask of a model."""
+    config = model.config
     starts = np.zeros(num_requests, dtype=np.int64)
     token_ids = np.zeros(num_requests * length, dtype=np.int64)
     if has_image:
         token_ids[0] = config.image_token_id or 0
+    blocks = torch.arange(cache.num_blocks, device=device)
     batch = ForwardBatch.of(
         token_ids=token_ids,
         query_lens=(length,) * num_requests,
         first=starts + context,
-        block_table=torch.arange(num_blocks).repeat(num_requests, 1),
+        block_table=blocks.repeat(num_requests, 1),
         state_slots=np.arange(num_requests),
         encoder_start=starts,
         decoder_start=starts,
         write_start=starts,
         logit_rows=np.arange(0, len(token_ids), max(1, length // 8)),
-        device="cpu",
+        device=device,
         image_token_id=config.image_token_id,
     )
     output = model.forward(batch, cache)
-    _draw(output.logits, torch.zeros(len(output.logits), dtype=torch.int64))
+    _draw(output.logits, torch.zeros(len(output.logits), dtype=torch.int64, device=device))
     if model.draft_model is not None:
         slots = batch.state_slots
         kept = slots[batch.request_rows[output.main_rows]]
@@ -126,8 +142,8 @@ def _pass(
 
 
 def _draw(logits: Tensor, positions: Tensor) -> Tensor:
-    ones = torch.ones(len(logits))
-    zeros = torch.zeros(len(logits), dtype=torch.int64)
+    ones = torch.ones(len(logits), device=logits.device)
+    zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     for width in (1, logits.shape[1]):  # what rejection sampling asks for
         exponential_noise(zeros, positions, width)
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
