@@ -4,7 +4,7 @@ Prefill chunks, decode steps and draft verification are all this one thing; they
 tokens a request brings.  Every cached state is addressed by absolute position (rings by
 ``position % ring_size``, blocks through the block table), so nothing has to be undone when drafts
 are rejected: the same positions are simply written again.  For the same reason a request may be in
-a batch twice with the same tokens: that is how batches are padded.
+a batch twice with the same tokens, and a token twice in it: that is how batches are padded.
 
 What decides shapes is known on the host, so that a pass never waits for its device.
 """
@@ -29,6 +29,7 @@ class ForwardBatch:
     token_ids      [T] i64
     positions      [T] i64    absolute position of each token
     request_rows   [T] i64    row (0..R-1) of each token's request in the tensors below
+    places         [T] i64    0 to T-1; in padding, the place of the token that is repeated
     query_lens     R ints     tokens per request, on the host
     context_lens   R ints     at least the position after each request's last token, on the host
     decoder_lens   R ints     how many of them, the last ones, go through the decoder layers
@@ -45,6 +46,7 @@ class ForwardBatch:
     token_ids: Tensor
     positions: Tensor
     request_rows: Tensor
+    places: Tensor
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
     decoder_lens: tuple[int, ...]
@@ -86,6 +88,7 @@ class ForwardBatch:
             "token_ids": ids,
             "positions": positions,
             "request_rows": rows,
+            "places": np.arange(len(rows)),
             "state_slots": _ints(state_slots),
             "first": begins,
             "encoder_start": _ints(encoder_start),

@@ -6,7 +6,7 @@ import time
 
 from .decode import DecodeResult
 from .prefill import PrefillResult
-from .request_state import RequestState
+from .request_state import Phase, RequestState
 from .schedule import DecodeBatch, PrefillBatch
 from .scheduler import Scheduler
 
@@ -34,11 +34,17 @@ def complete_prefill(
 def complete_decode(
     scheduler: Scheduler, batch: DecodeBatch, result: DecodeResult
 ) -> list[RequestState]:
-    """Append each request's new tokens up to the one that ends it; returns those that ended."""
+    """Append each request's new tokens up to the one that ends it; returns those that ended.
+
+    Tokens of a request that ended or lost its state after the step was launched are dropped: they
+    come after its end, or will be drawn again.
+    """
     finished = []
     for state, tokens, logprobs, num_drafts in zip(
         batch.states, result.tokens, result.logprobs, result.num_drafts, strict=True
     ):
+        if state.phase is not Phase.DECODING:
+            continue
         before = len(state.token_ids)
         if any(map(state.append, tokens)):
             finished.append(state)

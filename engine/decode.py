@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .bound_model import BoundModel
 from .calibration import Calibration
 from .constraint import follow_constraints
+from .decode_step import DecodeStep, StepOutput
 from .draft_planner import DraftPlanner, VerifyAll
 from .dspark import accepted_tokens
 from .rejection import rejection_tokens, sampling_probs
 from .request_state import RequestState
-from .sampler import Sampler, apply_rules, new_logprobs
+from .sampler import apply_rules, new_logprobs
 from .schedule import DecodeBatch
-from .slot_table import SlotTable
+from .staging import Returned
 from .types import TokenLogprobs
 
 
@@ -51,61 +51,89 @@ class DecodeResult:
     num_proposed: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedDecode:
+    """A step on its way: what it was made of, and its results on the device.
+
+    ``logits`` are the model's own, before rules and constraints.  ``used`` are those that tokens
+    were drawn from.
+    """
+
+    batch: DecodeBatch
+    block: DraftBlock | None
+    counts: list[int]
+    output: StepOutput
+    used: Tensor
+    drawn: Tensor
+    returned: Returned
+    started: float
+
+
 class DecodeWorker:
-    """The decode role: continues from the caches that a prefill left."""
+    """The decode role: continues from the caches that a prefill left.
+
+    A step can be launched before the one before it is finished, if neither drafts and the requests
+    allow it (``can_follow``).
+    """
 
     def __init__(
         self,
-        model: BoundModel,
-        table: SlotTable,
-        sampler: Sampler,
+        step: DecodeStep,
         *,
         planner: DraftPlanner | None = None,
         calibration: Calibration | None = None,
         rejects: bool = False,
     ) -> None:
-        self.model = model
-        self.table = table
-        self.sampler = sampler
+        self.step = step
+        self.sampler = step.sampler
         self.planner = planner or VerifyAll()
         self.calibration = calibration or Calibration()
         self.rejects = rejects
 
     def run(self, batch: DecodeBatch) -> DecodeResult:
+        return self.finish(self.launch(batch))
+
+    def launch(self, batch: DecodeBatch) -> LaunchedDecode:
+        """Start a step; nothing waits for the device unless it drafts."""
         started = time.perf_counter()
         states = batch.states
-        token_ids = [state.token_ids[-1] for state in states]
-        counts = [1] * len(states)
         block = None
         if any(batch.num_drafts) and self.planner.is_worth_drafting(batch.num_drafts):
             block = self._draft(states, batch.num_drafts)
-            counts = [1 + len(ids) for ids in block.token_ids]
-            pairs = zip(token_ids, block.token_ids, strict=True)
-            token_ids = [token for anchor, ids in pairs for token in (anchor, *ids)]
         drafts = block.token_ids if block else None
-        forward_batch = self.table.batch(
-            states,
-            [state.num_computed_tokens for state in states],
-            token_ids,
-            counts,
-            np.arange(len(token_ids)),
+        counts = [1 + len(ids) for ids in drafts] if drafts else [1] * len(states)
+        output = self.step.run(states, [state.next_position for state in states], drafts)
+        used = apply_rules(output.logits, states, counts, drafts)
+        drawn = self.sampler.draw(used, output.slots, output.positions)
+        if drafts is None:
+            self.step.newest[output.slots] = drawn
+        return LaunchedDecode(
+            batch=batch,
+            block=block,
+            counts=counts,
+            output=output,
+            used=used,
+            drawn=drawn,
+            returned=Returned(drawn),
+            started=started,
         )
-        raw = self.model.forward(forward_batch, is_plain=block is None)
-        logits = apply_rules(raw, states, counts, drafts)
-        slots = forward_batch.state_slots[forward_batch.request_rows]
-        positions = forward_batch.positions + 1
-        drawn = self.sampler.draw(logits, slots, positions)
-        tokens = _split(drawn.tolist(), counts)
-        if drafts is not None:
-            tokens = [accepted_tokens(*pair) for pair in zip(drafts, tokens, strict=True)]
-        if block is not None and self.rejects:
-            drawn = self._reject(states, block, logits, slots, positions, drawn, tokens)
+
+    def finish(self, launched: LaunchedDecode) -> DecodeResult:
+        """What a launched step gave; waits for the device."""
+        states, block, counts = launched.batch.states, launched.block, launched.counts
+        drawn = launched.drawn
+        tokens = _split(launched.returned.tolist(), counts)
+        if block is not None:
+            tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
+            if self.rejects:
+                drawn = self._reject(launched, tokens)
+            self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - launched.started
         self.planner.took(seconds, len(states), sum(num_drafts) if block else None)
         return DecodeResult(
             tokens=tokens,
-            logprobs=new_logprobs(states, raw, drawn, counts, tokens),
+            logprobs=new_logprobs(states, launched.output.logits, drawn, counts, tokens),
             num_drafts=num_drafts,
             survival=block.survival if block else [[] for _ in states],
             num_proposed=block.num_proposed if block else 0,
@@ -113,7 +141,7 @@ class DecodeWorker:
 
     def _draft(self, states: Sequence[RequestState], most: Sequence[int]) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
-        output = self.model.draft(states, self.sampler.draw)
+        output = self.step.draft(states)
         is_greedy = [state.request.sampling.temperature == 0 for state in states]
         survival = self.calibration.survival(output.confidence, output.logits, is_greedy).tolist()
         token_ids = output.token_ids.tolist()
@@ -128,23 +156,17 @@ class DecodeWorker:
             num_proposed=output.token_ids.numel(),
         )
 
-    def _reject(
-        self,
-        states: Sequence[RequestState],
-        block: DraftBlock,
-        logits: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        drawn: Tensor,
-        tokens: list[list[int]],
-    ) -> Tensor:
+    def _reject(self, launched: LaunchedDecode, tokens: list[list[int]]) -> Tensor:
         """Replace ``tokens`` of the requests that draw at random by those that rejection gives;
-        returns ``drawn`` [N] i64 with them.
+        returns the drawn tokens [N] i64 with them.
 
         Greedy requests need no chance, and a constraint cuts drafts by what they are, which
         rejection does not allow for: both keep their tokens.
         """
-        drawn = drawn.clone()
+        states, block, logits = launched.batch.states, launched.block, launched.used
+        slots, positions = launched.output.slots, launched.output.positions
+        drawn = launched.drawn.clone()
+        assert block is not None
         first = 0
         for row, (state, drafts) in enumerate(zip(states, block.token_ids, strict=True)):
             rows = slice(first, first + len(drafts) + 1)
@@ -160,6 +182,16 @@ class DecodeWorker:
             tokens[row] = new
             drawn[first - len(drafts) - 1 :][: len(new)] = torch.tensor(new, device=drawn.device)
         return drawn
+
+
+def can_follow(states: Sequence[RequestState]) -> bool:
+    """Whether a step of these requests may be launched before the one before it is read: no rule
+    or constraint has to see the tokens in between, and no log-probability is read from logits that
+    the next step overwrites."""
+    return all(
+        state.rules is None and state.constraint is None and not state.request.sampling.logprobs
+        for state in states
+    )
 
 
 def _num_to_stop(token_ids: Sequence[int], stop_token_ids: Set[int]) -> int:

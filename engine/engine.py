@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -17,7 +17,8 @@ from .capacity import plan_cache
 from .complete import complete_decode, complete_prefill
 from .config import EngineConfig
 from .counters import Counters
-from .decode import DecodeResult, DecodeWorker
+from .decode import DecodeResult, DecodeWorker, LaunchedDecode, can_follow
+from .decode_step import DecodeStep
 from .draft_backlog import DraftBacklog
 from .draft_planner import make_planner
 from .intake import make_state
@@ -28,13 +29,15 @@ from .prefill import PrefillWorker
 from .request_state import RequestState
 from .runner import Cache, Runner
 from .sampler import Sampler
-from .schedule import Batch, PrefillBatch
+from .schedule import Batch, DecodeBatch, PrefillBatch
 from .scheduler import Scheduler
 from .slot_table import SlotTable
 from .snapshots import SnapshotStore
 from .state_slots import StateSlots
 from .step_profile import StepProfile
 from .types import Completion, EngineStats, Request
+
+Result = TypeVar("Result")
 
 
 class LLMEngine:
@@ -46,6 +49,8 @@ class LLMEngine:
     configuration needs one and none is given.  ``observer`` sees every decode step's result.
     ``shrinks``: a step that does not fit into memory is undone and smaller ones follow; not for
     ranks that make every pass together.
+    ``overlaps_steps``: launch a decode step before the results of the one before it are read, where
+    that cannot change an answer; by default on a GPU only.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -65,6 +70,7 @@ class LLMEngine:
         profile: StepProfile | None = None,
         observer: Callable[[DecodeResult], None] | None = None,
         shrinks: bool = True,
+        overlaps_steps: bool | None = None,
     ) -> None:
         self.config, cache = plan_cache(model, config.with_environment(), cache)
         self.model_config = model.config
@@ -81,10 +87,10 @@ class LLMEngine:
             transfer=LocalTransfer(),
             window=model.config.sliding_window,
         )
+        num_drafts = self.config.num_speculative_tokens
         window = model.config.sliding_window
-        drafts = self.config.num_speculative_tokens > 0
-        backlog = DraftBacklog(num_slots, window, device) if drafts else None
-        bound = BoundModel(model, cache, device=device, backlog=backlog)
+        backlog = DraftBacklog(num_slots, window, device) if num_drafts else None
+        bound = BoundModel(model, cache, backlog=backlog)
         table = SlotTable(
             num_slots,
             self.config.max_model_len,
@@ -92,17 +98,15 @@ class LLMEngine:
             device,
             model.config.image_token_id,
         )
-        sampler = Sampler(num_slots, device)
+        step = DecodeStep(bound, table, Sampler(num_slots, device), num_drafts=num_drafts)
         self.profile = None
         if self.config.schedule_drafts and self.config.num_speculative_tokens:
             with torch.inference_mode():
                 self.profile = profile or measure_steps(model, cache, self.config)
         self._workers: tuple[PrefillWorker, DecodeWorker] | None = (
-            PrefillWorker(bound, table, sampler),
+            PrefillWorker(step),
             DecodeWorker(
-                bound,
-                table,
-                sampler,
+                step,
                 planner=make_planner(self.profile, device, window, calibration),
                 calibration=calibration,
                 rejects=self.config.rejection_sampling,
@@ -114,6 +118,10 @@ class LLMEngine:
         self._counters = Counters()
         self._observer = observer
         self._shrinks = shrinks
+        self._overlaps = (device != "cpu" if overlaps_steps is None else overlaps_steps) and (
+            num_drafts == 0
+        )
+        self._launched: LaunchedDecode | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -140,11 +148,14 @@ class LLMEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Run one prefill or decode step; return the requests that finished in it."""
+        """Run one prefill or decode step; return the requests that are known to have finished."""
         started = time.monotonic()
+        finished, self._refused = self._refused, []
+        if self._launched is not None and not can_follow(self.scheduler.holding):
+            finished += self._finish_launched()
         batch = self.scheduler.schedule()
         scheduled = time.monotonic()
-        finished = self._run(batch)
+        finished += self._run(batch)
         now = time.monotonic()
         self._counters.add_step(batch, scheduled - started, now - scheduled)
         return [self._complete(state, now) for state in finished]
@@ -179,31 +190,54 @@ class LLMEngine:
     def close(self) -> None:
         """Let go of model, cache and requests.  Idempotent; using it afterwards is an error."""
         self._workers = None
+        self._launched = None
         for request_id in list(self._states):
             self.abort(request_id)
 
     def _run(self, batch: Batch | None) -> list[RequestState]:
-        """Run a batch and note what it computed; the requests that finished."""
+        """Run a batch and note what it computed; the requests that finished.
+
+        A decode step that may be followed at once is only launched; the results noted are then
+        those of the step before it.
+        """
         prefill, decode = self._open_workers()
-        finished, self._refused = self._refused, []
-        if batch is None:
+        if isinstance(batch, DecodeBatch) and self._overlaps and can_follow(batch.states):
+            launched = self._try(lambda: decode.launch(batch), batch)
+            if launched is not None:
+                for state in batch.states:
+                    state.num_in_flight += 1
+            finished = self._finish_launched()
+            self._launched = launched
             return finished
+        finished = self._finish_launched()
         started = time.monotonic()
-        worker: Any = prefill if isinstance(batch, PrefillBatch) else decode
-        result = self._try(worker, batch)
-        if result is None:
-            return finished
         if isinstance(batch, PrefillBatch):
-            return finished + complete_prefill(self.scheduler, batch, result, started)
+            prefilled = self._try(lambda: prefill.run(batch), batch)
+            if prefilled is not None:
+                finished += complete_prefill(self.scheduler, batch, prefilled, started)
+        elif batch is not None:
+            result = self._try(lambda: decode.run(batch), batch)
+            if result is not None:
+                finished += self._note(batch, result)
+        return finished
+
+    def _finish_launched(self) -> list[RequestState]:
+        """Read and note the step on its way, if there is one."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return []
+        return self._note(launched.batch, self._open_workers()[1].finish(launched))
+
+    def _note(self, batch: DecodeBatch, result: DecodeResult) -> list[RequestState]:
         self._counters.add_drafts(result)
         if self._observer is not None:
             self._observer(result)
-        return finished + complete_decode(self.scheduler, batch, result)
+        return complete_decode(self.scheduler, batch, result)
 
-    def _try(self, worker: Any, batch: Batch) -> Any:
-        """The worker's result; None if the memory was too small, then less runs from now on."""
+    def _try(self, run: Callable[[], Result], batch: Batch) -> Result | None:
+        """The result; None if the memory was too small, then less runs from now on."""
         try:
-            return worker.run(batch)
+            return run()
         except Exception as error:
             if not self._shrinks or not is_out_of_memory(error):
                 raise

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from .bound_model import BoundModel
-from .sampler import Sampler, apply_rules, new_logprobs
+from .decode_step import DecodeStep
+from .sampler import apply_rules, new_logprobs
 from .schedule import PrefillBatch
-from .slot_table import SlotTable
+from .staging import send
 from .types import TokenLogprobs
 
 
@@ -27,10 +26,11 @@ class PrefillResult:
 class PrefillWorker:
     """The prefill role: computes what a prompt leaves in the caches."""
 
-    def __init__(self, model: BoundModel, table: SlotTable, sampler: Sampler) -> None:
-        self.model = model
-        self.table = table
-        self.sampler = sampler
+    def __init__(self, step: DecodeStep) -> None:
+        self.model = step.model
+        self.table = step.table
+        self.sampler = step.sampler
+        self.newest = step.newest
 
     def run(self, batch: PrefillBatch) -> PrefillResult:
         chunks = batch.chunks
@@ -45,16 +45,19 @@ class PrefillWorker:
             lens,
             np.cumsum(lens)[last] - 1,
         )
-        raw = self.model.forward(forward_batch)
+        raw = self.model.forward(forward_batch).logits
+        self.model.note(forward_batch.state_slots)
         tokens: list[list[int]] = [[] for _ in chunks]
         logprobs: list[list[TokenLogprobs]] = [[] for _ in chunks]
         if last:
             ending = [states[i] for i in last]
             ones = [1] * len(last)
             logits = apply_rules(raw, ending, ones)
-            positions = torch.tensor([len(s.token_ids) for s in ending], device=logits.device)
-            slots = forward_batch.state_slots[last]
+            positions, slots = send(
+                [[len(s.token_ids) for s in ending], [s.slot for s in ending]], self.table.device
+            )
             drawn = self.sampler.draw(logits, slots, positions)
+            self.newest[slots] = drawn
             first_tokens = [[token] for token in drawn.tolist()]
             found = new_logprobs(ending, raw, drawn, ones, first_tokens)
             for i, token, values in zip(last, first_tokens, found, strict=True):
@@ -65,9 +68,11 @@ class PrefillWorker:
 
     def _begin(self, batch: PrefillBatch) -> None:
         """Take over the slots of requests that start, with restored rings if there are any."""
+        starting = [chunk.state for chunk in batch.chunks if chunk.is_first]
+        for state in starting:
+            self.table.assign(state)
+        if starting:
+            self.sampler.assign(starting)
         for chunk in batch.chunks:
-            if chunk.is_first:
-                self.table.assign(chunk.state)
-                self.sampler.assign(chunk.state)
             if chunk.restore is not None:
                 self.model.cache.restore(chunk.state.slot, chunk.restore)

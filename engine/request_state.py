@@ -24,6 +24,7 @@ class RequestState:
 
     token_ids             prompt, then output
     num_computed_tokens   positions whose state is in the caches
+    num_in_flight         tokens that a launched step is drawing, after those in ``token_ids``
     decoder_start         decoder layers run from here on; fixed by the prompt, kept when preempted
     encoder_start         encoder windows are cut here (0 unless a hit was replayed)
     write_start           global KV before it came from the cache
@@ -47,6 +48,7 @@ class RequestState:
     num_published_blocks: int = 0
     boundaries: tuple[int, ...] = ()
     num_computed_tokens: int = 0
+    num_in_flight: int = 0
     encoder_start: int = 0
     write_start: int = 0
     num_cached_tokens: int = 0
@@ -68,6 +70,11 @@ class RequestState:
     @property
     def num_tokens_to_prefill(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Where the newest token stands, which the next decode step runs."""
+        return self.num_computed_tokens + self.num_in_flight
 
     def append(self, token_id: int) -> bool:
         """Take one more output token; True when it ends the answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from deepinfer.kernels.sampling import sample, token_logprobs
 
 from .constraint import apply_constraints
 from .request_state import RequestState
+from .staging import send
 from .types import TokenLogprobs
 
 
@@ -35,14 +37,22 @@ class Sampler:
         self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
-    def assign(self, state: RequestState) -> None:
-        """Take over the parameters of a request that has just got its slot."""
-        sampling, slot = state.request.sampling, state.slot
-        values = (sampling.temperature, sampling.top_p, sampling.min_p)
-        self._floats[:, slot] = torch.tensor(values, device=self.device)
-        self._top_k[slot] = sampling.top_k
-        seed = state.request.seed & (2**64 - 1)
-        self._seeds[slot] = seed - 2**64 if seed >= 2**63 else seed
+    def assign(self, states: Sequence[RequestState]) -> None:
+        """Take over the parameters of requests that have just got their slots."""
+        asked = [state.request.sampling for state in states]
+        values = [(s.temperature, s.top_p, s.min_p) for s in asked]
+        seeds = [state.request.seed & (2**64 - 1) for state in states]
+        slots, top_k, signed = send(
+            [
+                [state.slot for state in states],
+                [s.top_k for s in asked],
+                [seed - 2**64 if seed >= 2**63 else seed for seed in seeds],
+            ],
+            self.device,
+        )
+        self._floats[:, slots] = send(np.transpose(values), self.device, np.float32)
+        self._top_k[slots] = top_k
+        self._seeds[slots] = signed
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """One token id per row, -1 for a row without usable logits.

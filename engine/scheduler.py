@@ -85,6 +85,7 @@ class Scheduler:
         """Note that ``num_tokens`` more positions of a decoding request are computed for good."""
         before = state.num_computed_tokens
         state.num_computed_tokens = before + num_tokens
+        state.num_in_flight = max(0, state.num_in_flight - 1)
         block_size = self.config.block_size
         if before // block_size != state.num_computed_tokens // block_size:
             self._publish(state)
@@ -255,7 +256,7 @@ class Scheduler:
         for state in self.transfer.arrived(self.transferring):
             self._move(state, Phase.DECODING)
 
-    def _schedule_decode(self) -> DecodeBatch:
+    def _schedule_decode(self) -> DecodeBatch | None:
         most = self.config.num_speculative_tokens
         states: list[RequestState] = []
         num_drafts: list[int] = []
@@ -264,21 +265,23 @@ class Scheduler:
         for state in list(self.decoding):
             if state.phase is not Phase.DECODING:
                 continue
+            if state.num_output_tokens + state.num_in_flight >= state.max_output_tokens:
+                continue  # its last token is being drawn
             drafts = most
             if most:
                 drafts = min(most, state.max_output_tokens - state.num_output_tokens - 1)
-            if state.num_computed_tokens + 1 + drafts > len(state.blocks) * block_size:
+            if state.next_position + 1 + drafts > len(state.blocks) * block_size:
                 drafts = self._make_room(state, drafts)
                 if drafts < 0:
                     continue
             states.append(state)
             num_drafts.append(drafts)
-        return DecodeBatch(states=states, num_drafts=num_drafts)
+        return DecodeBatch(states=states, num_drafts=num_drafts) if states else None
 
     def _make_room(self, state: RequestState, drafts: int) -> int:
         """Blocks for one token and up to ``drafts`` more; how many drafts fit, -1 if preempted."""
         block_size = self.config.block_size
-        start = state.num_computed_tokens
+        start = state.next_position
         while True:
             needed = -(-(start + 1 + drafts) // block_size) - len(state.blocks)
             if needed <= self.blocks.num_free:
@@ -311,6 +314,7 @@ class Scheduler:
         state.blocks = []
         state.slot = -1
         state.num_computed_tokens = 0
+        state.num_in_flight = 0
         state.num_published_blocks = 0
 
     def _move(self, state: RequestState, phase: Phase) -> None:

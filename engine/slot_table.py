@@ -54,7 +54,7 @@ class SlotTable:
         self.send_new_blocks(states)
         slots = np.asarray([state.slot for state in states], dtype=np.int64)
         longest = max(start + n for start, n in zip(starts, query_lens, strict=True))
-        encoder_start, decoder_start, write_start = self._starts[:, slots]
+        encoder_start, decoder_start, write_start = self.starts(slots)
         return ForwardBatch.of(
             token_ids=token_ids,
             query_lens=query_lens,
@@ -68,6 +68,10 @@ class SlotTable:
             device=self.device,
             image_token_id=self.image_token_id,
         )
+
+    def starts(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Encoder, decoder and write start of the slots' requests, [3, n]."""
+        return self._starts[:, slots]
 
     def send_new_blocks(self, states: Sequence[RequestState]) -> None:
         """Blocks are only ever appended while a request keeps its slot."""

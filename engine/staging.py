@@ -1,21 +1,22 @@
-"""From arrays of the host to tensors of a device, without waiting for either."""
+"""From arrays of the host to tensors of a device, without waiting for either.
+
+A GPU copies from pinned memory in stream order; torch keeps that memory until it has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
-def send(values: NDArray[np.int64] | Sequence[int], device: torch.device | str) -> Tensor:
-    """i64 values on the device.
-
-    A GPU copies them from pinned memory in stream order; torch keeps that memory until it has.
-    """
-    host = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+def send(values: ArrayLike, device: torch.device | str, dtype: Any = np.int64) -> Tensor:
+    """Values as a tensor on the device, i64 unless another dtype is given."""
+    host = torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
     if torch.device(device).type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
@@ -30,7 +31,54 @@ def send_all(
     """
     if torch.device(device).type == "cpu":
         return {name: send(array, device) for name, array in arrays.items()}
-    flat = [np.pad(array.reshape(-1), (0, array.size % 2)) for array in arrays.values()]
-    pieces = torch.split(send(np.concatenate(flat), device), [len(array) for array in flat])
-    pairs = zip(arrays.items(), pieces, strict=True)
-    return {name: piece[: array.size].view(array.shape) for (name, array), piece in pairs}
+    pieces = _split(send(_joined(*arrays.values()), device), *arrays.values())
+    return dict(zip(arrays, pieces, strict=True))
+
+
+class StagedInts:
+    """A place on the device for the i64 inputs of a step: those of equal shapes lie where the last
+    ones of these shapes did, as CUDA graphs want them.  On a CPU they lie anywhere."""
+
+    def __init__(self, most: int, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        size = 0 if self._device.type == "cpu" else most
+        self._buffer = torch.empty(size, dtype=torch.int64, device=device)
+
+    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        """The arrays on the device, in one transfer; overwritten by the next call."""
+        if self._device.type == "cpu":
+            return [send(array, self._device) for array in arrays]
+        flat = torch.from_numpy(_joined(*arrays)).pin_memory()
+        place = self._buffer[: len(flat)]
+        place.copy_(flat, non_blocking=True)
+        return _split(place, *arrays)
+
+
+def _joined(*arrays: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.pad(array.reshape(-1), (0, array.size % 2)) for array in arrays])
+
+
+def _split(flat: Tensor, *arrays: NDArray[np.int64]) -> list[Tensor]:
+    pieces = torch.split(flat, [array.size + array.size % 2 for array in arrays])
+    pairs = zip(pieces, arrays, strict=True)
+    return [piece[: array.size].view(array.shape) for piece, array in pairs]
+
+
+class Returned:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def tolist(self) -> list[Any]:
+        """Its values, as soon as they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[Any] = self._host.tolist()
+        return values

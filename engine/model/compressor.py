@@ -58,6 +58,6 @@ class Compressor:
         key_gate = torch.unflatten(fp32_linear(x, self.wkv_gate), -1, (2, -1))
         earlier = ring[tokens.slots, (tokens.positions - 1) % HISTORY_RING_SIZE]
         in_pass = (tokens.offsets > 0)[:, None, None]
-        first = torch.where(in_pass, key_gate.roll(1, 0), earlier)
+        first = torch.where(in_pass, key_gate[tokens.places - 1], earlier)
         tokens.store_newest(ring, key_gate)
         return pool_pairs(first, key_gate)

@@ -125,6 +125,7 @@ class DraftModel:
         tokens = Tokens(
             positions=block_positions,
             request_rows=torch.arange(len(anchors), device=anchors.device).repeat_interleave(size),
+            places=torch.arange(len(block_positions), device=anchors.device),
             offsets=steps.repeat(len(anchors)),
             slots=slots.repeat_interleave(size),
             query_lens=(size,) * len(anchors),

@@ -74,7 +74,7 @@ def read_history(
         compressed = compressed.masked_fill(tokens.is_image[:, 0], _NO_TOKEN)
     back = torch.arange(size, device=compressed.device)
     positions = tokens.positions[:, None] - back
-    index = torch.arange(len(compressed), device=compressed.device)[:, None] - back
+    index = tokens.places[:, None] - back
     earlier = history[tokens.slots[:, None], positions % HISTORY_RING_SIZE]
     ids = torch.where(tokens.offsets[:, None] >= back, compressed[index.clamp(min=0)], earlier)
     absent = (positions < start.clamp(min=0)[tokens.request_rows][:, None]) | (ids == _NO_TOKEN)

@@ -22,12 +22,14 @@ from .window import Window, causal_window
 class Tokens:
     """T tokens of R requests.
 
-    positions, request_rows [T] i64; offsets [T] i64: number of a token in its request's part of
-    this pass; slots [T] i64; query_lens: R ints; is_image [T, 1] bool, or None if there is none.
+    positions, request_rows, places [T] i64 as in ``ForwardBatch``; offsets [T] i64: number of a
+    token in its request's part of this pass; slots [T] i64; query_lens: R ints; is_image [T, 1]
+    bool, or None if there is none.
     """
 
     positions: Tensor
     request_rows: Tensor
+    places: Tensor
     offsets: Tensor
     slots: Tensor
     query_lens: tuple[int, ...]
@@ -71,6 +73,7 @@ class Tokens:
         return cls(
             positions=batch.positions,
             request_rows=batch.request_rows,
+            places=batch.places,
             offsets=batch.positions - batch.first[batch.request_rows],
             slots=batch.state_slots[batch.request_rows],
             query_lens=batch.query_lens,
@@ -101,6 +104,7 @@ def narrow_batch(batch: ForwardBatch) -> tuple[ForwardBatch, Tensor | None]:
         token_ids=batch.token_ids[kept],
         positions=batch.positions[kept],
         request_rows=batch.request_rows[kept],
+        places=torch.arange(len(kept), device=kept.device),
         query_lens=batch.decoder_lens,
         first=torch.maximum(batch.first, batch.decoder_start),
         logit_rows=torch.searchsorted(kept, batch.logit_rows),

@@ -196,7 +196,9 @@ class FakeModel:
                 assert token == int(block[key % block_size]), "a ring was not rebuilt"
 
 
-def make_engine(model: FakeModel | None = None, **settings: object) -> LLMEngine:
+def make_engine(
+    model: FakeModel | None = None, *, overlaps_steps: bool = False, **settings: object
+) -> LLMEngine:
     """An engine on the fake model; small unless told otherwise."""
     values: dict[str, object] = {
         "max_num_seqs": 4,
@@ -209,7 +211,7 @@ def make_engine(model: FakeModel | None = None, **settings: object) -> LLMEngine
     assert config.num_blocks is not None
     model = model or FakeModel()
     cache = FakeCache(model.config, config.num_blocks, config.block_size, config.max_num_seqs)
-    return LLMEngine(model, config, cache)  # type: ignore[arg-type]
+    return LLMEngine(model, config, cache, overlaps_steps=overlaps_steps)  # type: ignore[arg-type]
 
 
 def run(

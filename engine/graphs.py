@@ -1,0 +1,61 @@
+"""CUDA graphs of functions whose tensors never move: what was launched once is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+class GraphCache:
+    """One graph for each key, all in one memory pool; on a CPU functions just run.
+
+    The first call of a key runs the function, which also compiles its kernels; the second captures
+    it.  A function must do the same work on the same addresses whenever its key is the same, keep
+    what it returns valid until the next call, and let the host wait for nothing.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._pool: Any = None
+        self._seen: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._device.type == "cuda"
+
+    def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
+        """The function's result; tensors in it are overwritten by the next call of the key."""
+        if not self.is_enabled:
+            return function()
+        if key not in self._seen:
+            self._seen.add(key)
+            return function()
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(function)
+        captured = self._graphs[key]
+        captured.graph.replay()
+        result: Result = captured.result
+        return result
+
+    def _capture(self, function: Callable[[], Any]) -> _Graph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on using the device: they read rows and never touch these tensors.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = function()
+        self._pool = graph.pool()
+        return _Graph(graph, result)

@@ -1,0 +1,104 @@
+"""Decode steps launched before the one before them is read: the same answers, one step later."""
+
+from __future__ import annotations
+
+import pytest
+from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepinfer.engine.decode import DecodeWorker
+from deepinfer.engine.types import Completion, Request
+
+Answer = tuple[tuple[int, ...], str, object]
+
+prompts = st.lists(
+    st.tuples(
+        st.lists(st.integers(2, 9), min_size=1, max_size=20),
+        st.integers(1, 14),
+        st.sampled_from(["", "", "", "logprobs", "penalty", "min_tokens", "sampled", "stop"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def ask(number: int, prompt: list[int], max_tokens: int, kind: str) -> Request:
+    fields: dict[str, object] = {
+        "": {},
+        "logprobs": {"logprobs": True, "top_logprobs": 2},
+        "penalty": {"frequency_penalty": 0.7},
+        "min_tokens": {"min_tokens": 3},
+        "sampled": {"temperature": 1.3},
+        "stop": {"stop_token_ids": tuple(range(5, 30))},
+    }[kind]
+    return request(str(number), prompt, seed=number, max_tokens=max_tokens, **fields)
+
+
+def answers(done: dict[str, Completion]) -> dict[str, Answer]:
+    return {
+        name: (c.output_token_ids, c.finish_reason, c.logprobs) for name, c in sorted(done.items())
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts, st.integers(14, 40), st.booleans())
+def test_answers_do_not_depend_on_it(
+    asked: list[tuple[list[int], int, str]], num_blocks: int, invariant: bool
+) -> None:
+    """Whatever ends a request, few blocks (so that requests in flight lose theirs), any mixture of
+    requests that allow it and that do not."""
+    requests = [ask(number, *one) for number, one in enumerate(asked)]
+    fields = {"num_blocks": num_blocks, "max_model_len": 40, "batch_invariant": invariant}
+    expected = run(make_engine(overlaps_steps=False, **fields), requests)
+    engine = make_engine(overlaps_steps=True, **fields)
+    assert answers(run(engine, requests)) == answers(expected)
+    engine.check_integrity()
+
+
+def test_the_next_step_is_launched_before_the_last_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    for name in ("launch", "finish"):
+        original = getattr(DecodeWorker, name)
+
+        def spy(worker, step, name=name, original=original):  # type: ignore[no-untyped-def]
+            events.append(name)
+            return original(worker, step)
+
+        monkeypatch.setattr(DecodeWorker, name, spy)
+    done = run(make_engine(overlaps_steps=True), [request("a", [4, 5], max_tokens=6)])
+    assert done["a"].output_token_ids == oracle(FakeConfig(), [4, 5], 6)
+    assert events[:5] == ["launch", "launch", "finish", "launch", "finish"]
+    assert events.count("launch") == events.count("finish") == 5
+
+
+def test_an_answer_that_ended_gets_no_further_token() -> None:
+    """The step after the last token was on its way already; what it drew is dropped."""
+    config = FakeConfig()
+    full = oracle(config, [4, 5, 6], 10)
+    model = FakeModel(config)
+    engine = make_engine(model, overlaps_steps=True)
+    asked = request("a", [4, 5, 6], max_tokens=10, stop_token_ids=(full[3],))
+    done = run(engine, [asked])
+    end = full.index(full[3]) + 1
+    assert done["a"].output_token_ids == full[:end] and done["a"].finish_reason == "stop"
+    assert len(model.batches) == end + 1  # prefill, a step for each further token, and one too many
+
+
+def test_a_request_dropped_in_flight_leaves_nothing() -> None:
+    engine = make_engine(overlaps_steps=True)
+    engine.add_request(request("a", [4, 5], max_tokens=9, ignore_eos=True))
+    engine.add_request(request("b", [7], max_tokens=9))
+    for _ in range(4):
+        engine.step()
+    assert engine.abort("a")
+    done = run(engine, [])
+    assert done["b"].output_token_ids == oracle(FakeConfig(), [7], 9)
+    engine.check_integrity()
+
+
+def test_steps_that_draft_are_not_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(overlaps_steps=True, num_speculative_tokens=3, max_num_batched_tokens=32)
+    done = run(engine, [request("a", [4, 5], max_tokens=6)])
+    assert done["a"].output_token_ids == oracle(FakeConfig(), [4, 5], 6)
+    assert engine._launched is None

@@ -1,0 +1,99 @@
+"""A GPU pass never waits for its device: it runs on tensors that have shapes and no values.
+
+Model and cache of the full size lie on the ``meta`` device, kernels are taken for launched.
+Whatever asked for a value, or for a shape that depends on one, would fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.bound_model import BoundModel
+from deepinfer.engine.draft_backlog import DraftBacklog
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.tensors import expected_tensors
+
+NUM_REQUESTS, CONTEXT, BLOCK_SIZE = 6, 65_536, 64
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    config = ModelConfig.flash()
+    tensors = {
+        name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+        for name, spec in expected_tensors(config).items()
+    }
+    token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
+    return Model(config, tensors, device="meta", token_map=token_map)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that were launched; every tensor counts as one of a GPU."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    names: list[str] = []
+
+    def launcher(kernel: Any, grid: Any) -> Any:
+        return lambda *args, **kwargs: names.append(kernel.fn.__name__)
+
+    for kind in (JITFunction, InterpretedFunction):
+        monkeypatch.setattr(kind, "__getitem__", launcher, raising=False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    return names
+
+
+def decode_batch(query_len: int) -> ForwardBatch:
+    def ints(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int64, device="meta")
+
+    tokens, requests = NUM_REQUESTS * query_len, NUM_REQUESTS
+    return ForwardBatch(
+        token_ids=ints(tokens),
+        positions=ints(tokens),
+        request_rows=ints(tokens),
+        places=ints(tokens),
+        query_lens=(query_len,) * requests,
+        context_lens=(CONTEXT,) * requests,
+        decoder_lens=(query_len,) * requests,
+        block_table=ints(requests, CONTEXT // BLOCK_SIZE),
+        state_slots=ints(requests),
+        first=ints(requests),
+        encoder_start=ints(requests),
+        decoder_start=ints(requests),
+        write_start=ints(requests),
+        logit_rows=ints(tokens),
+    )
+
+
+def new_cache(model: Model) -> KVCache:
+    return KVCache.allocate(
+        model.config, num_blocks=8, block_size=BLOCK_SIZE, num_slots=NUM_REQUESTS, device="meta"
+    )
+
+
+@pytest.mark.parametrize("query_len", [1, 6])
+def test_a_decode_step_reads_no_value(model: Model, launches: list[str], query_len: int) -> None:
+    backlog = DraftBacklog(NUM_REQUESTS, model.config.sliding_window, "meta")
+    bound = BoundModel(model, new_cache(model), backlog=backlog)
+    logits = bound.forward(decode_batch(query_len)).logits
+    assert logits.shape == (NUM_REQUESTS * query_len, model.config.vocab_size)
+    assert launches.count("attention_kernel") == model.config.num_hidden_layers
+    assert launches.count("score_kernel") >= len(model.config.index_source_layer_ids)
+
+
+def test_drafting_reads_no_value(model: Model, launches: list[str]) -> None:
+    bound = BoundModel(model, new_cache(model))
+    numbers = torch.empty(NUM_REQUESTS, dtype=torch.int64, device="meta")
+    output = bound.draft(
+        numbers, numbers, numbers, numbers, lambda logits, slots, positions: logits.argmax(-1)
+    )
+    assert output.token_ids.shape == (NUM_REQUESTS, model.config.dspark_block_size)
+    assert launches.count("attention_kernel") == model.config.num_nextn_predict_layers
