@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -44,7 +46,8 @@ def host() -> Host:
     )
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Installed versions of this project and of what answers depend on."""
     found = {"deepinfer": deepinfer.__version__}
     if commit := source_commit():

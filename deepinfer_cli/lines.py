@@ -25,7 +25,7 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
     index = line = 0
     while raw := stream.readline(max_row_bytes + 2):
         line += 1
-        too_long = len(raw) > max_row_bytes and not raw.endswith(b"\n")
+        too_long = len(raw.removesuffix(b"\n").removesuffix(b"\r")) > max_row_bytes
         size = len(raw)
         while too_long and not raw.endswith(b"\n"):
             tail = stream.readline(1 << 20)

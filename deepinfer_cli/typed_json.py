@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ def json_schema(kind: type[Any], title: str) -> dict[str, Any]:
     }
 
 
+@cache
 def definitions(kind: type[Any], place: str = "") -> dict[str, str]:
     """The descriptions of all fields, by their dotted place."""
     found = {}

@@ -23,15 +23,18 @@ BARE = {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])}
 _SCRIPT = Path(__file__).with_name("fake_engine.py")
 
 
-def _load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fake_engine", _SCRIPT)
+def _load(name: str) -> ModuleType:
+    """A helper module of this folder."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-FakeEngine = _load_script().FakeEngine
+FakeEngine = _load("fake_engine").FakeEngine
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ def cli(in_tmp: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[...
 def fake_engine() -> type[Any]:
     engine: type[Any] = FakeEngine
     return engine
+
+
+@pytest.fixture
+def hostile_inputs() -> ModuleType:
+    return _load("hostile_inputs")
 
 
 @pytest.fixture
