@@ -33,13 +33,24 @@ def random_tensors(
     for name, spec in specs.items():
         if spec.is_scale:
             continue  # comes with its weight
-        generator = torch.Generator(device).manual_seed(_tensor_seed(seed, name))
         if spec.dtype.itemsize > 1:
-            tensors[name] = _plain(config, name, spec, generator)
+            tensors[name] = random_tensor(config, name, spec, seed, device)
         else:
+            generator = _generator(seed, name, device)
             scale_name = name.removesuffix("weight") + "scale"
             tensors[name], tensors[scale_name] = _quantised(name, spec, generator)
     return {name: tensors[name] for name in specs}
+
+
+def random_tensor(
+    config: ModelConfig, name: str, spec: TensorSpec, seed: int, device: torch.device | str
+) -> Tensor:
+    """One tensor of a plain format (bf16 or fp32) of ``random_tensors``."""
+    return _plain(config, name, spec, _generator(seed, name, device))
+
+
+def _generator(seed: int, name: str, device: torch.device | str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_tensor_seed(seed, name))
 
 
 def _tensor_seed(seed: int, name: str) -> int:

@@ -1,0 +1,276 @@
+"""Times decode and prefill steps of one rank's share, as the engine runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.bound_model import BoundModel
+from deepinfer.engine.decode_step import DecodeStep
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.request_state import RequestState
+from deepinfer.engine.sampler import Sampler
+from deepinfer.engine.slot_table import SlotTable
+from deepinfer.engine.types import Request, SamplingParams
+from deepinfer.errors import ConfigError
+
+from .limits import decode_row, prefill_row, rank_weight_bytes, request_bytes
+from .plan import BenchPlan
+from .rank_share import RandomTensors, SliceShare, rank_config
+from .results import LimitRow, Measurement
+
+_BLOCK = 64
+_WARM_STEPS = 3
+_CHUNK_TOKENS = 8_192
+# E4M3 and E8M0 bytes of a scale of 1.
+_ONE_E4M3, _ONE_E8M0 = 0x38, 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModel:
+    """The share of one rank with room for ``num_slots`` requests of ``context`` tokens."""
+
+    config: ModelConfig
+    ranks: int
+    model: Model
+    cache: KVCache
+    context: int
+    num_slots: int
+    device: torch.device
+
+    @classmethod
+    def make(
+        cls,
+        model: ModelConfig,
+        *,
+        ranks: int,
+        context: int,
+        num_slots: int,
+        seed: int,
+        device: torch.device | str,
+    ) -> RankModel:
+        """Raises: ConfigError if weights and caches do not fit the device's free memory."""
+        device = torch.device(device)
+        config = rank_config(model, ranks)
+        _check_memory(model, ranks, context, num_slots, device)
+        generator = torch.Generator().manual_seed(seed)
+        most = max(1, config.engram_compressed_vocab_size)
+        built = Model(
+            config,
+            RandomTensors(config, seed, device),
+            device=device,
+            token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
+            share=SliceShare(ranks, seed),
+        )
+        blocks_each = -(-(context + config.dspark_block_size + 1) // _BLOCK)
+        cache = KVCache.allocate(
+            config,
+            num_blocks=num_slots * blocks_each,
+            block_size=_BLOCK,
+            num_slots=num_slots,
+            device=device,
+        )
+        _fill(cache, config)
+        return cls(
+            config=config,
+            ranks=ranks,
+            model=built,
+            cache=cache,
+            context=context,
+            num_slots=num_slots,
+            device=device,
+        )
+
+    def states(self, count: int, *, num_computed: int) -> list[RequestState]:
+        """Requests 0 to ``count`` - 1, each with blocks of its own and so many tokens computed."""
+        blocks_each = self.cache.num_blocks // self.num_slots
+        window = self.config.sliding_window
+        states = []
+        for slot in range(count):
+            state = RequestState(
+                request=Request(
+                    request_id=str(slot),
+                    prompt_token_ids=(0,),
+                    sampling=SamplingParams(temperature=1.0),
+                    seed=slot,
+                ),
+                arrival=slot,
+                arrived_s=0.0,
+                token_ids=[0],
+                num_prompt_tokens=1,
+                max_output_tokens=1,
+                decoder_start=max(0, self.context - window),
+                stop_token_ids=frozenset(),
+            )
+            state.slot = slot
+            state.blocks = list(range(slot * blocks_each, (slot + 1) * blocks_each))
+            state.num_computed_tokens = num_computed
+            states.append(state)
+        return states
+
+    def worker(self, num_drafts: int) -> DecodeStep:
+        table = SlotTable(
+            self.num_slots, self.cache.num_blocks // self.num_slots * _BLOCK, _BLOCK, str(self.device)
+        )
+        bound = BoundModel(self.model, self.cache, is_speculative=num_drafts > 0)
+        return DecodeStep(
+            bound, table, Sampler(self.num_slots, str(self.device)), num_drafts=num_drafts
+        )
+
+
+def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
+    """One row for each number of requests that the rank has room for."""
+    worker = rank.worker(plan.num_drafts)
+    for number in plan.requests:
+        if number > rank.num_slots:
+            continue
+        states = rank.states(number, num_computed=rank.context)
+        for state in states:
+            worker.table.assign(state)
+            worker.sampler.assign(state)
+        seconds = _repeat(
+            lambda states=states: _decode_once(worker, states, plan.num_drafts),  # type: ignore[misc]
+            plan.num_steps,
+            rank.device,
+        )
+        limit = decode_row(plan, flash, number)
+        exchanges = rank.config.num_hidden_layers
+        exchanges += len(rank.config.draft_stages) if plan.num_drafts else 0
+        yield _row(
+            f"{number} requests, {plan.num_drafts} drafts", limit, seconds, plan, exchanges
+        )
+
+
+def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
+    """One row for each number of prompt tokens."""
+    worker = rank.worker(0)
+    for number in plan.tokens:
+        length = min(number, rank.context)
+        count = max(1, round(number / length))
+        if count > rank.num_slots:
+            continue
+        states = rank.states(count, num_computed=0)
+        window = rank.config.sliding_window if plan.replay_tokens is None else plan.replay_tokens
+        for state in states:
+            state.decoder_start = max(0, length - window)
+            worker.table.assign(state)
+        seconds = _repeat(
+            lambda states=states, length=length: _prefill_once(  # type: ignore[misc]
+                worker, rank, states, length
+            ),
+            max(3, plan.num_steps // 4),
+            rank.device,
+        )
+        limit = prefill_row(plan, flash, number)
+        chunks = -(-number // _CHUNK_TOKENS)
+        exchanges = chunks * rank.config.num_encoder_layers + rank.config.num_decoder_layers
+        yield _row(f"{number:,} tokens", limit, seconds, plan, exchanges)
+
+
+def _decode_once(worker: DecodeStep, states: list[RequestState], num_drafts: int) -> Tensor:
+    """Draft, read the drafts, verify them, draw: what a step of the engine launches."""
+    drafts = None
+    if num_drafts:
+        drafts = [ids[:num_drafts] for ids in worker.draft(states).token_ids.tolist()]
+    output = worker.run(states, [state.num_computed_tokens for state in states], drafts)
+    return worker.sampler.draw(output.logits, output.slots, output.positions)
+
+
+def _prefill_once(
+    worker: DecodeStep, rank: RankModel, states: list[RequestState], length: int
+) -> None:
+    """Whole prompts, chunk by chunk; several prompts share a chunk where they fit."""
+    per_pass = max(1, _CHUNK_TOKENS // length)
+    for begin in range(0, len(states), per_pass):
+        batch_states = states[begin : begin + per_pass]
+        for start in range(0, length, _CHUNK_TOKENS):
+            size = min(_CHUNK_TOKENS, length - start)
+            lens = [size] * len(batch_states)
+            token_ids = torch.arange(size * len(batch_states)) % rank.config.vocab_size
+            last = torch.tensor(lens).cumsum(0) - 1
+            batch = worker.table.batch(
+                batch_states, [start] * len(batch_states), token_ids.numpy(), lens,
+                last.numpy() if start + size == length else last.numpy()[:0],
+            )  # fmt: skip
+            worker.model.forward(batch)
+
+
+def _repeat(call: Callable[[], object], count: int, device: torch.device) -> tuple[float, ...]:
+    """Wall times of ``count`` calls, each from an idle device to an idle device."""
+    times = []
+    for number in range(_WARM_STEPS + count):
+        _wait(device)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            call()
+        _wait(device)
+        if number >= _WARM_STEPS:
+            times.append(time.perf_counter() - started)
+    return tuple(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _row(
+    name: str, limit: LimitRow, seconds: tuple[float, ...], plan: BenchPlan, exchanges: int
+) -> Measurement:
+    """A measured row beside its limit; the link is modelled, each exchange there and back."""
+    link_s = limit.link_s
+    if limit.ranks > 1:
+        link_s += 2 * exchanges * plan.exchange().latency_s
+    return Measurement(
+        phase=limit.phase,
+        name=name,
+        size=limit.size,
+        context=limit.context,
+        ranks=limit.ranks,
+        num_drafts=limit.num_drafts,
+        num_tokens=limit.num_tokens,
+        step_s=seconds,
+        link_s=link_s,
+        limit_overlap_s=limit.overlap_s,
+        limit_serial_s=limit.serial_s,
+        accepted_length=limit.num_tokens / limit.size if limit.phase == "decode" else None,
+    )
+
+
+def _check_memory(
+    model: ModelConfig, ranks: int, context: int, num_slots: int, device: torch.device
+) -> None:
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    weights, each = rank_weight_bytes(model, ranks), request_bytes(model, context)
+    # A tenth for activations, graphs and what loading needs beside.
+    room = 0.9 * free - weights
+    if room < num_slots * each:
+        fit = max(0, int(room // each))
+        raise ConfigError(
+            f"{num_slots} requests of {context:,} tokens and the weights of 1 of {ranks} ranks "
+            f"({weights / 1e9:,.0f} GB) do not fit {free / 1e9:,.0f} GB of free memory: "
+            f"{fit} requests fit"
+        )
+
+
+def _fill(cache: KVCache, config: ModelConfig) -> None:
+    """Random values under scales of 1, so that nothing is NaN and nothing is equal."""
+    half, index_half = config.head_dim // 2, config.index_head_dim // 2
+    for pool in cache.main.values():
+        pool[..., :half].random_(0, 256)
+        pool[..., half:] = _ONE_E4M3
+    for pool in cache.index.values():
+        pool[..., :index_half].random_(0, 256)
+        pool[..., index_half:] = _ONE_E8M0
+    for rings in (cache.window, cache.draft):
+        rings[..., : config.head_dim].random_(0, 256)
+        rings[..., : config.head_dim] &= 0xBF
+        rings[..., config.head_dim :] = _ONE_E8M0
