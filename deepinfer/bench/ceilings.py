@@ -31,6 +31,40 @@ def cpu_ceilings() -> list[Ceiling]:
     return found
 
 
+def gpu_ceilings() -> list[Ceiling]:
+    """A copy on the device, FP8 and bf16 products of 8,192 cubed."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    copy_s = best_seconds(_waited(lambda: target.copy_(source)))
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+    a16, b16 = a.to(torch.bfloat16), b.to(torch.bfloat16)
+    one = torch.ones((), device="cuda")
+    fp8_s = best_seconds(
+        _waited(
+            lambda: torch._scaled_mm(
+                a8, b8, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+        )
+    )
+    bf16_s = best_seconds(_waited(lambda: a16 @ b16))
+    flop = 2 * size**3
+    return [
+        Ceiling(name="copy, read and written", value=2 * source.numel() / copy_s, unit="B/s"),
+        Ceiling(name="FP8 8192 cubed", value=flop / fp8_s, unit="FLOP/s"),
+        Ceiling(name="bf16 8192 cubed", value=flop / bf16_s, unit="FLOP/s"),
+    ]
+
+
+def _waited(call: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return run
+
+
 def cpu_profile(ceilings: list[Ceiling], memory_bytes: float) -> DeviceProfile:
     """Limits of this CPU from its measured ceilings: every product at the faster rate."""
     copy, *products = ceilings

@@ -41,8 +41,8 @@ class BenchPlan:
     tokens: tuple[int, ...] = (4_096, 16_384, 65_536)
     num_drafts: int = 5
     acceptance: float = LAUNCH_ACCEPTANCE
-    decode_ranks: int = 1
-    prefill_ranks: int = 1
+    decode_ranks: int = 8
+    prefill_ranks: int = 8
     link: str | None = None
     device_profile: str = "h200"
     replay_tokens: int | None = None

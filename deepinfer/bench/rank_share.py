@@ -80,9 +80,9 @@ class RandomTensors(Mapping[str, Tensor]):
         inputs = weight.shape[1] * (2 if weight.dtype == torch.int8 else 1)
         wanted = inputs**-0.5 / _CODE_DEVIATION[weight.dtype]
         exponent = 127 + round(torch.tensor(wanted).log2().item())
-        return torch.full(
-            spec.shape, exponent, dtype=torch.uint8, device=self._device
-        ).view(spec.dtype)
+        return torch.full(spec.shape, exponent, dtype=torch.uint8, device=self._device).view(
+            spec.dtype
+        )
 
 
 class SliceShare:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from deepinfer.engine.slot_table import SlotTable
 from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.errors import ConfigError
 
+from .kernel_parts import kernel_parts
 from .limits import decode_row, prefill_row, rank_weight_bytes, request_bytes
 from .plan import BenchPlan
 from .rank_share import RandomTensors, SliceShare, rank_config
@@ -116,12 +117,46 @@ class RankModel:
 
     def worker(self, num_drafts: int) -> DecodeStep:
         table = SlotTable(
-            self.num_slots, self.cache.num_blocks // self.num_slots * _BLOCK, _BLOCK, str(self.device)
+            self.num_slots,
+            self.cache.num_blocks // self.num_slots * _BLOCK,
+            _BLOCK,
+            str(self.device),
         )
         bound = BoundModel(self.model, self.cache, is_speculative=num_drafts > 0)
         return DecodeStep(
             bound, table, Sampler(self.num_slots, str(self.device)), num_drafts=num_drafts
         )
+
+
+def measure_rank(
+    plan: BenchPlan,
+    flash: ModelConfig,
+    device: torch.device | str,
+    tick: Callable[[str], None] = lambda name: None,
+) -> Iterator[Measurement]:
+    """All rows of the plan; the rank is made anew where decode and prefill have other ranks."""
+    rank = None
+    for phase, ranks in (("decode", plan.decode_ranks), ("prefill", plan.prefill_ranks)):
+        if phase not in plan.phases:
+            continue
+        num_slots = max(plan.requests) if phase == "decode" else _prompts_at_once(plan)
+        if rank is None or rank.ranks != ranks or rank.num_slots < num_slots:
+            rank = None  # frees its memory before the next one takes it
+            tick(f"random weights of 1 of {ranks} ranks")
+            rank = RankModel.make(
+                flash,
+                ranks=ranks,
+                context=plan.context,
+                num_slots=num_slots,
+                seed=plan.seed,
+                device=device,
+            )
+        tick(phase)
+        yield from (measure_decode if phase == "decode" else measure_prefill)(plan, flash, rank)
+
+
+def _prompts_at_once(plan: BenchPlan) -> int:
+    return max(max(1, round(number / min(number, plan.context))) for number in plan.tokens)
 
 
 def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
@@ -139,12 +174,11 @@ def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iter
             plan.num_steps,
             rank.device,
         )
+        parts = _parts(lambda states=states: _decode_once(worker, states, plan.num_drafts), rank)  # type: ignore[misc]
         limit = decode_row(plan, flash, number)
         exchanges = rank.config.num_hidden_layers
         exchanges += len(rank.config.draft_stages) if plan.num_drafts else 0
-        yield _row(
-            f"{number} requests, {plan.num_drafts} drafts", limit, seconds, plan, exchanges
-        )
+        yield _row(f"{number} requests, {plan.num_drafts} drafts", limit, seconds, plan, exchanges)
 
 
 def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
@@ -167,10 +201,16 @@ def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Ite
             max(3, plan.num_steps // 4),
             rank.device,
         )
+        parts = _parts(
+            lambda states=states, length=length: _prefill_once(  # type: ignore[misc]
+                worker, rank, states, length
+            ),
+            rank,
+        )
         limit = prefill_row(plan, flash, number)
         chunks = -(-number // _CHUNK_TOKENS)
         exchanges = chunks * rank.config.num_encoder_layers + rank.config.num_decoder_layers
-        yield _row(f"{number:,} tokens", limit, seconds, plan, exchanges)
+        yield _row(f"{number:,} tokens", limit, seconds, plan, exchanges, parts)
 
 
 def _decode_once(worker: DecodeStep, states: list[RequestState], num_drafts: int) -> Tensor:
@@ -215,13 +255,25 @@ def _repeat(call: Callable[[], object], count: int, device: torch.device) -> tup
     return tuple(times)
 
 
+def _parts(call: Callable[[], object], rank: RankModel) -> dict[str, float]:
+    if rank.device.type != "cuda":
+        return {}
+    with torch.inference_mode():
+        return kernel_parts(call)
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _row(
-    name: str, limit: LimitRow, seconds: tuple[float, ...], plan: BenchPlan, exchanges: int
+    name: str,
+    limit: LimitRow,
+    seconds: tuple[float, ...],
+    plan: BenchPlan,
+    exchanges: int,
+    parts: Mapping[str, float],
 ) -> Measurement:
     """A measured row beside its limit; the link is modelled, each exchange there and back."""
     link_s = limit.link_s
@@ -239,6 +291,7 @@ def _row(
         link_s=link_s,
         limit_overlap_s=limit.overlap_s,
         limit_serial_s=limit.serial_s,
+        parts_s=parts,
         accepted_length=limit.num_tokens / limit.size if limit.phase == "decode" else None,
     )
 

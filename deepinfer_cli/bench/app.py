@@ -15,8 +15,9 @@ from deepinfer_cli.values import parse_count, parse_number
 _HELP = """\
 Measures this machine, and says what a deployment could do at most.
 
-Without a GPU the engine answers with the embedded model on the CPU; beside
-it stand the limits of DeepSeek-V4.1-Flash on a named device.
+On a GPU one rank's share of DeepSeek-V4.1-Flash runs with random weights; the
+link to other ranks is modelled. On a CPU the engine answers with the embedded
+model. Beside it stand the limits of the full model on a named device.
 
 Examples:
   deepinfer bench
@@ -38,7 +39,7 @@ def add_bench_verb(app: typer.Typer) -> None:
                                 "NAME")
         ] = None,
         ep: Annotated[
-            str | None, _option("--ep", "Ranks that share the experts. [1]", "N")
+            str | None, _option("--ep", "Ranks that share the experts. [8]", "N")
         ] = None,
         requests: Annotated[
             str | None, _option("--requests", "Requests per rank, a list. [8,16,60,128,256]", "N,N")
@@ -67,6 +68,10 @@ def add_bench_verb(app: typer.Typer) -> None:
             str | None, _option("--model", "Measure this checkpoint, not the embedded one.",
                                 "FOLDER")
         ] = None,
+        device: Annotated[
+            str, _option("--device", "auto, cpu or cuda.", "NAME")
+        ] = "auto",
+        steps: Annotated[str | None, _option("--steps", "Steps per row on a GPU. [20]", "N")] = None,
         prompts: Annotated[
             Path | None, _option("--prompts", "Measure with these prompts (JSONL).", "FILE")
         ] = None,
@@ -104,6 +109,7 @@ def add_bench_verb(app: typer.Typer) -> None:
             "num_drafts": None if drafts is None else _count("--drafts", drafts),
             "acceptance": None if acceptance is None else _number("--acceptance", acceptance),
             "link": link,
+            "num_steps": None if steps is None else _count("--steps", steps),
         }
         if ep is not None:
             given["decode_ranks"] = given["prefill_ranks"] = _count("--ep", ep)
@@ -126,6 +132,7 @@ def add_bench_verb(app: typer.Typer) -> None:
             engine_requests=sizes,
             prompts=None if prompts is None else read_prompts(prompts),
             model=model,
+            device=device,
             output=output,
             compare=compare,
             price_per_hour=price,

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deepinfer import OfflineEngine
-from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile
+from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile, gpu_ceilings
 from deepinfer.bench.embedded import EnginePlan, measure_engine
 from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
-from deepinfer.bench.results import Measurement
+from deepinfer.bench.rank_steps import measure_rank
+from deepinfer.bench.results import LimitRow, Measurement
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
+from deepinfer.machine import resolve_device
 from deepinfer_cli.console import Console
 from deepinfer_cli.host import host, versions
 from deepinfer_cli.typed_json import to_json
@@ -55,44 +57,62 @@ def bench(request: BenchRequest, console: Console) -> int:
         request.output.mkdir(parents=True, exist_ok=True)
     flash = ModelConfig.flash()
     limits = tuple(limit_rows(request.plan, flash))
-    too_many = [row for row in limits if not row.fits]
-    ceilings = cpu_ceilings()
-    machine = host()
+    device = resolve_device(request.device)
+    is_on_gpu = device != "cpu" and request.model is None
+    ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
     record = BenchRecord(
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         command=shlex.join(["deepinfer", *sys.argv[1:]]),
-        host=machine,
+        host=host(),
         versions=versions(),
-        device=device_name("cpu"),
-        measured_model="the embedded model" if request.model is None else str(request.model),
+        device=device_name(device),
+        is_on_gpu=is_on_gpu,
+        measured_model=_measured_model(request, is_on_gpu),
         plan=request.plan,
         link=request.plan.exchange().name,
         ceilings=tuple(ceilings),
         limits=limits,
         price_per_hour=request.price_per_hour,
-        notes=tuple(
-            f"{row.size:,} {'requests' if row.phase == 'decode' else 'tokens'} do not fit "
-            f"{request.plan.device_profile}: {(row.weight_bytes + row.cache_bytes) / 1e9:,.0f} GB"
-            for row in too_many
-        ),
+        notes=tuple(_note(request.plan, row) for row in limits if not row.fits),
     )
-    profile = cpu_profile(ceilings, float(machine.memory_bytes or 0))
+    if is_on_gpu:
+        rows = measure_rank(request.plan, flash, device, console.say)
+    else:
+        rows = _engine_rows(request, record, console)
+    found, code = _collect(rows)
+    record = replace(record, measurements=tuple(found), is_complete=code == 0)
+    _write(record, old, request, console)
+    return code
+
+
+def _engine_rows(
+    request: BenchRequest, record: BenchRecord, console: Console
+) -> Iterator[Measurement]:
+    plan = _engine_plan(request)
 
     def engine(num_drafts: int | None) -> OfflineEngine:
         return OfflineEngine(
             request.model,
             device=request.device,
             num_speculative_tokens=num_drafts,
-            max_num_seqs=max(_engine_plan(request).requests),
+            max_num_seqs=max(plan.requests),
             enable_prefix_caching=False,
         )
 
-    rows, code = _collect(
-        measure_engine(_engine_plan(request), engine, request.prompts, console.say, profile)
-    )
-    record = replace(record, measurements=tuple(rows), is_complete=code == 0)
-    _write(record, old, request, console)
-    return code
+    profile = cpu_profile(list(record.ceilings), float(record.host.memory_bytes or 0))
+    return measure_engine(plan, engine, request.prompts, console.say, profile)
+
+
+def _measured_model(request: BenchRequest, is_on_gpu: bool) -> str:
+    if is_on_gpu:
+        return "one rank of DeepSeek-V4.1-Flash, random weights"
+    return "the embedded model" if request.model is None else request.model
+
+
+def _note(plan: BenchPlan, row: LimitRow) -> str:
+    kind = "requests" if row.phase == "decode" else "prompt tokens"
+    needed = (row.weight_bytes + row.cache_bytes) / 1e9
+    return f"{row.size:,} {kind} do not fit {plan.device_profile}: {needed:,.0f} GB"
 
 
 def _engine_plan(request: BenchRequest) -> EnginePlan:

@@ -39,7 +39,7 @@ def test_replaying_more_costs_more() -> None:
 def test_memory_decides_how_many_requests_fit() -> None:
     """At 131,072 tokens a request takes about 119.6 MB, 256 of them 30.6 GB."""
     assert 256 * request_bytes(FLASH, 131_072) == pytest.approx(30.7e9, rel=0.01)
-    one_rank = limit_rows(BenchPlan(phases=("decode",)), FLASH)
+    one_rank = limit_rows(BenchPlan(phases=("decode",), decode_ranks=1), FLASH)
     assert not any(row.fits for row in one_rank)
     assert requests_that_fit(FLASH, 131_072, 1, 141e9) == 0
     most = requests_that_fit(FLASH, 131_072, 8, 141e9)

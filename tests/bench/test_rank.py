@@ -1,0 +1,71 @@
+"""One rank's share: its sizes, what it receives, and steps of a small model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.rank_share import ExpectedRouting, RandomTensors, rank_config
+from deepinfer.bench.rank_steps import RankModel, measure_decode, measure_prefill
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.recipes.embedded import embedded_model_path
+
+FLASH = ModelConfig.flash()
+TINY = ModelConfig.from_file(embedded_model_path())
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_a_rank_receives_what_even_routing_sends(ranks: int) -> None:
+    """Six choices of each token are spread over all ranks; every rank has as many tokens."""
+    routing = ExpectedRouting(
+        num_experts=384, num_choices=6, num_held=384 // ranks, ranks=ranks, seed=0
+    )
+    choices = routing.choices(1_536)
+    num_pairs = int((choices >= 0).sum())
+    assert num_pairs == pytest.approx(1_536 * 6, rel=0.01)
+    assert int(choices.max()) < 384 // ranks
+    is_used = choices >= 0
+    ascending = choices[:, 1:] > choices[:, :-1]
+    assert bool((ascending | ~is_used[:, :-1]).all()) and bool(is_used.any(1).all())
+    loads = torch.bincount(choices[is_used], minlength=384 // ranks).float()
+    assert float(loads.max() / loads.mean()) < 1.6
+
+
+def test_engram_rows_are_shared_out() -> None:
+    whole, part = sum(FLASH.engram_num_embeddings), sum(rank_config(FLASH, 8).engram_num_embeddings)
+    assert part == pytest.approx(whole / 8, rel=1e-3)
+
+
+def test_random_tensors_have_the_checkpoints_forms() -> None:
+    tensors = RandomTensors(TINY, 0, "cpu")
+    for name in list(tensors)[:200]:
+        tensor = tensors[name]
+        if tensor.dtype == torch.int8:
+            continue
+        assert bool(tensor.float().isfinite().all()), name
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_steps_of_a_small_model(ranks: int) -> None:
+    plan = BenchPlan(
+        requests=(1, 3), context=200, tokens=(150, 400), num_drafts=2, decode_ranks=ranks,
+        prefill_ranks=ranks, num_steps=2,
+    )  # fmt: skip
+    rank = RankModel.make(TINY, ranks=ranks, context=200, num_slots=3, seed=0, device="cpu")
+    rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
+    assert [(row.phase, row.size, row.ranks) for row in rows] == [
+        ("decode", 1, ranks), ("decode", 3, ranks), ("prefill", 150, ranks),
+        ("prefill", 400, ranks),
+    ]  # fmt: skip
+    for row in rows:
+        assert min(row.step_s) > 0 and (row.link_s > 0) == (ranks > 1)
+
+
+def test_sizes_beyond_the_room_are_left_out() -> None:
+    rank = RankModel.make(TINY, ranks=2, context=100, num_slots=2, seed=0, device="cpu")
+    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, num_steps=1)
+    plan = dataclasses.replace(plan, decode_ranks=2)
+    assert [row.size for row in measure_decode(plan, TINY, rank)] == [2]
