@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+from torch._C._autograd import DeviceType
 
 import deepinfer.kernels
 
@@ -37,6 +38,6 @@ def kernel_parts(step: Callable[[], object]) -> dict[str, float]:
         torch.cuda.synchronize()
     parts: dict[str, float] = defaultdict(float)
     for event in profile.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             parts[families.get(event.name, _OTHER)] += event.self_device_time_total / 1e6
     return dict(parts)

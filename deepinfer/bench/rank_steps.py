@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.bound_model import BoundModel
+from deepinfer.engine.draft_backlog import DraftBacklog
 from deepinfer.engine.decode_step import DecodeStep
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.config import ModelConfig
@@ -122,7 +123,9 @@ class RankModel:
             _BLOCK,
             str(self.device),
         )
-        bound = BoundModel(self.model, self.cache, is_speculative=num_drafts > 0)
+        window, device = self.config.sliding_window, str(self.device)
+        backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
+        bound = BoundModel(self.model, self.cache, backlog=backlog)
         return DecodeStep(
             bound, table, Sampler(self.num_slots, str(self.device)), num_drafts=num_drafts
         )
@@ -168,17 +171,21 @@ def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iter
         states = rank.states(number, num_computed=rank.context)
         for state in states:
             worker.table.assign(state)
-            worker.sampler.assign(state)
+        worker.sampler.assign(states)
         seconds = _repeat(
             lambda states=states: _decode_once(worker, states, plan.num_drafts),  # type: ignore[misc]
             plan.num_steps,
             rank.device,
         )
-        parts = _parts(lambda states=states: _decode_once(worker, states, plan.num_drafts), rank)  # type: ignore[misc]
+        parts = _parts(
+            lambda states=states: _decode_once(worker, states, plan.num_drafts),  # type: ignore[misc]
+            rank,
+        )
         limit = decode_row(plan, flash, number)
         exchanges = rank.config.num_hidden_layers
         exchanges += len(rank.config.draft_stages) if plan.num_drafts else 0
-        yield _row(f"{number} requests, {plan.num_drafts} drafts", limit, seconds, plan, exchanges)
+        name = f"{number} requests, {plan.num_drafts} drafts"
+        yield _row(name, limit, seconds, plan, exchanges, parts)
 
 
 def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:

@@ -71,7 +71,9 @@ def add_bench_verb(app: typer.Typer) -> None:
         device: Annotated[
             str, _option("--device", "auto, cpu or cuda.", "NAME")
         ] = "auto",
-        steps: Annotated[str | None, _option("--steps", "Steps per row on a GPU. [20]", "N")] = None,
+        steps: Annotated[
+            str | None, _option("--steps", "Steps per row on a GPU. [20]", "N")
+        ] = None,
         prompts: Annotated[
             Path | None, _option("--prompts", "Measure with these prompts (JSONL).", "FILE")
         ] = None,

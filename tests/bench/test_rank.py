@@ -31,7 +31,7 @@ def test_a_rank_receives_what_even_routing_sends(ranks: int) -> None:
     ascending = choices[:, 1:] > choices[:, :-1]
     assert bool((ascending | ~is_used[:, :-1]).all()) and bool(is_used.any(1).all())
     loads = torch.bincount(choices[is_used], minlength=384 // ranks).float()
-    assert float(loads.max() / loads.mean()) < 1.6
+    assert float(loads.max() / loads.mean()) < 2
 
 
 def test_engram_rows_are_shared_out() -> None:
