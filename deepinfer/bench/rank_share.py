@@ -19,6 +19,7 @@ from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
+from deepinfer.engine.parallel.exchange import PresentExperts
 from deepinfer.engine.random_weights import random_tensor
 
 from .plan import padded_experts
@@ -110,7 +111,7 @@ class SliceShare:
             ranks=self.ranks,
             seed=self.seed + plan.layer_id,
         )
-        return ReceivedTokens(local, routing)
+        return ReceivedTokens(PresentExperts(local), routing)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
