@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.bound_model import BoundModel
-from deepinfer.engine.draft_backlog import DraftBacklog
 from deepinfer.engine.decode_step import DecodeStep
+from deepinfer.engine.draft_backlog import DraftBacklog
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
