@@ -1,4 +1,4 @@
-"""Hostile inputs (thousands with ``-m slow``): each ends in the right exit code, and counts add up."""
+"""Hostile inputs (thousands with ``-m slow``): the right exit code, and counts that add up."""
 
 from __future__ import annotations
 
