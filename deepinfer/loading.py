@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.calibration import Calibration
+from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.model.share import WHOLE_MODEL, Share
+from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.model.tensors import is_engram_table
+from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.runner import Runner
 from deepinfer.engine.step_profile import StepProfile
 from deepinfer.engine.weights import Checkpoint, open_checkpoint
@@ -86,16 +88,14 @@ def load_model(
     kernels: Path | None = None,
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
-    share: Share = WHOLE_MODEL,
-    wrap: Callable[[Model], Runner] = lambda model: model,
+    rank: Rank | None = None,
 ) -> LoadedModel:
     """Open a model as ``open_model`` does, load it and make its engine.
 
     ``profile_path`` keeps the measured step times from run to run.  ``kernels`` is a folder of
     bundles from ``deepinfer build``; without it the default one is looked into.
     ``calibration`` replaces the one beside the weights; ``observer`` sees every decode step's
-    result.  ``share`` is what this rank computes of each layer, and ``wrap`` says how it runs the
-    model with other ranks.
+    result.  ``rank`` says what this process computes of the model, and with whom.
     The number of CPU threads is set here, since step times depend on it; what it was before is kept
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
@@ -107,22 +107,38 @@ def load_model(
     model_name = "tiny" if model_path is None else str(checkpoint.folder)
     if note := load_kernels(kernels, model_config, model_name, device):
         notes["kernels"] = note
-    model = Model(
-        model_config,
-        place_tensors(checkpoint, device),
-        token_map=engram_token_map(tokenizer, model_config),
-        device=device,
-        share=share,
-    )
+    model = load_weights(opened, device, rank)
     profile = _saved_profile(profile_path, engine_config, notes)
     if calibration is None:
         calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
+    runner: Runner = model
+    cache = None
+    if rank is not None:
+        engine_config, own = plan_cache(model, engine_config.with_environment(), None)
+        runner, cache = rank.runner(model), rank.cache(own)
     engine = LLMEngine(
-        wrap(model), engine_config, calibration=calibration, profile=profile, observer=observer
+        runner,
+        engine_config,
+        cache,
+        calibration=calibration,
+        profile=profile,
+        observer=observer,
     )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)
+
+
+def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:
+    """The model of an opened checkpoint, or a rank's share of it."""
+    checkpoint = opened.checkpoint
+    return Model(
+        checkpoint.config,
+        place_tensors(checkpoint, device),
+        token_map=engram_token_map(opened.tokenizer, checkpoint.config),
+        device=device,
+        share=WHOLE_MODEL if rank is None else rank.share,
+    )
 
 
 def _saved_profile(

@@ -5,26 +5,24 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from deepinfer import __version__
+from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.hub_cache import resolve_model_folder
-from deepinfer.engine.parallel.groups import Group, connect, join
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.launch import Mailbox
-from deepinfer.engine.parallel.lockstep import LockstepModel
-from deepinfer.engine.parallel.rank_share import RankShare
+from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.types import Completion, EngineStats, Request, SamplingParams
 from deepinfer.recipes.embedded import embedded_model_path
 
-from .loading import LoadedModel, load_model
+from .loading import LoadedModel, load_model, load_weights, open_model
+from .machine import set_cpu_threads
 from .rank_messages import Answered, Begin, End, Finished, RankOrder, Ready, Row
 from .row_stream import ROWS_AHEAD, RowStream
-
-if TYPE_CHECKING:
-    from deepinfer.engine.model.model import Model
 
 _REST_S = 0.001
 _STATS_EVERY_S = 0.5
@@ -39,15 +37,15 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     store = connect(order.host, order.port)
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)
-    everyone = list(range(world_size))
-    share = RankShare(Group.split([everyone]), Group.single())
-    control = Group.split([everyone], backend="gloo")
-    lockstep: list[LockstepModel] = []
-
-    def in_step(model: Model) -> LockstepModel:
-        lockstep.append(LockstepModel(model, control))
-        return lockstep[0]
-
+    rank = Rank(order.sizes, [range(world_size)])
+    if not rank.takes_rows:
+        set_cpu_threads(order.num_threads, 0)
+        opened = open_model(order.model_path, order.settings, device=device)
+        model = load_weights(opened, device, rank)
+        _, cache = plan_cache(model, opened.engine_config.with_environment(), None)
+        assert isinstance(cache, KVCache)
+        rank.follow(model, cache)
+        return
     loaded = load_model(
         order.model_path,
         order.settings,
@@ -55,13 +53,12 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         num_threads=order.num_threads,
         profile_path=order.profile_path,
         kernels=order.kernels,
-        share=share,
-        wrap=in_step,
+        rank=rank,
     )
-    lockstep[0].finish()
+    rank.finish()
     engine_config = loaded.engine.config
     mailbox.send(Ready(loaded.folder, loaded.config, engine_config, loaded.notes))
-    RankRows(mailbox, loaded, lockstep[0], order.seed).serve()
+    RankRows(mailbox, loaded, rank, order.seed).serve()
 
 
 def _facts(order: RankOrder) -> dict[str, str]:
@@ -79,12 +76,10 @@ def _facts(order: RankOrder) -> dict[str, str]:
 class RankRows:
     """Feeds the rows of a mailbox to an engine, and helps other ranks when there are none."""
 
-    def __init__(
-        self, mailbox: Mailbox, loaded: LoadedModel, lockstep: LockstepModel, seed: int
-    ) -> None:
+    def __init__(self, mailbox: Mailbox, loaded: LoadedModel, rank: Rank, seed: int) -> None:
         self._mailbox = mailbox
         self._engine = loaded.engine
-        self._lockstep = lockstep
+        self._rank = rank
         self._waiting: list[Row] = []
         self._has_ended = False
         self._is_aborted = False
@@ -107,7 +102,7 @@ class RankRows:
             assert isinstance(begin, Begin), begin
             self._has_ended = self._is_aborted = False
             self._run(begin)
-            self._lockstep.finish()
+            self._rank.finish()
             self._mailbox.send(Finished(self._engine.stats()))
 
     def read_messages(self) -> None:
@@ -146,7 +141,7 @@ class RankRows:
             elif self._has_ended:
                 return
             else:
-                if not self._engine.has_unfinished() and not self._lockstep.rest():
+                if not self._engine.has_unfinished() and not self._rank.rest():
                     time.sleep(_REST_S)
                 yield None
 

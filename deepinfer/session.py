@@ -16,7 +16,6 @@ from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.types import Thinking
 
-from .errors import ConfigError
 from .loading import load_model
 from .machine import set_cpu_threads
 from .outputs import RequestOutput
@@ -97,8 +96,6 @@ def open_session(
 
         checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
         sizes.check_model(checkpoint.config)
-        if sizes.tensor_parallel_size > 1:
-            raise ConfigError("tensor_parallel_size: this version shares experts only; use 1")
         ranks = RankedEngine(
             RankOrder(
                 rank=0,

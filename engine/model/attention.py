@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from deepinfer.kernels.attention import sparse_attention
 from deepinfer.kernels.gemm import Weight, grouped_linear, quantized_linear
@@ -43,6 +44,12 @@ class Attention:
         self.wo_a = wo_a.split_rows(config.o_groups // share.tensor_size)
         self.wo_b = tensors.weight("attn.wo_b")
         self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
+        self.absent_heads = None
+        if share.tensor_size > 1 and self.sink.device.type == "cpu":
+            # With fewer heads the CPU's matmul adds in another order: keep places for the others.
+            before, own = part * self.q_shape[0], self.q_shape[0]
+            self.absent_heads = (before, config.num_attention_heads - before - own)
+            self.sink = pad(self.sink, self.absent_heads)
         self.compressor = Compressor(config, plan, tensors) if plan.is_kv_source else None
         self.indexer = Indexer(config, plan, tensors) if plan.is_index_source else None
 
@@ -56,6 +63,8 @@ class Attention:
         latent_q = rms_norm(latent_q, self.q_norm, self.eps)
         rope = tokens.rope[rope_key(self.plan)]
         q = torch.unflatten(quantized_linear(latent_q, self.wq_b), -1, self.q_shape)
+        if self.absent_heads is not None:
+            q = pad(q, (0, 0, *self.absent_heads))
         window_rows = tokens.window.exchange(ring, self._pack(window_kv, rope))
         main_rows = main_index = None
         if kv is not None and self.plan.kv_source is not None:
@@ -68,6 +77,8 @@ class Attention:
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
             rope=rope,
         )  # fmt: skip
+        if self.absent_heads is not None:
+            out = out.narrow(1, self.absent_heads[0], self.q_shape[0])
         groups = torch.unflatten(out.flatten(1), -1, (len(self.wo_a.values), -1))
         groups = self.gather_groups(grouped_linear(groups, self.wo_a))
         return quantized_linear(groups.flatten(1), self.wo_b)

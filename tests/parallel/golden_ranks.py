@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 from rank_jobs import groups_of
 
+from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.parallel.lockstep import LockstepModel
+from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.rank_share import RankShare
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Completion, Request, SamplingParams
@@ -96,4 +99,35 @@ def many_ranks(
         if not model.rest():
             time.sleep(0.001)
     model.finish()
+    return answers
+
+
+@cache
+def rank_of(size: int, tensor_size: int) -> Rank:
+    """This rank's place in one of two engines of ``max(size, tensor_size)`` ranks."""
+    sizes = ParallelSizes(expert_parallel_size=size, tensor_parallel_size=tensor_size)
+    count, everyone = sizes.world_size, range(dist.get_world_size())
+    engines = [everyone[i : i + count] for i in range(0, len(everyone), count)]
+    return Rank(sizes, engines)
+
+
+def heads_on_ranks(
+    name: str, count: int, size: int, tensor_size: int, fields: Mapping[str, Any]
+) -> Answers:
+    """This rank's share of the answers where ``tensor_size`` ranks share heads."""
+    rank = rank_of(size, tensor_size)
+    checkpoint, token_map = checkpoint_of(name)
+    tensors = checkpoint.load()
+    model = Model(checkpoint.config, tensors, token_map=token_map, share=rank.share)
+    config, own = plan_cache(model, EngineConfig(**(FIELDS | dict(fields))), None)
+    assert isinstance(own, KVCache)
+    if not rank.takes_rows:
+        rank.follow(model, own)
+        return {}
+    engine = LLMEngine(rank.runner(model), config, rank.cache(own))
+    world, me = max(size, tensor_size), dist.get_rank()
+    mine = requests_for(name, count)[me % world // tensor_size :: world // tensor_size]
+    answers = answer(engine, mine)
+    rank.finish()
+    rank.release()
     return answers

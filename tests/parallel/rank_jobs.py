@@ -152,3 +152,9 @@ def answers(*arguments: Any) -> dict[str, tuple[int, ...]]:
     from golden_ranks import many_ranks
 
     return many_ranks(*arguments)
+
+
+def answers_with_shared_heads(*arguments: Any) -> dict[str, tuple[int, ...]]:
+    from golden_ranks import heads_on_ranks
+
+    return heads_on_ranks(*arguments)

@@ -31,3 +31,20 @@ def test_experts_on_several_ranks(pool: RankPool, name: str, size: int, drafts: 
     fields = {"num_speculative_tokens": drafts}
     parts = pool.run("answers", name, COUNT, size, True, fields)
     assert merged(parts, size) == expected(name, drafts)
+
+
+@pytest.mark.parametrize(
+    ("size", "tensor_size", "drafts"), [(1, 2, 0), (1, 2, 2), (2, 2, 0), (4, 2, 2)]
+)
+def test_heads_on_two_ranks(pool: RankPool, size: int, tensor_size: int, drafts: int) -> None:
+    """(4, 2): two pairs of ranks share heads and answer rows, and all four share experts."""
+    fields = {"num_speculative_tokens": drafts}
+    parts = pool.run("answers_with_shared_heads", "tiny-a", COUNT, size, tensor_size, fields)
+    assert merged(parts, max(size, tensor_size)) == expected("tiny-a", drafts)
+
+
+def test_restored_rings_reach_the_ranks_that_follow(pool: RankPool) -> None:
+    """Batch-invariant mode restores saved rings on a prefix hit; half the prompts share one."""
+    fields = {"batch_invariant": True, "max_num_seqs": 2}
+    parts = pool.run("answers_with_shared_heads", "kdim-a", COUNT, 1, 2, fields)
+    assert merged(parts, 2) == one_rank("kdim-a", COUNT, fields)

@@ -1,0 +1,81 @@
+"""One rank's place among the others: what it shares with whom, and how it runs its model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.model import Model
+from deepinfer.engine.runner import Cache, Runner
+
+from .groups import Group
+from .lockstep import LockstepModel
+from .rank_share import RankShare
+from .sizes import ParallelSizes
+from .tensor_group import LeadingCache, LeadingModel, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Rank:
+    """Made by all ranks of the world at once.
+
+    Ranks that share heads are consecutive; their first one takes rows.
+    """
+
+    def __init__(
+        self, sizes: ParallelSizes, engines: Sequence[Sequence[int]], *, is_exact: bool = True
+    ) -> None:
+        """``engines`` are the ranks of each engine in order; ``sizes`` are the same for all."""
+        heads = sizes.tensor_parallel_size
+        parts = [ranks[i : i + heads] for ranks in engines for i in range(0, len(ranks), heads)]
+        shares_experts = sizes.expert_parallel_size > 1
+        singles = [[rank] for ranks in engines for rank in ranks]
+        experts = Group.split(engines if shares_experts else singles)
+        self.share = RankShare(experts, Group.split(parts), is_exact=is_exact)
+        self._followers = Group.split(parts, backend="gloo")
+        places = [ranks[i::heads] for ranks in engines for i in range(heads)]
+        self._leaders = Group.split(places, backend="gloo")
+        self._shares_experts = shares_experts
+        self._leading: LeadingModel | None = None
+        self._lockstep: LockstepModel | None = None
+
+    @property
+    def takes_rows(self) -> bool:
+        return self._followers.rank == 0
+
+    def runner(self, model: Model) -> Runner:
+        """The model as this rank's engine runs it."""
+        runner: Model | LeadingModel = model
+        if self._followers.size > 1:
+            runner = self._leading = LeadingModel(model, self._followers)
+        if not self._shares_experts:
+            return runner
+        self._lockstep = LockstepModel(runner, self._leaders)
+        return self._lockstep
+
+    def cache(self, cache: Cache) -> Cache:
+        """The cache as this rank's engine sees it."""
+        if self._followers.size == 1:
+            return cache
+        assert isinstance(cache, KVCache)
+        return LeadingCache(cache, self._followers)
+
+    def follow(self, model: Model, cache: KVCache) -> None:
+        """What a rank does that takes no rows."""
+        follow(model, cache, self._followers)
+
+    def release(self) -> None:
+        """Let the ranks go that follow this one."""
+        if self._leading is not None:
+            self._leading.end()
+
+    def rest(self) -> bool:
+        """Help other ranks once; False if there was nothing to do."""
+        return self._lockstep is not None and self._lockstep.rest()
+
+    def finish(self) -> None:
+        """Help other ranks until all are here."""
+        if self._lockstep is not None:
+            self._lockstep.finish()

@@ -1,0 +1,138 @@
+"""Ranks that share attention heads: the first one runs the engine, the others follow its passes.
+
+Their caches hold the same bytes, since latents, keys and rings are not divided; so what the leader
+restores into a slot is sent to the others as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.batch import DraftOutput, ForwardOutput
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.model.model import Model
+
+from .groups import Group
+
+if TYPE_CHECKING:
+    from deepinfer.engine.model.config import ModelConfig
+
+_END = "end"
+
+
+class LeadingModel:
+    """The model of the first rank: every call is also made by its followers.
+
+    ``control`` are the ranks that share heads.  The cache that it is called with is a
+    ``LeadingCache``.
+    """
+
+    def __init__(self, model: Model, control: Group) -> None:
+        self.model = model
+        self.control = control
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    def forward(self, *arguments: Any) -> ForwardOutput:
+        output: ForwardOutput = self._call("forward", *arguments)
+        return output
+
+    def seed_draft(self, *arguments: Any) -> None:
+        self._call("seed_draft", *arguments)
+
+    def draft(self, *arguments: Any) -> DraftOutput:
+        *others, cache, sample = arguments
+
+        def sample_for_all(*values: Tensor) -> Tensor:
+            token_ids: Tensor = sample(*values)
+            self.control.broadcast(_on(token_ids, "cpu"))
+            return token_ids
+
+        self.control.broadcast(("draft", _on(others, "cpu")))
+        call: Callable[..., DraftOutput] = self.model.draft
+        return call(*others, cache.own, sample_for_all)
+
+    def assist(self, first_layer: int = 0) -> None:
+        self.control.broadcast(("assist", (first_layer,)))
+        self.model.assist(first_layer)
+
+    def assist_draft(self) -> None:
+        self.control.broadcast(("assist_draft", ()))
+        self.model.assist_draft()
+
+    def end(self) -> None:
+        """Let the followers go."""
+        self.control.broadcast((_END, ()))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        *others, cache = arguments
+        self.control.broadcast((name, _on(others, "cpu")))
+        return getattr(self.model, name)(*others, cache.own)
+
+
+class LeadingCache:
+    """The cache of the first rank: restored rings go to the followers too."""
+
+    def __init__(self, own: KVCache, control: Group) -> None:
+        self.own = own
+        self.control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def snapshot(self, slot: int) -> object:
+        return self.own.snapshot(slot)
+
+    def restore(self, slot: int, snapshot: Any) -> None:
+        self.control.broadcast(("restore", (slot, _on(snapshot, "cpu"))))
+        self.own.restore(slot, snapshot)
+
+
+@torch.inference_mode()
+def follow(model: Model, cache: KVCache, control: Group) -> None:
+    """Make the calls of the leader until it ends."""
+    device = str(model.device)
+    while True:
+        message: Any = control.broadcast(None)
+        name, arguments = message[0], _on(message[1], device)
+        if name == _END:
+            return
+        if name == "restore":
+            cache.restore(*arguments)
+        elif name in ("assist", "assist_draft"):
+            getattr(model, name)(*arguments)
+        elif name == "draft":
+            call: Callable[..., Any] = model.draft
+            call(*arguments, cache, _received(control, device))
+        else:
+            getattr(model, name)(*arguments, cache)
+
+
+def _received(control: Group, device: str) -> Callable[..., Tensor]:
+    """A sampler that takes what the leader drew."""
+
+    def sample(*values: Tensor) -> Tensor:
+        token_ids: Tensor = _on(control.broadcast(None), device)
+        return token_ids
+
+    return sample
+
+
+def _on(value: Any, device: str) -> Any:
+    """``value`` with all tensors in it on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: _on(getattr(value, f.name), device) for f in fields(value)}
+        )
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return type(value)(_on(item, device) for item in value)  # type: ignore[call-arg]
+    return value
