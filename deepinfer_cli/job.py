@@ -122,8 +122,8 @@ class Job:
             else:
                 failed.discard(record.index)
                 self.total.add(record)
-        if self.total.num_rows:
-            self._console.say(f"continuing after {self.total.num_rows:,} finished rows")
+        if self.journal.num_rows:
+            self._console.say(f"continuing after {self.journal.num_rows:,} finished rows")
         if failed:
             self._console.say(f"answering {len(failed):,} failed rows again")
 

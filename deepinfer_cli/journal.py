@@ -55,6 +55,7 @@ class Journal:
         self._log = os.open(folder / "journal", flags, 0o644)
         self._index = os.open(folder / "index", flags | os.O_TRUNC, 0o644)
         self._end = os.fstat(self._log).st_size
+        self._num_rows = 0
         self._unsynced = 0
         self._synced_at = time.monotonic()
 
@@ -79,6 +80,11 @@ class Journal:
     @property
     def num_bytes(self) -> int:
         return self._end
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows are finished, those taken over by ``recover`` too."""
+        return self._num_rows
 
     def append(self, record: Record) -> None:
         """Make ``record`` survive this process at once, and the machine within seconds.
@@ -141,6 +147,7 @@ class Journal:
 
     def forget(self, index: int) -> None:
         """Take row ``index`` as not finished, until it is appended again."""
+        self._num_rows -= self.finished(index) is not None
         os.pwrite(self._index, bytes(_ENTRY.size), index * _ENTRY.size)
 
     def _write(self, line: bytes) -> None:
@@ -153,6 +160,7 @@ class Journal:
             raise
 
     def _enter(self, record: Record, offset: int, length: int) -> None:
+        self._num_rows += self.finished(record.index) is None
         entry = _ENTRY.pack(offset + 1, length, record.digest)
         os.pwrite(self._index, entry, record.index * _ENTRY.size)
 

@@ -160,7 +160,7 @@ def _run_to_files(
             export_metrics(report, job.settings.prometheus, console.warn)
             if job.total.results:
                 error.add_note(
-                    f"{job.total.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
+                    f"{journal.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
                 )
             raise error
         if not job.is_finished:
