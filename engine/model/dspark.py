@@ -118,7 +118,7 @@ class DraftModel:
         """What the stages make of [anchor, noise, noise, ...], [R, B, d] bf16."""
         config = self.config
         size = config.dspark_block_size
-        token_ids = torch.full((len(anchors), size), config.dspark_noise_token_id).to(anchors)
+        token_ids = anchors.new_full((len(anchors), size), config.dspark_noise_token_id)
         token_ids[:, 0] = anchors
         steps = torch.arange(size, device=anchors.device)
         block_positions = (positions[:, None] + steps).flatten()
