@@ -50,12 +50,12 @@ class DecodeStep:
         sampler: Sampler,
         *,
         num_drafts: int = 0,
-        graphs: GraphCache | None = None,
+        graphs: GraphCache,
     ) -> None:
         self.model = model
         self.table = table
         self.sampler = sampler
-        self.graphs = graphs or GraphCache(table.device)
+        self.graphs = graphs
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts

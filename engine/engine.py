@@ -21,6 +21,7 @@ from .decode import DecodeResult, DecodeWorker, LaunchedDecode, can_follow
 from .decode_step import DecodeStep
 from .draft_backlog import DraftBacklog
 from .draft_planner import make_planner
+from .graphs import GraphCache
 from .intake import make_state
 from .kv_transfer import LocalTransfer
 from .measure_steps import measure_steps
@@ -51,6 +52,8 @@ class LLMEngine:
     ranks that make every pass together.
     ``overlaps_steps``: launch a decode step before the results of the one before it are read, where
     that cannot change an answer; by default on a GPU only.
+    ``captures``: decode steps become CUDA graphs on a GPU; not for ranks that make every pass
+    together.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -71,6 +74,7 @@ class LLMEngine:
         observer: Callable[[DecodeResult], None] | None = None,
         shrinks: bool = True,
         overlaps_steps: bool | None = None,
+        captures: bool = True,
     ) -> None:
         self.config, cache = plan_cache(model, config.with_environment(), cache)
         self.model_config = model.config
@@ -98,7 +102,9 @@ class LLMEngine:
             device,
             model.config.image_token_id,
         )
-        step = DecodeStep(bound, table, Sampler(num_slots, device), num_drafts=num_drafts)
+        self.graphs = GraphCache(device, captures=captures)
+        sampler = Sampler(num_slots, device)
+        step = DecodeStep(bound, table, sampler, num_drafts=num_drafts, graphs=self.graphs)
         self.profile = None
         if self.config.schedule_drafts and self.config.num_speculative_tokens:
             with torch.inference_mode():

@@ -18,25 +18,22 @@ class _Graph:
 
 
 class GraphCache:
-    """One graph for each key, all in one memory pool; on a CPU functions just run.
+    """One graph for each key, all in one memory pool; without ``captures`` functions just run, as
+    they do on a CPU.
 
     The first call of a key runs the function, which also compiles its kernels; the second captures
     it.  A function must do the same work on the same addresses whenever its key is the same, keep
     what it returns valid until the next call, and let the host wait for nothing.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
-        self._device = torch.device(device)
+    def __init__(self, device: torch.device | str, *, captures: bool = True) -> None:
+        self.is_enabled = captures and torch.device(device).type == "cuda"
         self._pool: Any = None
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
-
-    @property
-    def is_enabled(self) -> bool:
-        return self._device.type == "cuda"
 
     def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
         """The function's result; tensors in it are overwritten by the next call of the key."""

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
+from deepinfer.engine.types import Completion, Request, SamplingParams
 from deepinfer.engine.weights import open_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +90,36 @@ class Passes:
         for request, token_ids in parts:
             self.num_done[request] += len(token_ids)
         return output.logits.cpu()
+
+
+def make_engine(name: str, device: str, *, captures: bool = True, **fields: object) -> LLMEngine:
+    """An engine on one of the models; room for 1,600 blocks unless told otherwise."""
+    values: dict[str, object] = {"num_blocks": 1600, "max_model_len": 1024, "device": device}
+    config = EngineConfig(**(values | fields))  # type: ignore[arg-type]
+    return LLMEngine(load_model(name, device), config, captures=captures)
+
+
+def ask(engine: LLMEngine, requests: Sequence[Request]) -> dict[str, Completion]:
+    """All completions by id."""
+    for request in requests:
+        engine.add_request(request)
+    done: dict[str, Completion] = {}
+    while engine.has_unfinished():
+        done.update({completion.request_id: completion for completion in engine.step()})
+    engine.check_integrity()
+    return done
+
+
+def greedy_requests(count: int, max_tokens: int = 64) -> list[Request]:
+    """The first prompts, to be answered greedily past any end token."""
+    lens = token_data()["prompt_lens"].tolist()
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return [
+        Request(
+            request_id=str(number),
+            prompt_token_ids=tuple(sequence[: lens[number]].tolist()),
+            sampling=sampling,
+            seed=number,
+        )
+        for number, sequence in enumerate(sequences(count))
+    ]

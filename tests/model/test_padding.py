@@ -24,7 +24,9 @@ BLOCK_SIZE, NUM_SLOTS, MOST_TOKENS = 8, 7, 96
 class Padding(GraphCache):
     """Sizes and places as for graphs, but the function runs every time."""
 
-    is_enabled = True
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.is_enabled = True
 
     def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
         return function()
@@ -33,7 +35,7 @@ class Padding(GraphCache):
 class Steps:
     """Requests of different lengths, prefilled, then decoded with given drafts."""
 
-    def __init__(self, model, graphs: GraphCache | None) -> None:
+    def __init__(self, model, graphs: GraphCache) -> None:
         config = model.config
         blocks_each = MOST_TOKENS // BLOCK_SIZE
         self.cache = KVCache.allocate(
@@ -83,7 +85,7 @@ class Steps:
 
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3, 4, 5, 6], [6, 2, 0], [3]])
 def test_padded_steps_are_the_same(model, slots: list[int]) -> None:
-    exact, padded = Steps(model, None), Steps(model, Padding("cpu"))
+    exact, padded = Steps(model, GraphCache("cpu")), Steps(model, Padding())
     shapes: list[list[list[int]] | None] = [
         None,
         [[7] * (slot % 6) for slot in slots],  # none to five drafts: tokens are padded too

@@ -1,0 +1,84 @@
+"""The embedded model on a GPU chooses what it chooses on a CPU, wherever that choice is clear."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from gpu_models import Passes, ask, greedy_requests, load_model, make_engine, sequences, token_data
+from shadow import shadowed
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+NUM_PROMPTS, NUM_TOKENS, AT_ONCE = 200, 64, 20
+# The noise of another accumulator flips choices with smaller margins (docs/numerics.md).
+CLEAR_MARGIN = 0.5
+# Kernels whose results are integers or bytes, or one rounding of an exact sum: equal, or nearly.
+EXACT = {"engram_hash", "engram_lookup", "paged_index_scores", "select_topk", "candidate_blocks"}
+
+
+@cache
+def teacher_forced(device: str) -> Tensor:
+    """Logits [prompts, 64, V] before each token of the stored answers."""
+    model = load_model("embedded", device)
+    logits = []
+    asked = sequences(NUM_PROMPTS)
+    for first in range(0, NUM_PROMPTS, AT_ONCE):
+        group = asked[first : first + AT_ONCE]
+        passes = Passes(model, len(group), max(map(len, group)))
+        rows = passes.run(list(enumerate(group)))
+        for part in torch.split(rows, [len(sequence) for sequence in group]):
+            logits.append(part[-NUM_TOKENS - 1 : -1])
+    return torch.stack(logits)
+
+
+def margins(logits: Tensor) -> Tensor:
+    top = logits.topk(2, dim=-1).values
+    return top[..., 0] - top[..., 1]
+
+
+def test_argmax_where_the_cpu_is_clear() -> None:
+    cpu, gpu = teacher_forced("cpu"), teacher_forced("cuda")
+    is_clear = margins(cpu) > CLEAR_MARGIN
+    same = (cpu.argmax(-1) == gpu.argmax(-1))[is_clear]
+    assert int(is_clear.sum()) > NUM_PROMPTS * NUM_TOKENS // 2
+    assert float(same.double().mean()) >= 0.99
+
+
+def test_greedy_answers_part_where_the_cpu_is_not_clear() -> None:
+    """The stored answers are the CPU's greedy ones."""
+    clear = margins(teacher_forced("cpu"))
+    done = ask(make_engine("embedded", "cuda", max_num_seqs=64), greedy_requests(NUM_PROMPTS))
+    stored = [sequence[-NUM_TOKENS:] for sequence in sequences(NUM_PROMPTS)]
+    parted = []
+    for number, expected in enumerate(stored):
+        differs = torch.tensor(done[str(number)].output_token_ids) != expected
+        if bool(differs.any()):
+            parted.append(float(clear[number, int(differs.nonzero()[0, 0])]))
+    assert max(parted, default=0.0) < CLEAR_MARGIN
+
+
+@pytest.mark.parametrize("name", ["embedded", "tiny-a", "kdim-a"])
+def test_every_kernel_agrees_inside_the_model(name: str) -> None:
+    """On the inputs that the model gives it, prompts and single tokens."""
+    model = load_model(name, "cuda")
+    group = [sequence % model.config.vocab_size for sequence in sequences(4)]
+    with shadowed() as found:
+        passes = Passes(model, len(group), 512)
+        passes.run([(i, sequence[:-2]) for i, sequence in enumerate(group)])
+        for left in (2, 1):
+            passes.run([(i, sequence[-left:][:1]) for i, sequence in enumerate(group)])
+    assert {"sparse_attention", "experts", "store_latents", "advance_streams"} <= found.keys()
+    for operation, agreement in found.items():
+        assert not agreement.error, operation
+        assert agreement.relative < 0.02, operation
+        if operation in EXACT:
+            assert agreement.num_equal == agreement.num_values, operation
+
+
+def test_the_stored_prompts_are_whole() -> None:
+    data = token_data()
+    assert len(data["prompt_lens"]) == NUM_PROMPTS
+    assert len(data["token_ids"]) == int(data["prompt_lens"].sum()) + NUM_PROMPTS * NUM_TOKENS

@@ -1,0 +1,105 @@
+"""Golden data of the reference code on a GPU, within the loose limits."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from gpu_models import ROOT, Passes, load_model
+from safetensors.torch import load_file
+from torch import Tensor
+
+from deepinfer.kernels.testing import relative_error
+
+pytestmark = pytest.mark.gpu
+
+FOLDER = ROOT / "tests" / "goldens"
+NAMES = ["tiny-a", "kdim-a"]
+
+
+@cache
+def facts_of(name: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((FOLDER / name / "goldens.json").read_text("utf-8"))
+    return facts
+
+
+@cache
+def data_of(name: str) -> dict[str, Tensor]:
+    return load_file(FOLDER / name / "goldens.safetensors")
+
+
+def limits_of(name: str, length: int) -> dict[str, float]:
+    classes = facts_of(name)["tolerances"]["loose"]["logits"]
+    found: dict[str, float] = [c for c in classes if c["from_length"] <= length][-1]
+    return found
+
+
+def lengths(name: str, kind: str) -> list[int]:
+    cases = facts_of(name)["cases"]
+    return [int(c.removeprefix(kind)) for c in cases if c.removeprefix(kind).isdigit()]
+
+
+def check(actual: Tensor, wanted: Tensor, limits: dict[str, float]) -> None:
+    error = relative_error(actual, wanted).flatten()
+    assert float(error.median()) <= limits["median_rel"]
+    assert float(error.quantile(0.9)) <= limits["p90_rel"]
+    top = wanted.topk(2, dim=-1).values
+    clear = top[..., 0] - top[..., 1] > limits["clear_margin"]
+    same = (actual.argmax(-1) == wanted.argmax(-1))[clear]
+    assert not len(same) or float(same.double().mean()) >= limits["clear_argmax"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts(name: str) -> None:
+    """By length class: a handful of tokens is too few for a percentile."""
+    pooled: dict[float, list[tuple[Tensor, Tensor]]] = {}
+    for length in lengths(name, "p"):
+        passes = Passes(load_model(name, "cuda"), 1, 512)
+        logits = passes.run([(0, data_of(name)[f"p{length}.input_ids"])])
+        from_length = limits_of(name, length)["from_length"]
+        pooled.setdefault(from_length, []).append((logits, data_of(name)[f"p{length}.logits"]))
+    for from_length, pairs in pooled.items():
+        actual, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
+        check(actual, wanted, limits_of(name, int(from_length)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding(name: str) -> None:
+    pooled: dict[float, list[tuple[Tensor, Tensor]]] = {}
+    for length in lengths(name, "dec"):
+        case = f"dec{length}"
+        passes = Passes(load_model(name, "cuda"), 1, 512)
+        passes.run([(0, data_of(name)[f"p{length}.input_ids"])])
+        forced = data_of(name)[f"{case}.forced_ids"]
+        logits = torch.cat([passes.run([(0, token[None])]) for token in forced])
+        from_length = limits_of(name, length)["from_length"]
+        pooled.setdefault(from_length, []).append((logits, data_of(name)[f"{case}.logits"]))
+    for from_length, pairs in pooled.items():
+        actual, wanted = (torch.cat(side) for side in zip(*pairs, strict=True))
+        check(actual, wanted, limits_of(name, int(from_length)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_on_golden_streams(name: str) -> None:
+    """Each layer alone on golden inputs, as ``tests/goldens/test_single_blocks.py`` on a CPU."""
+    model, data = load_model(name, "cuda"), data_of(name)
+    worst = 0.0
+    for length in facts_of(name)["streams"]:
+        streams, pre = data[f"p{length}.h"].cuda(), data[f"p{length}.pre_mix"].cuda()
+        passes = Passes(model, 1, 512)
+        batch = passes.batch([(0, data[f"p{length}.input_ids"])])
+        tokens, kv = model._begin(batch, batch.encoder_start, passes.cache)
+        lookback = model._lookback(batch, tokens, passes.cache)
+        with torch.inference_mode():
+            for layer, block in enumerate(model.blocks):
+                block.write_global_kv(streams[layer], pre[layer], tokens, kv)
+                ring = passes.cache.window[layer]
+                after, _ = block(streams[layer], pre[layer], tokens, ring, kv)
+                if layer + 1 in model.engrams:
+                    after = model.engrams[layer + 1](after, lookback, tokens.is_image)
+                error = relative_error(after.flatten(1), streams[layer + 1].flatten(1))
+                worst = max(worst, float(error.quantile(0.9)))
+    assert worst <= facts_of(name)["tolerances"]["loose"]["layer_p90_rel"]
