@@ -50,12 +50,12 @@ class DecodeStep:
         sampler: Sampler,
         *,
         num_drafts: int = 0,
-        graphs: GraphCache,
+        graphs: GraphCache | None = None,
     ) -> None:
         self.model = model
         self.table = table
         self.sampler = sampler
-        self.graphs = graphs
+        self.graphs = graphs or GraphCache(table.device)
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts
