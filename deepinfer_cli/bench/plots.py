@@ -41,6 +41,8 @@ def save_plots(record: BenchRecord, folder: Path) -> list[Path]:
 
 
 def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
+    from matplotlib import ticker
+
     series: dict[str, list[tuple[float, float, int]]] = {}
     for row in record.measurements:
         if row.phase == "decode" and row.tokens_per_s_user is not None:
@@ -60,6 +62,10 @@ def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
             axes.annotate(f"{size}", (user, device), xytext=(7, 7), textcoords="offset points")
     axes.set(xlabel="tokens/s of one user", ylabel="tokens/s of one device")
     axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+        axis.set_minor_formatter(ticker.NullFormatter())
     axes.set_title("Decode; the number at a mark is requests at once")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -79,7 +85,9 @@ def _draw_steps(record: BenchRecord, axes: Any) -> bool:
             ]
         hatch = _HATCHES[number % len(_HATCHES)]
         names = [f"{row.phase}: {row.name}" for row in rows]
-        axes.barh(names, widths, left=left, label=part, hatch=hatch, edgecolor="white")
+        axes.barh(
+            names, widths, left=left, label=part.replace("_", " "), hatch=hatch, edgecolor="white"
+        )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="ms of a step, parts one after the other")
