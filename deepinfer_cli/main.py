@@ -12,7 +12,7 @@ import typer
 from deepinfer import __version__
 from deepinfer.errors import DeepInferError
 
-from .bench.app import add_bench_verb
+from .bench.app import add_bench_verbs
 from .build_verb import add_build_verb
 from .constraint import run_constraint
 from .engine_arguments import engine_arguments
@@ -100,7 +100,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     app.command("run", cls=Command)(with_settings(run_verb))
     add_run_verbs(app)
     add_report(app)
-    add_bench_verb(app)
+    add_bench_verbs(app, make_engine)
     add_build_verb(app)
     _add_config_verbs(config)
     return app

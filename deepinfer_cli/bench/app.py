@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from deepinfer_cli.console import make_console
-from deepinfer_cli.helptext import Command
+from deepinfer_cli.flags import with_settings
+from deepinfer_cli.helptext import Command, Group
+from deepinfer_cli.job import MakeEngine
 from deepinfer_cli.values import parse_count, parse_number
 
 _HELP = """\
@@ -29,9 +31,24 @@ Examples:
 _PHASES = {"decode": ("decode",), "prefill": ("prefill",), "both": ("decode", "prefill")}
 
 
-def add_bench_verb(app: typer.Typer) -> None:
-    @app.command("bench", cls=Command, help=_HELP)
+_RUN_HELP = """\
+Answers INPUT several times and throws the answers away: the speed of reading,
+encoding, the model, parsing and writing together.
+
+Examples:
+  deepinfer bench run prompts.jsonl
+  deepinfer bench run prompts.jsonl --rounds 5 --speculative 0 --max-num-seqs 64
+"""
+
+
+def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
+    bench_app = typer.Typer(cls=Group, help=_HELP, context_settings=app.info.context_settings)
+    app.add_typer(bench_app, name="bench")
+    _add_run(bench_app, make_engine)
+
+    @bench_app.callback(invoke_without_command=True)
     def bench_verb(
+        context: typer.Context,
         phase: Annotated[str, _option("--phase", "decode, prefill or both.", "PHASE")] = "both",
         preset: Annotated[
             str | None, _option("--preset", "launch: the published protocol (context 131,072, "
@@ -44,7 +61,7 @@ def add_bench_verb(app: typer.Typer) -> None:
         requests: Annotated[
             str | None, _option("--requests", "Requests per rank, a list. [8,16,60,128,256]", "N,N")
         ] = None,
-        context: Annotated[
+        context_length: Annotated[
             str | None, _option("--context", "Tokens of a request. [131072]", "N")
         ] = None,
         tokens: Annotated[
@@ -94,6 +111,8 @@ def add_bench_verb(app: typer.Typer) -> None:
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     ) -> None:  # fmt: skip
+        if context.invoked_subcommand is not None:
+            return
         if phase not in _PHASES:
             raise typer.BadParameter(f"--phase {phase}: expected decode, prefill or both")
         if preset not in (None, "launch"):
@@ -106,7 +125,7 @@ def add_bench_verb(app: typer.Typer) -> None:
             "device_profile": device_profile,
             "seed": _count("--seed", seed),
             "requests": sizes,
-            "context": None if context is None else _count("--context", context),
+            "context": None if context_length is None else _count("--context", context_length),
             "tokens": None if tokens is None else _counts("--tokens", tokens),
             "num_drafts": None if drafts is None else _count("--drafts", drafts),
             "acceptance": None if acceptance is None else _number("--acceptance", acceptance),
@@ -142,6 +161,48 @@ def add_bench_verb(app: typer.Typer) -> None:
             as_json=json,
         )
         raise typer.Exit(bench(request, make_console(quiet=quiet)))
+
+
+def _add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
+    def run_verb(
+        source: Annotated[
+            str, typer.Argument(metavar="INPUT", help="A prompt file.", show_default=False)
+        ],
+        rounds: Annotated[str, _option("--rounds", "How often. [3]", "N")] = "3",
+        output: Annotated[
+            Path | None, _option("--output", "Keep the reports of all rounds here.", "FILE", "-o")
+        ] = None,
+        json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+        *,
+        flags: dict[str, object],
+    ) -> None:
+        from deepinfer_cli.constraint import run_constraint
+        from deepinfer_cli.run import RunRequest, run
+        from deepinfer_cli.settings import resolve
+
+        from .file_runs import run_often, runs_json, runs_page
+
+        count = _count("--rounds", rounds)
+        if count < 1:
+            raise typer.BadParameter(f"--rounds {rounds}: expected 1 or more")
+        resolved = resolve(flags)
+        constraint = run_constraint(resolved.settings)
+
+        def once(answers: Path) -> int:
+            request = RunRequest(
+                source=source, output=str(answers), constraint=constraint, force=True, quiet=True
+            )
+            return run(request, resolved, make_engine)
+
+        runs = run_often(source, count, once, make_console(quiet=quiet))
+        print(runs_json(runs) if json else runs_page(runs), end="")
+        if output is not None:
+            output.write_text(runs_json(runs), encoding="utf-8")
+
+    run_verb.__doc__ = _RUN_HELP
+    bench_app.command("run", cls=Command)(with_settings(run_verb))
 
 
 def _option(flag: str, help: str, metavar: str, *short: str) -> Any:

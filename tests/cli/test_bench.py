@@ -167,3 +167,24 @@ def test_a_foreign_file_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text('{"schema": "other"}')
     with pytest.raises(Exception, match=re.escape("is not the result of deepinfer bench")):
         BenchRecord.load(tmp_path)
+
+
+def test_a_file_is_run_often_and_leaves_nothing(cli, in_tmp: Path) -> None:
+    (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n{"prompt": 5}\n')
+    outcome = cli("bench", "run", "in.jsonl", "--rounds", "2", "-o", "runs.json", "-q")
+    assert outcome.exit_code == 0, outcome.err
+    page = outcome.out.decode()
+    assert "1 rows answered, 1 failed" in page and "\n|     2 |" in page
+    runs = json.loads((in_tmp / "runs.json").read_text())
+    assert [report["rows"]["input"] for report in runs["reports"]] == [2, 2]
+    assert sorted(path.name for path in in_tmp.iterdir()) == ["in.jsonl", "runs.json"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [(["none.jsonl"], "none.jsonl"), (["in.jsonl", "--rounds", "0"], "expected 1 or more")],
+)
+def test_what_cannot_be_run_often(cli, in_tmp: Path, arguments: list[str], message: str) -> None:
+    (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n')
+    outcome = cli("bench", "run", *arguments)
+    assert outcome.exit_code not in (0, 3) and message in outcome.err

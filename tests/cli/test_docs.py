@@ -13,6 +13,7 @@ _VERBS = (
     ["merge"],
     ["report"],
     ["bench"],
+    ["bench", "run"],
     ["build"],
     ["config", "show"],
     ["config", "init"],
