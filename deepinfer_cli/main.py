@@ -19,6 +19,7 @@ from .engine_arguments import engine_arguments
 from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
+from .plan_cli import add_plan
 from .report_cli import add_report
 from .run import RunRequest, run
 from .run_verbs import add_run_verbs
@@ -99,6 +100,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))
     add_run_verbs(app)
+    add_plan(app)
     add_report(app)
     add_bench_verbs(app, make_engine)
     add_build_verb(app)

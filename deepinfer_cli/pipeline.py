@@ -14,7 +14,7 @@ from deepinfer.outputs import RequestOutput
 
 from .journal import Journal, Record, digest
 from .results import result_facts, result_row, without_carried
-from .rows import InputRow, encode_json, error_row
+from .rows import InputRow, encode_json, error_row, fields_with_id
 from .settings import Settings
 from .sharding import Shard
 from .stopping import StopSwitch
@@ -121,7 +121,7 @@ class Pipeline:
                 else:
                     assert row.fields is not None
                     self._running[row.index] = row
-                    yield row.index, self._with_id(row)
+                    yield row.index, fields_with_id(row)
                 self._check_errors()
         except (InputError, OSError) as error:
             self._failure = error
@@ -144,14 +144,6 @@ class Pipeline:
             yield
         finally:
             self.is_outside = False
-
-    @staticmethod
-    def _with_id(row: InputRow) -> Mapping[str, Any]:
-        """A row without an id is known by its line number."""
-        assert row.fields is not None
-        if row.fields.get("custom_id") is None and row.fields.get("id") is None:
-            return {**row.fields, "id": row.row_id}
-        return row.fields
 
     def _finish(self, output: RequestOutput) -> None:
         row = self._running.pop(output.row, None)

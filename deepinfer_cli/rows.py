@@ -36,6 +36,14 @@ class InputRow:
         return row_id(self.fields, self.line)
 
 
+def fields_with_id(row: InputRow) -> Mapping[str, Any]:
+    """What the engine is given; a row without an id is known by its line number."""
+    assert row.fields is not None
+    if row.fields.get("custom_id") is None and row.fields.get("id") is None:
+        return {**row.fields, "id": row.row_id}
+    return row.fields
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 

@@ -180,6 +180,10 @@ class LLMEngine:
         """Whether ``step`` has anything left to do."""
         return bool(self._states)
 
+    def unfinished_lengths(self) -> dict[str, int]:
+        """Answer tokens so far of every request that is not finished."""
+        return {name: state.num_output_tokens for name, state in self._states.items()}
+
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
         return self._counters.stats(

@@ -1,0 +1,205 @@
+"""``rehearse``: run a few rows for a bounded time, and note how long every step takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.decode import DecodeResult
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.step_times import StepTimes, fit_step_times
+from deepinfer.engine.types import Completion, Request, SamplingParams
+from deepinfer.recipes.types import Thinking
+
+from .arguments import EngineArguments
+from .loading import load_model
+from .machine import resolve_device, set_cpu_threads
+from .offline import ROWS_AHEAD
+from .prompts import run_constraint
+from .row_stream import RowStream
+
+_LONGER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What was measured.  ``cpu`` values are processor seconds of this process, all threads.
+
+    lengths: (answer tokens, whether the answer ended by itself) of every answer that was begun and
+    may end by itself.
+    row_s: seconds for each answered row outside of steps: encoding, parsing.
+    """
+
+    load_s: float
+    seconds: float
+    num_rows: int
+    num_finished: int
+    times: StepTimes
+    cpu_times: StepTimes
+    row_s: float
+    row_cpu_s: float
+    lengths: tuple[tuple[int, bool], ...]
+
+
+class _TimeIsUp(Exception):
+    """Leaves the stream between two steps."""
+
+
+@dataclass(slots=True)
+class _TimedEngine:
+    """Passes everything on to the engine and keeps a record of each step."""
+
+    engine: LLMEngine
+    deadline: float
+    last_deadline: float
+    num_ended: int = 0
+    prefills: list[tuple[int, float, float]] = field(default_factory=list)
+    decodes: list[tuple[int, int, float, float]] = field(default_factory=list)
+    cut_lengths: list[int] = field(default_factory=list)
+    endless: set[str] = field(default_factory=set)  # requests that ignore the end-of-text token
+    step_s: float = 0.0
+    step_cpu_s: float = 0.0
+    last_decode: DecodeResult | None = None
+
+    def observe(self, result: DecodeResult) -> None:
+        self.last_decode = result
+
+    def add_request(self, request: Request) -> None:
+        if request.sampling.ignore_eos:
+            self.endless.add(request.request_id)
+        self.engine.add_request(request)
+
+    def abort(self, request_id: str) -> bool:
+        return self.engine.abort(request_id)
+
+    def step(self) -> list[Completion]:
+        if time.monotonic() > self.deadline:
+            lengths = self.engine.unfinished_lengths()
+            self.cut_lengths = [lengths[name] for name in lengths.keys() - self.endless]
+            if self._knows_enough():
+                raise _TimeIsUp
+        before = self.engine.stats().num_prefill_tokens
+        self.last_decode = None
+        began, cpu_began = time.perf_counter(), time.process_time()
+        completions = self.engine.step()
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        self.step_s += wall
+        self.step_cpu_s += cpu
+        if (result := self.last_decode) is not None:
+            self.decodes.append((len(result.tokens), sum(map(len, result.tokens)), wall, cpu))
+        elif tokens := self.engine.stats().num_prefill_tokens - before:
+            self.prefills.append((tokens, wall, cpu))
+        self.num_ended += sum(c.finish_reason == "stop" for c in completions)
+        return completions
+
+    def _knows_enough(self) -> bool:
+        """There is nothing to plan with before a step of each kind was run; and lengths are a
+        guess as long as more answers are being cut than have ended."""
+        if not self.prefills or not self.decodes:
+            return False
+        num_cut = sum(length > 0 for length in self.cut_lengths)
+        return num_cut <= self.num_ended or time.monotonic() > self.last_deadline
+
+
+def rehearse(
+    model_path: str | Path | None,
+    arguments: EngineArguments,
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    defaults: SamplingParams,
+    *,
+    seconds: float,
+    raw: bool = False,
+    thinking: Thinking | None = None,
+    constraint: Mapping[str, Any] | None = None,
+) -> Rehearsal | None:
+    """Load the model as ``OfflineEngine`` does and answer ``rows`` for about ``seconds``.
+
+    It takes up to ``_LONGER`` times as long while too few answers have ended to tell lengths, and
+    runs at least one prefill and one decode step, however long they take.  None if no row reached
+    the engine.  Raises: as ``OfflineEngine``.
+    """
+    began = time.monotonic()
+    timed: list[_TimedEngine] = []
+    loaded = load_model(
+        model_path,
+        arguments.engine_settings(),
+        device=resolve_device(arguments.device),
+        num_threads=arguments.num_threads,
+        profile_path=arguments.profile_file(),
+        observer=lambda result: timed[0].observe(result),
+    )
+    engine = loaded.engine
+    try:
+        load_s = time.monotonic() - began
+        now = time.monotonic()
+        probe = _TimedEngine(engine, now + seconds, now + _LONGER * seconds)
+        timed.append(probe)
+        stream = RowStream(
+            probe,
+            loaded.tokenizer,
+            max_model_len=engine.max_model_len,
+            vocab_size=loaded.config.vocab_size,
+            max_in_flight=ROWS_AHEAD * engine.config.max_num_seqs,
+            seed=arguments.seed,
+        )
+        with closing(stream):
+            return _answer(probe, stream, load_s, rows, defaults, raw, thinking, constraint)
+    finally:
+        engine.close()
+        set_cpu_threads(loaded.threads_before, loaded.config.hidden_size)
+
+
+def _answer(
+    probe: _TimedEngine,
+    stream: RowStream,
+    load_s: float,
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    defaults: SamplingParams,
+    raw: bool,
+    thinking: Thinking | None,
+    constraint: Mapping[str, Any] | None,
+) -> Rehearsal | None:
+    num_rows = num_finished = 0
+    lengths: list[tuple[int, bool]] = []
+    began, cpu_began = time.perf_counter(), time.process_time()
+
+    def counted() -> Iterable[tuple[int, Mapping[str, Any], SamplingParams]]:
+        nonlocal num_rows
+        for number, row in rows:
+            num_rows += 1
+            yield number, row, defaults
+
+    spec = run_constraint(constraint)
+    try:
+        for output in stream.run(counted(), raw=raw, thinking=thinking, constraint=spec):
+            num_finished += 1
+            if output.sampling is None or output.sampling.ignore_eos:
+                continue
+            lengths += [(len(s.token_ids), s.finish_reason != "length") for s in output.samples]
+    except _TimeIsUp:
+        lengths += [(length, False) for length in probe.cut_lengths if length]
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    if not probe.prefills:
+        return None
+    per_row = 1 / max(num_rows, 1)
+    return Rehearsal(
+        load_s=load_s,
+        seconds=wall,
+        num_rows=num_rows,
+        num_finished=num_finished,
+        times=fit_step_times(
+            [(tokens, wall_s) for tokens, wall_s, _ in probe.prefills],
+            [(number, tokens, wall_s) for number, tokens, wall_s, _ in probe.decodes],
+        ),
+        cpu_times=fit_step_times(
+            [(tokens, cpu_s) for tokens, _, cpu_s in probe.prefills],
+            [(number, tokens, cpu_s) for number, tokens, _, cpu_s in probe.decodes],
+        ),
+        row_s=max(0.0, wall - probe.step_s) * per_row,
+        row_cpu_s=max(0.0, cpu - probe.step_cpu_s) * per_row,
+        lengths=tuple(lengths),
+    )

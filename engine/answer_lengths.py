@@ -1,0 +1,63 @@
+"""How long answers get, from some that ended by themselves and some that were cut before."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from random import Random
+
+
+class AnswerLengths:
+    """The distribution behind ``(length, has_ended)`` pairs.
+
+    A cut answer only says that it would have been longer (Kaplan and Meier's estimate).  Beyond the
+    longest that ended, answers are taken to end at each token with the chance of the known tokens
+    in the longer half.
+    """
+
+    def __init__(self, answers: Iterable[tuple[int, bool]]) -> None:
+        ended: Counter[int] = Counter()
+        cut: Counter[int] = Counter()
+        for length, has_ended in answers:
+            (ended if has_ended else cut)[length] += 1
+        self.num_ended = ended.total()
+        half = max(ended | cut, default=0) // 2
+        num_late = sum(num for length, num in ended.items() if length > half)
+        num_tokens = sum(
+            (ended + cut)[length] * (length - half) for length in ended | cut if length > half
+        )
+        self._chance = (num_late + 0.5) / max(num_tokens, 1)  # half a case more: never quite none
+        at_risk = ended.total() + cut.total()
+        survival = 1.0
+        self._steps: list[tuple[int, float]] = []  # (length, share of answers that are longer)
+        for length in sorted(ended | cut):
+            if ended[length]:
+                survival *= 1 - ended[length] / at_risk
+                self._steps.append((length, survival))
+            at_risk -= ended[length] + cut[length]
+
+    def draw(self, count: int, seed: int = 0) -> list[int | None]:
+        """``count`` lengths that follow the distribution as evenly as possible, shuffled.
+
+        None for all if no answer ended: nothing is known.
+        """
+        drawn: list[int | None] = []
+        place = 0
+        for index in range(count):
+            share = (index + 0.5) / count
+            while place < len(self._steps) and 1 - self._steps[place][1] < share - 1e-12:
+                place += 1
+            if place < len(self._steps):
+                drawn.append(self._steps[place][0])
+            else:
+                drawn.append(self._beyond(share))
+        Random(seed).shuffle(drawn)
+        return drawn
+
+    def _beyond(self, share: float) -> int | None:
+        if not self._steps:
+            return None
+        last, longer = self._steps[-1]
+        left = (1 - share) / longer  # of those longer than the last
+        return last + math.ceil(-math.log(left) / self._chance)

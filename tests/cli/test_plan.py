@@ -1,0 +1,154 @@
+"""``deepinfer plan`` against what ``deepinfer run`` then does, with the embedded model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_cli.main import main
+from deepinfer_cli.plan import Plan
+from deepinfer_cli.plan_table import print_plan
+from deepinfer_cli.typed_json import from_json, to_json
+
+_PREFIX = "Once upon a time there was a small dog who liked the sea very much indeed. " * 12
+_ROWS = [
+    {"prompt": "Say hello.", "max_tokens": 3, "ignore_eos": True},
+    {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "ignore_eos": True},
+    {"prompt_token_ids": [5, 6, 7], "max_tokens": 4, "n": 2, "ignore_eos": True},
+    {"prompt": 5},
+    {"prompt": "x", "temperature": -1},
+    {"prompt": "x", "regex": "("},
+    {"prompt": "word " * 20_000},
+    {"nothing": 1},
+    {"prompt": _PREFIX + "Who?", "raw": True, "max_tokens": 2, "ignore_eos": True},
+    {"prompt": _PREFIX + "Where?", "raw": True, "max_tokens": 2, "ignore_eos": True},
+]
+
+
+@pytest.fixture
+def real(in_tmp: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., Any]:
+    """The program with the real engine, in this process: exit code and stdout."""
+
+    def call(*arguments: str) -> tuple[int, bytes, str]:
+        capfdbinary.readouterr()
+        code = main(list(arguments))
+        captured = capfdbinary.readouterr()
+        return code, captured.out, captured.err.decode()
+
+    return call
+
+
+def _write(rows: list[dict[str, Any]], *others: str) -> None:
+    lines = [json.dumps(row) for row in rows] + list(others)
+    Path("in.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_the_plan_is_what_the_run_does(real: Callable[..., Any]) -> None:
+    _write(_ROWS, "bad", '{"prompt": "cut')
+    code, out, _ = real("plan", "in.jsonl", "--json", "--calibrate", "0.2s")
+    plan = json.loads(out)
+    assert code == 3
+    code, out, _ = real("run", "in.jsonl", "-o", "out.jsonl", "--json", "-q")
+    report = json.loads(out)
+    assert code == 3
+    assert plan["errors"] == report["errors"] and plan["kinds"] == report["kinds"]
+    assert (plan["rows"], plan["failing"]) == (12, report["rows"]["errors"])
+    assert plan["input"] == report["input"]
+    assert plan["memory"] == report["memory"]
+    assert plan["prompt_lengths"] == report["lengths"]["prompt"]
+    assert plan["prompt_tokens"] == report["tokens"]["prompt_tokens"]
+    assert plan["estimate"]["answer_lengths"] == report["lengths"]["answer"]
+    assert plan["shared_tokens"] == report["engine"]["num_cached_tokens"] > 0
+    lines = Path("out.jsonl.errors.jsonl").read_text().splitlines()
+    errors = [json.loads(line) for line in lines]
+    for example in plan["examples"]:
+        first = next(row for row in errors if row["error"]["kind"] == example["kind"])
+        assert (example["line"], example["message"]) == (first["line"], first["error"]["message"])
+
+
+def test_words_fit_the_terminal_and_say_what_json_says(
+    real: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(_ROWS)
+    _, out, _ = real("plan", "in.jsonl", "--json", "--calibrate", "0.2s")
+    plan = from_json(Plan, json.loads(out))
+    assert to_json(plan) == json.loads(out)
+    for columns in (40, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        with Path("words").open("w", encoding="utf-8") as file:
+            print_plan(plan, file)
+        text = Path("words").read_text()
+        assert max(map(len, text.splitlines())) <= columns
+        words = " ".join(text.split())
+        assert "will fail" in words and "unknown_kind 1, first in line 8" in words
+        assert re.search(r"steps about \d+: \d+ of prefill, \d+ of decode", words)
+        assert re.search(r"measured by 5 of 5 rows, run here for [\d.]+ m?s", words)
+
+
+def test_without_calibration_nothing_is_loaded(
+    real: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer.rehearsal.load_model", lambda *a, **k: pytest.fail("loaded"))
+    _write(_ROWS[:2])
+    code, out, err = real("plan", "in.jsonl", "--json", "--calibrate", "0", "-q")
+    assert code == 0 and err == ""
+    plan = json.loads(out)
+    assert plan["estimate"] is None and plan["answer_limits"]["max"] == 3
+    code, out, _ = real("plan", "in.jsonl", "--calibrate", "0", "-q")
+    assert "answers     2, of at most 3 tokens" in out.decode()
+
+
+def test_an_earlier_run_serves_as_measurement(real: Callable[..., Any]) -> None:
+    _write(_ROWS[:3])
+    assert real("run", "in.jsonl", "-o", "out.jsonl", "-q")[0] == 0
+    code, out, _ = real("plan", "in.jsonl", "--json", "--like", "out.jsonl", "-q")
+    estimate = json.loads(out)["estimate"]
+    assert code == 0 and estimate["basis"].startswith("the report of out.jsonl, x86_64 CPU")
+    report = json.loads(Path("out.jsonl.report.json").read_bytes())
+    assert estimate["answer_tokens"] == report["tokens"]["completion_tokens"]
+    assert 0.2 < estimate["answer_s"] / report["throughput"]["answer_s"] < 5
+
+
+def test_limit_shard_and_settings_hold_as_in_a_run(real: Callable[..., Any]) -> None:
+    _write(_ROWS)
+    plan = ("plan", "in.jsonl", "--json", "--calibrate", "0", "-q")
+    assert json.loads(real(*plan, "--limit", "3")[1])["rows"] == 3
+    shards = [json.loads(real(*plan, "--shard", f"{i}/3")[1]) for i in (1, 2, 3)]
+    assert [shard["rows"] for shard in shards] == [4, 3, 3]
+    assert sum(shard["failing"] for shard in shards) == 5
+    small = json.loads(real(*plan, "--max-model-len", "64", "--num-blocks", "2")[1])
+    assert small["errors"]["too_long"] == 3 and small["memory"]["num_blocks"] == 2
+    assert small["fitting"] == 2 or small["fitting"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["plan", "none.jsonl"], 4, "cannot read none.jsonl: no such file or directory"),
+        (["plan", "in.jsonl", "--model", "no/such"], 2, "no/such"),
+        (["plan", "in.jsonl", "--calibrate", "soon"], 2, "--calibrate soon: expected a duration"),
+        (["plan", "in.jsonl", "--like", "no.jsonl"], 2, "no report of no.jsonl"),
+        (["plan", "in.jsonl", "--num-blocks=1", "--max-model-len=100"], 2, "raise num_blocks"),
+        (["plan", "in.jsonl", "--top-p", "7"], 2, "top_p"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(
+    real: Callable[..., Any], arguments: list[str], code: int, message: str
+) -> None:
+    _write(_ROWS[:1])
+    found, _, err = real(*arguments)
+    assert found == code and message in err and "Traceback" not in err
+
+
+def test_an_input_without_answerable_rows(real: Callable[..., Any]) -> None:
+    Path("in.jsonl").write_text("")
+    code, out, _ = real("plan", "in.jsonl", "-q")
+    assert code == 0 and out.startswith(b"rows        0 in in.jsonl\n")
+    _write([{"prompt": 5}])
+    code, out, _ = real("plan", "in.jsonl", "-q")
+    assert code == 3 and b"will fail   1 (100 %)" in out
