@@ -18,9 +18,8 @@ from deepinfer.recipes.types import Thinking
 from .arguments import EngineArguments
 from .loading import load_model
 from .machine import resolve_device, set_cpu_threads
-from .offline import ROWS_AHEAD
 from .prompts import run_constraint
-from .row_stream import RowStream
+from .row_stream import ROWS_AHEAD, RowStream
 
 _LONGER = 4
 
@@ -130,6 +129,7 @@ def rehearse(
         device=resolve_device(arguments.device),
         num_threads=arguments.num_threads,
         profile_path=arguments.profile_file(),
+        kernels=arguments.kernels_folder(),
         observer=lambda result: timed[0].observe(result),
     )
     engine = loaded.engine

@@ -179,7 +179,8 @@ Answers prompt files with DeepSeek-V4.1-Flash on this machine.
 Examples:
   deepinfer run prompts.jsonl
   deepinfer run prompts.parquet -o answers.parquet --model /models/v4.1
-  deepinfer config init
+  deepinfer plan prompts.jsonl
+  deepinfer report prompts.out.jsonl
   deepinfer run --help
 """
 

@@ -51,7 +51,10 @@ def plan(
             scan.run(constraint_of(constraint))
         input_facts = InputFacts(name=reader.name, format=reader.format, digest=scan.input.digest())
     found: Estimate | None = None
-    if earlier is None and seconds > 0 and scan.sample:
+    num_ranks = arguments.parallel_sizes().world_size
+    if num_ranks > 1 and earlier is None:
+        console.warn(f"no estimate: it is measured on one rank, not {num_ranks}; give --like RUN")
+    elif earlier is None and seconds > 0 and scan.sample:
         console.say(f"answering some rows for about {seconds:.0f}s to measure (--calibrate)")
         rehearsal = rehearse(
             settings.model,

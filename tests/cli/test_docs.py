@@ -11,6 +11,7 @@ _VERBS = (
     ["run"],
     ["status"],
     ["merge"],
+    ["plan"],
     ["report"],
     ["bench"],
     ["bench", "run"],
