@@ -21,6 +21,7 @@ _OF_ENGINE_CONFIG = (
     "block_size",
     "num_blocks",
     "cache_memory_gib",
+    "gpu_memory",
     "enable_prefix_caching",
     "batch_invariant",
     "exact",
@@ -50,6 +51,7 @@ class EngineArguments:
     block_size: int | None = None
     num_blocks: int | None = None
     cache_memory_gib: float | None = None
+    gpu_memory: float | None = None
     enable_prefix_caching: bool | None = None
     batch_invariant: bool | None = None
     exact: bool | None = None

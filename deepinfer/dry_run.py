@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.capacity import size_cache
+from deepinfer.engine.device_memory import DeviceMemory
 from deepinfer.engine.memory_plan import memory_plan
+from deepinfer.engine.model.tensors import expected_tensors
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import RowError
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
@@ -35,7 +37,11 @@ class DryRun:
         opened = open_model(model_path, arguments.engine_settings(), device=device)
         self.model_config = opened.checkpoint.config
         self.model_folder = opened.checkpoint.folder
-        self.config = size_cache(self.model_config, opened.engine_config.with_environment())
+        weights = sum(spec.num_bytes for spec in expected_tensors(self.model_config).values())
+        memory = DeviceMemory.of(device)
+        memory = None if memory is None else memory.less(weights)
+        config = opened.engine_config.with_environment()
+        self.config = size_cache(self.model_config, config, memory)
         self.memory = memory_plan(self.model_config, self.config)
         self.notes: Mapping[str, str] = opened.notes
         self._tokenizer = opened.tokenizer

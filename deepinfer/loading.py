@@ -123,6 +123,7 @@ def load_model(
         calibration=calibration,
         profile=profile,
         observer=observer,
+        captures=rank is None,
     )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)

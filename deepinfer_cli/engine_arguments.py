@@ -21,6 +21,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
         cache_memory_gib=settings.cache_memory_gib,
+        gpu_memory=settings.gpu_memory,
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,
         enable_prefix_caching=settings.enable_prefix_caching,

@@ -195,8 +195,13 @@ class Settings:
         None, optional(COUNT), "Engine", "Most tokens in a step."
     )
     cache_memory_gib: float | None = _setting(
-        None, optional(NUMBER), "Engine", "Memory for the caches of running answers, in GiB."
-    )
+        None, optional(NUMBER), "Engine", "Memory for the caches of running answers, in GiB; "
+        "without it what gpu_memory leaves on a GPU, and 1 on a CPU.",
+    )  # fmt: skip
+    gpu_memory: float = _setting(
+        0.9, dataclasses.replace(NUMBER, expects="a share such as 90%"), "Engine",
+        "Share of a GPU's memory that may be in use: weights, caches and steps.",
+    )  # fmt: skip
     num_blocks: int | None = _setting(
         None, optional(COUNT), "Engine", "The same, as a number of cache blocks."
     )

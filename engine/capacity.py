@@ -7,9 +7,12 @@ from dataclasses import replace
 from deepinfer.errors import ConfigError
 
 from .config import EngineConfig
+from .device_memory import DeviceMemory, bytes_for_blocks
 from .kv_cache import KVCache, block_bytes, slot_bytes
 from .model.config import ModelConfig
 from .runner import Cache, Runner
+
+_CPU_CACHE_GIB = 1.0
 
 
 def plan_cache(
@@ -17,14 +20,18 @@ def plan_cache(
 ) -> tuple[EngineConfig, Cache]:
     """The configuration as ``size_cache`` completes it, and the cache.  Raises: ConfigError."""
     sizes = model.config
-    config = size_cache(sizes, config)
+    memory = DeviceMemory.of(config.device) if cache is None else None
+    config = size_cache(sizes, config, memory)
     assert config.num_blocks is not None
     return config, _allocate(sizes, config, config.num_blocks) if cache is None else cache
 
 
-def size_cache(sizes: ModelConfig, config: EngineConfig) -> EngineConfig:
+def size_cache(
+    sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory | None = None
+) -> EngineConfig:
     """The configuration with ``num_blocks`` and ``max_model_len`` filled in; allocates nothing.
 
+    ``memory`` is that of the GPU with the weights in it, None on a CPU.
     Raises: ConfigError when the memory, the model's context and the wanted context do not agree.
     """
     _check_drafts(config.num_speculative_tokens, sizes)
@@ -38,18 +45,28 @@ def size_cache(sizes: ModelConfig, config: EngineConfig) -> EngineConfig:
     if num_blocks is None:
         wanted = config.max_num_seqs * -(-context // config.block_size)
         per_block = block_bytes(sizes, config.block_size)
-        num_blocks = min(wanted, int(config.cache_memory_gib * 2**30) // per_block)
+        num_blocks = min(wanted, _block_memory(sizes, config, memory) // per_block)
     capacity = num_blocks * config.block_size
     if config.max_model_len is not None and capacity < context:
         raise ConfigError(
             f"{num_blocks} blocks of {config.block_size} tokens hold {capacity} tokens, fewer than "
-            f"max_model_len={context}: raise num_blocks or cache_memory_gib, or lower max_model_len"
+            f"max_model_len={context}: raise num_blocks or cache_memory_gib (gpu_memory on a GPU), "
+            "or lower max_model_len"
         )
     if capacity < 2:
         raise ConfigError(
-            f"cache_memory_gib={config.cache_memory_gib} does not hold one block: raise it"
+            "the memory for caches does not hold one block: raise cache_memory_gib, or gpu_memory "
+            "on a GPU"
         )
     return replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
+
+
+def _block_memory(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory | None) -> int:
+    """Bytes for cache blocks."""
+    if config.cache_memory_gib is None and memory is not None:
+        return bytes_for_blocks(sizes, config, memory)
+    gib = _CPU_CACHE_GIB if config.cache_memory_gib is None else config.cache_memory_gib
+    return int(gib * 2**30)
 
 
 def _allocate(sizes: ModelConfig, config: EngineConfig, num_blocks: int) -> KVCache:

@@ -21,7 +21,9 @@ class EngineConfig:
     max_num_batched_tokens  tokens of one step
     block_size              tokens per block of the global KV, even
     num_blocks              blocks of the global KV; None takes what ``cache_memory_gib`` holds
-    cache_memory_gib        memory for the blocks when ``num_blocks`` is None
+    cache_memory_gib        memory for the blocks when ``num_blocks`` is None; None means what
+                            ``gpu_memory`` leaves on a GPU, and 1 on a CPU
+    gpu_memory              share of a GPU's memory that may be in use
     max_model_len           prompt plus answer; None means the model's context, or what fits
     batch_invariant         answers do not depend on batch, order, chunks, preemption, prefix hits
     exact                   run every layer on every prompt token (no bounded replay)
@@ -39,7 +41,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     block_size: int = 64
     num_blocks: int | None = None
-    cache_memory_gib: float = 1.0
+    cache_memory_gib: float | None = None
+    gpu_memory: float = 0.9
     max_model_len: int | None = None
     batch_invariant: bool = False
     exact: bool = False
@@ -96,8 +99,12 @@ def check_fields(fields: Mapping[str, object]) -> None:
             _check(type(value) is bool, name, value, "True or False")
     if "cache_memory_gib" in fields:
         memory = fields["cache_memory_gib"]
-        ok = is_number(memory, 0, 2.0**30) and memory != 0
+        ok = memory is None or (is_number(memory, 0, 2.0**30) and memory != 0)
         _check(ok, "cache_memory_gib", memory, "a number above 0")
+    if "gpu_memory" in fields:
+        share = fields["gpu_memory"]
+        ok = is_number(share, 0, 1) and share != 0
+        _check(ok, "gpu_memory", share, "a share above 0 and up to 1")
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:
