@@ -1,7 +1,8 @@
 """A GPU pass never waits for its device: it runs on tensors that have shapes and no values.
 
 Model and cache of the full size lie on the ``meta`` device, kernels are taken for launched.
-Whatever asked for a value, or for a shape that depends on one, would fail.
+Whatever asked for a value, or for a shape that depends on one, would fail; so would a tensor made
+on the host, which a GPU would have to wait for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepinfer.engine.batch import ForwardBatch
 from deepinfer.engine.bound_model import BoundModel
@@ -50,6 +52,18 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+class NothingOnTheHost(TorchDispatchMode):
+    """Every operation's result is on the device, but for the numbers in ``constant``."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim():
+            assert result.device.type == "meta", f"{function} made a tensor on the host"
+        return result
+
+
 def decode_batch(query_len: int) -> ForwardBatch:
     def ints(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int64, device="meta")
@@ -83,7 +97,8 @@ def new_cache(model: Model) -> KVCache:
 def test_a_decode_step_reads_no_value(model: Model, launches: list[str], query_len: int) -> None:
     backlog = DraftBacklog(NUM_REQUESTS, model.config.sliding_window, "meta")
     bound = BoundModel(model, new_cache(model), backlog=backlog)
-    logits = bound.forward(decode_batch(query_len)).logits
+    with NothingOnTheHost():
+        logits = bound.forward(decode_batch(query_len)).logits
     assert logits.shape == (NUM_REQUESTS * query_len, model.config.vocab_size)
     assert launches.count("attention_kernel") == model.config.num_hidden_layers
     assert launches.count("score_kernel") >= len(model.config.index_source_layer_ids)
@@ -92,8 +107,9 @@ def test_a_decode_step_reads_no_value(model: Model, launches: list[str], query_l
 def test_drafting_reads_no_value(model: Model, launches: list[str]) -> None:
     bound = BoundModel(model, new_cache(model))
     numbers = torch.empty(NUM_REQUESTS, dtype=torch.int64, device="meta")
-    output = bound.draft(
-        numbers, numbers, numbers, numbers, lambda logits, slots, positions: logits.argmax(-1)
-    )
+    with NothingOnTheHost():
+        output = bound.draft(
+            numbers, numbers, numbers, numbers, lambda logits, slots, positions: logits.argmax(-1)
+        )
     assert output.token_ids.shape == (NUM_REQUESTS, model.config.dspark_block_size)
     assert launches.count("attention_kernel") == model.config.num_nextn_predict_layers
