@@ -38,6 +38,8 @@ class EngineArguments:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel_size: int = 1
+    prefill_ranks: int = 0
+    decode_ranks: int = 0
     enable_flash_mla: bool = True
     enable_speculative_dspark: bool = True
     num_speculative_tokens: int | None = None
@@ -80,6 +82,8 @@ class EngineArguments:
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
+            prefill_ranks=self.prefill_ranks,
+            decode_ranks=self.decode_ranks,
         )
 
     def profile_file(self) -> Path | None:

@@ -15,12 +15,14 @@ from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.kv_transfer import RemotePrefill
 from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.model.tensors import is_engram_table
 from deepinfer.engine.parallel.rank import Rank
+from deepinfer.engine.prefill import PrefillWorker
 from deepinfer.engine.runner import Runner
 from deepinfer.engine.step_profile import StepProfile
 from deepinfer.engine.weights import Checkpoint, open_checkpoint
@@ -89,13 +91,15 @@ def load_model(
     calibration: Calibration | None = None,
     observer: Callable[[DecodeResult], None] | None = None,
     rank: Rank | None = None,
+    remote_prefill: Callable[[PrefillWorker], RemotePrefill] | None = None,
 ) -> LoadedModel:
     """Open a model as ``open_model`` does, load it and make its engine.
 
     ``profile_path`` keeps the measured step times from run to run.  ``kernels`` is a folder of
     bundles from ``deepinfer build``; without it the default one is looked into.
     ``calibration`` replaces the one beside the weights; ``observer`` sees every decode step's
-    result.  ``rank`` says what this process computes of the model, and with whom.
+    result.  ``rank`` says what this process computes of the model, and with whom;
+    ``remote_prefill`` is what replaces the engine's own prefill.
     The number of CPU threads is set here, since step times depend on it; what it was before is kept
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
@@ -123,7 +127,8 @@ def load_model(
         calibration=calibration,
         profile=profile,
         observer=observer,
-        captures=rank is None,
+        is_alone=rank is None,
+        remote_prefill=remote_prefill,
     )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)

@@ -31,7 +31,8 @@ class OfflineEngine:
     cache; ``None`` is the small model inside the package.
 
     ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
-    ``tensor_parallel_size`` ranks share attention; each is a process, on a GPU of its own or on
+    ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` and ``decode_ranks`` read
+    prompts and answer them in processes of their own.  Each rank is a process, on a GPU of its own or on
     the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
     machine or model cannot honour raise ConfigError with the reason.
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
@@ -60,6 +61,8 @@ class OfflineEngine:
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         expert_parallel_size: int = 1,
+        prefill_ranks: int = 0,
+        decode_ranks: int = 0,
         enable_flash_mla: bool = True,
         enable_speculative_dspark: bool = True,
         num_speculative_tokens: int | None = None,
@@ -85,6 +88,8 @@ class OfflineEngine:
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
             expert_parallel_size=expert_parallel_size,
+            prefill_ranks=prefill_ranks,
+            decode_ranks=decode_ranks,
             enable_flash_mla=enable_flash_mla,
             enable_speculative_dspark=enable_speculative_dspark,
             num_speculative_tokens=num_speculative_tokens,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from .outputs import RequestOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """All that a rank needs to start.  ``settings`` are fields of ``EngineConfig``."""
+    """All that a rank needs to start.  ``settings`` are fields of ``EngineConfig``; ``links`` lead
+    to the ranks of the other role, if there are roles."""
 
     rank: int
     sizes: ParallelSizes
@@ -32,11 +34,12 @@ class RankOrder:
     profile_path: Path | None
     kernels: Path | None
     seed: int
+    links: Mapping[int, Connection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank that takes rows has loaded its part."""
+    """A rank that takes rows or only prefills has loaded its part."""
 
     folder: Path
     model_config: ModelConfig

@@ -15,7 +15,10 @@ from deepinfer.engine.hub_cache import resolve_model_folder
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.launch import Mailbox
+from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
+from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
+from deepinfer.engine.prefill import PrefillWorker
 from deepinfer.engine.types import Completion, EngineStats, Request, SamplingParams
 from deepinfer.recipes.embedded import embedded_model_path
 
@@ -37,7 +40,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     store = connect(order.host, order.port)
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)
-    rank = Rank(order.sizes, [range(world_size)])
+    rank = Rank(order.sizes)
     if not rank.takes_rows:
         set_cpu_threads(order.num_threads, 0)
         opened = open_model(order.model_path, order.settings, device=device)
@@ -46,18 +49,32 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         assert isinstance(cache, KVCache)
         rank.follow(model, cache)
         return
+    settings, remote_prefill = dict(order.settings), None
+    links = [Mailbox(link, is_driver=False) for link in order.links.values()]
+    if order.rank in order.sizes.prefill:
+        settings["schedule_drafts"] = False
+    elif links:
+        # Prefix hits are found where prompts are read.
+        settings["enable_prefix_caching"] = False
+
+        def remote_prefill(local: PrefillWorker) -> RemotePrefillWorker:
+            return RemotePrefillWorker(local, links)
+
     loaded = load_model(
         order.model_path,
-        order.settings,
+        settings,
         device=device,
         num_threads=order.num_threads,
         profile_path=order.profile_path,
         kernels=order.kernels,
         rank=rank,
+        remote_prefill=remote_prefill,
     )
     rank.finish()
     engine_config = loaded.engine.config
     mailbox.send(Ready(loaded.folder, loaded.config, engine_config, loaded.notes))
+    if order.rank in order.sizes.prefill:
+        PrefillServer(loaded.engine, links).serve(rank.rest)
     RankRows(mailbox, loaded, rank, order.seed).serve()
 
 
@@ -121,6 +138,11 @@ class RankRows:
         if self._is_aborted:
             raise _AbortedError
 
+    def rest(self) -> None:
+        """Nothing to compute at the moment: help other ranks, or wait a little."""
+        if not self._rank.rest():
+            time.sleep(_REST_S)
+
     def _run(self, begin: Begin) -> None:
         outputs = self._rows.run(
             self._source(), raw=begin.raw, thinking=begin.thinking, constraint=begin.constraint
@@ -141,8 +163,8 @@ class RankRows:
             elif self._has_ended:
                 return
             else:
-                if not self._engine.has_unfinished() and not self._rank.rest():
-                    time.sleep(_REST_S)
+                if not self._engine.has_unfinished():
+                    self.rest()
                 yield None
 
     def _tell(self, outputs: list[object]) -> None:
@@ -162,7 +184,10 @@ class _WatchedEngine:
 
     def step(self) -> list[Completion]:
         self._rows.check_aborted()
-        return self._engine.step()
+        completions = self._engine.step()
+        if not completions and self._engine.is_waiting:
+            self._rows.rest()
+        return completions
 
     def abort(self, request_id: str) -> bool:
         return self._engine.abort(request_id)

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.parallel.groups import host_store
-from deepinfer.engine.parallel.launch import RankProcesses
+from deepinfer.engine.parallel.launch import Lost, RankProcesses, make_link
+from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.types import Thinking
@@ -35,23 +38,36 @@ class RankedEngine:
 
     def __init__(self, order: RankOrder) -> None:
         self._store = host_store(order.host)
+        sizes = order.sizes
+        links = _links(sizes)
         orders = [
             replace(
                 order,
                 rank=rank,
                 port=self._store.port,
                 profile_path=order.profile_path if rank == 0 else None,
+                links=links[rank],
             )
-            for rank in range(order.sizes.world_size)
+            for rank in range(sizes.world_size)
         ]
-        self._ranks = RankProcesses(rank_main, orders, preload=(rank_main.__module__,))
-        self._row_ranks = list(range(0, len(orders), order.sizes.tensor_parallel_size))
+        self._ranks = RankProcesses(
+            rank_main,
+            orders,
+            preload=(rank_main.__module__,),
+            expendable=frozenset(sizes.prefill),
+        )
+        for link in (end for ends in links for end in ends.values()):
+            link.close()
+        self._row_ranks = list(sizes.row_ranks)
         self._stats: dict[int, EngineStats] = {}
         self._is_running = self._is_closed = False
         ready: dict[int, Ready] = {}
         try:
-            while len(ready) < len(self._row_ranks):
-                ready.update(self._ranks.receive())
+            while len(ready) < len(sizes.row_ranks) + len(sizes.prefill):
+                for rank, message in self._ranks.receive():
+                    if isinstance(message, Lost):
+                        raise EngineError(message.reason)
+                    ready[rank] = message
         except BaseException:
             self.close()
             raise
@@ -97,6 +113,9 @@ class RankedEngine:
                     in_flight[rank] += 1
                     self._ranks.send(rank, Row(*triple))
                 for rank, message in self._ranks.receive():
+                    if isinstance(message, Lost):
+                        self.notes[f"rank {rank}"] = f"{message.reason}; others read its prompts"
+                        continue
                     self._stats[rank] = message.stats
                     if isinstance(message, Finished):
                         finished.add(rank)
@@ -144,3 +163,12 @@ class RankedEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineError("the engine was closed while this stream was open")
+
+
+def _links(sizes: ParallelSizes) -> list[dict[int, Connection]]:
+    """By rank, its ends of the connections to each rank of the other role."""
+    links: list[dict[int, Connection]] = [{} for _ in range(sizes.world_size)]
+    if sizes.has_roles:
+        for decode, prefill in product(sizes.row_ranks, sizes.prefill):
+            links[decode][prefill], links[prefill][decode] = make_link()
+    return links

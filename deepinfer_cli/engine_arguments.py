@@ -13,6 +13,8 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
         expert_parallel_size=settings.expert_parallel_size,
+        prefill_ranks=settings.prefill_ranks,
+        decode_ranks=settings.decode_ranks,
         **drafting(settings.speculative),
         profile_path=settings.speculation_profile,
         rejection_sampling=settings.rejection_sampling,

@@ -221,6 +221,8 @@ class Settings:
     tensor_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share attention.")
     pipeline_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share layers.")
     expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")
+    prefill_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only read prompts.")
+    decode_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only answer; they take the rows.")
 
     prometheus: str | None = _setting(
         None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."

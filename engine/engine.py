@@ -23,7 +23,7 @@ from .draft_backlog import DraftBacklog
 from .draft_planner import make_planner
 from .graphs import GraphCache
 from .intake import make_state
-from .kv_transfer import LocalTransfer
+from .kv_transfer import LocalTransfer, RemotePrefill
 from .measure_steps import measure_steps
 from .out_of_memory import free_unused, is_out_of_memory
 from .prefill import PrefillWorker
@@ -48,12 +48,12 @@ class LLMEngine:
     from the model's sizes unless one is given, then ``config.num_blocks`` says how large it is.
     ``calibration`` and ``profile`` serve the choice of drafts; a profile is measured if the
     configuration needs one and none is given.  ``observer`` sees every decode step's result.
-    ``shrinks``: a step that does not fit into memory is undone and smaller ones follow; not for
-    ranks that make every pass together.
+    ``is_alone``: False for ranks that make every pass together.  Alone, a step that does not fit
+    into memory is undone and smaller ones follow.
+    ``remote_prefill`` replaces the worker that it is given by others on other ranks.
     ``overlaps_steps``: launch a decode step before the results of the one before it are read, where
     that cannot change an answer; by default on a GPU only.
-    ``captures``: decode steps become CUDA graphs on a GPU; not for ranks that make every pass
-    together.
+    ``captures``: decode steps become CUDA graphs on a GPU.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -72,7 +72,8 @@ class LLMEngine:
         calibration: Calibration | None = None,
         profile: StepProfile | None = None,
         observer: Callable[[DecodeResult], None] | None = None,
-        shrinks: bool = True,
+        is_alone: bool = True,
+        remote_prefill: Callable[[PrefillWorker], RemotePrefill] | None = None,
         overlaps_steps: bool | None = None,
         captures: bool = True,
     ) -> None:
@@ -83,14 +84,6 @@ class LLMEngine:
         capacity = self.config.num_snapshots
         snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
         self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
-        self.scheduler = Scheduler(
-            self.config,
-            blocks=self.blocks,
-            slots=StateSlots(num_slots),
-            snapshots=snapshots,
-            transfer=LocalTransfer(),
-            window=model.config.sliding_window,
-        )
         num_drafts = self.config.num_speculative_tokens
         window = model.config.sliding_window
         backlog = DraftBacklog(num_slots, window, device) if num_drafts else None
@@ -102,15 +95,26 @@ class LLMEngine:
             device,
             model.config.image_token_id,
         )
-        self.graphs = GraphCache(device, captures=captures)
+        self.graphs = GraphCache(device, captures=captures and is_alone)
         sampler = Sampler(num_slots, device)
         step = DecodeStep(bound, table, sampler, num_drafts=num_drafts, graphs=self.graphs)
+        local = PrefillWorker(step)
+        remote = None if remote_prefill is None else remote_prefill(local)
+        self.transfer = remote or LocalTransfer()
+        self.scheduler = Scheduler(
+            self.config,
+            blocks=self.blocks,
+            slots=StateSlots(num_slots),
+            snapshots=snapshots,
+            transfer=self.transfer,
+            window=window,
+        )
         self.profile = None
         if self.config.schedule_drafts and self.config.num_speculative_tokens:
             with torch.inference_mode():
                 self.profile = profile or measure_steps(model, cache, self.config)
-        self._workers: tuple[PrefillWorker, DecodeWorker] | None = (
-            PrefillWorker(step),
+        self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None = (
+            remote or local,
             DecodeWorker(
                 step,
                 planner=make_planner(self.profile, device, window, calibration),
@@ -123,10 +127,10 @@ class LLMEngine:
         self._num_arrived = 0
         self._counters = Counters()
         self._observer = observer
-        self._shrinks = shrinks
-        self._overlaps = (device != "cpu" if overlaps_steps is None else overlaps_steps) and (
-            num_drafts == 0
-        )
+        self._shrinks = is_alone
+        if overlaps_steps is None:
+            overlaps_steps = is_alone and device != "cpu"
+        self._overlaps = overlaps_steps and num_drafts == 0
         self._launched: LaunchedDecode | None = None
 
     @property
@@ -160,6 +164,7 @@ class LLMEngine:
         if self._launched is not None and not can_follow(self.scheduler.holding):
             finished += self._finish_launched()
         batch = self.scheduler.schedule()
+        finished += self.transfer.ended()
         scheduled = time.monotonic()
         finished += self._run(batch)
         now = time.monotonic()
@@ -183,6 +188,11 @@ class LLMEngine:
     def unfinished_lengths(self) -> dict[str, int]:
         """Answer tokens so far of every request that is not finished."""
         return {name: state.num_output_tokens for name, state in self._states.items()}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether all that is left to do is on its way from other ranks."""
+        return len(self.scheduler.transferring) == len(self._states) > 0
 
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
@@ -263,7 +273,14 @@ class LLMEngine:
         del self._states[state.request.request_id]
         return state.completion(now_s)
 
-    def _open_workers(self) -> tuple[PrefillWorker, DecodeWorker]:
+    @property
+    def prefill_worker(self) -> PrefillWorker:
+        """The worker of this rank's own prefill, for a rank that does nothing else."""
+        worker = self._open_workers()[0]
+        assert isinstance(worker, PrefillWorker)
+        return worker
+
+    def _open_workers(self) -> tuple[PrefillWorker | RemotePrefill, DecodeWorker]:
         if self._workers is None:
             raise EngineError("this engine is closed: make a new one")
         return self._workers

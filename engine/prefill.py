@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from .decode_step import DecodeStep
+from .request_state import RequestState
 from .sampler import apply_rules, new_logprobs
 from .schedule import PrefillBatch
 from .staging import send
@@ -34,7 +37,23 @@ class PrefillWorker:
 
     def run(self, batch: PrefillBatch) -> PrefillResult:
         chunks = batch.chunks
-        self._begin(batch)
+        raw, last, snapshots = self.compute(batch)
+        tokens: list[list[int]] = [[] for _ in chunks]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in chunks]
+        if last:
+            first_tokens, found = self.first_tokens(raw, [chunks[i].state for i in last])
+            for i, new, values in zip(last, first_tokens, found, strict=True):
+                tokens[i], logprobs[i] = new, values
+        return PrefillResult(tokens=tokens, logprobs=logprobs, snapshots=snapshots)
+
+    def compute(self, batch: PrefillBatch) -> tuple[Tensor, list[int], list[object]]:
+        """Logits [N, V] f32 after the N chunks that end a prompt, which chunks these are, and the
+        saved rings of all chunks, None where none are asked for."""
+        chunks = batch.chunks
+        self.begin([chunk.state for chunk in chunks if chunk.is_first])
+        for chunk in chunks:
+            if chunk.restore is not None:
+                self.model.cache.restore(chunk.state.slot, chunk.restore)
         states = [chunk.state for chunk in chunks]
         lens = [chunk.end - chunk.start for chunk in chunks]
         last = [i for i, chunk in enumerate(chunks) if chunk.is_last]
@@ -47,32 +66,28 @@ class PrefillWorker:
         )
         raw = self.model.forward(forward_batch).logits
         self.model.note(forward_batch.state_slots)
-        tokens: list[list[int]] = [[] for _ in chunks]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in chunks]
-        if last:
-            ending = [states[i] for i in last]
-            ones = [1] * len(last)
-            logits = apply_rules(raw, ending, ones)
-            positions, slots = send(
-                [[len(s.token_ids) for s in ending], [s.slot for s in ending]], self.table.device
-            )
-            drawn = self.sampler.draw(logits, slots, positions)
-            self.newest[slots] = drawn
-            first_tokens = [[token] for token in drawn.tolist()]
-            found = new_logprobs(ending, raw, drawn, ones, first_tokens)
-            for i, token, values in zip(last, first_tokens, found, strict=True):
-                tokens[i], logprobs[i] = token, values
         cache = self.model.cache
         saved = [cache.snapshot(c.state.slot) if c.is_saved else None for c in chunks]
-        return PrefillResult(tokens=tokens, logprobs=logprobs, snapshots=saved)
+        return raw, last, saved
 
-    def _begin(self, batch: PrefillBatch) -> None:
-        """Take over the slots of requests that start, with restored rings if there are any."""
-        starting = [chunk.state for chunk in batch.chunks if chunk.is_first]
-        for state in starting:
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Take over the slots of requests that start."""
+        for state in states:
             self.table.assign(state)
-        if starting:
-            self.sampler.assign(starting)
-        for chunk in batch.chunks:
-            if chunk.restore is not None:
-                self.model.cache.restore(chunk.state.slot, chunk.restore)
+        if states:
+            self.sampler.assign(states)
+
+    def first_tokens(
+        self, raw: Tensor, states: Sequence[RequestState]
+    ) -> tuple[list[list[int]], list[list[TokenLogprobs]]]:
+        """Draw from logits [R, V] f32 after R whole prompts: the token and what was asked about it,
+        each in a list."""
+        ones = [1] * len(states)
+        logits = apply_rules(raw, states, ones)
+        positions, slots = send(
+            [[len(s.token_ids) for s in states], [s.slot for s in states]], self.table.device
+        )
+        drawn = self.sampler.draw(logits, slots, positions)
+        self.newest[slots] = drawn
+        tokens = [[token] for token in drawn.tolist()]
+        return tokens, new_logprobs(states, raw, drawn, ones, tokens)

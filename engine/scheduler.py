@@ -62,8 +62,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step, or None when nothing can run before a transfer arrives."""
-        if self.transferring:
-            self._receive()
+        self._receive()
         chunks = self._schedule_prefill()
         if chunks:
             return PrefillBatch(chunks=chunks)
@@ -253,8 +252,11 @@ class Scheduler:
     # Decode ----------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for state in self.transfer.arrived(self.transferring):
-            self._move(state, Phase.DECODING)
+        if self.transferring:
+            for state in self.transfer.arrived(self.transferring):
+                self._move(state, Phase.DECODING)
+        for state in self.transfer.lost():
+            self._preempt(state)
 
     def _schedule_decode(self) -> DecodeBatch | None:
         most = self.config.num_speculative_tokens

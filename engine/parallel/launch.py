@@ -46,18 +46,27 @@ class Lost:
 
 
 class Mailbox:
-    """A rank's end of its connection to the driver.
+    """A rank's end of its connection to the driver, or to another rank.
 
-    Messages are read by a thread, so the driver never waits for a rank that computes.
+    Messages are read by a thread, so the other side never waits for a rank that computes.  Without
+    a driver a rank ends; ``is_open`` says whether another rank is still there.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, is_driver: bool = True) -> None:
+        self.is_open = True
         self._connection = connection
+        self._is_driver = is_driver
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Any) -> None:
-        self._connection.send(message)
+        """Waits while the other side's system buffers are full; not for the other side itself."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            if self._is_driver:
+                raise
+            self.is_open = False
 
     def take(self) -> Any:
         """The next message, None if there is none now."""
@@ -77,7 +86,9 @@ class Mailbox:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._messages.put(self._connection.recv())
-        os._exit(1)  # the driver is gone
+        self.is_open = False
+        if self._is_driver:
+            os._exit(1)
 
 
 RankMain = Callable[[Mailbox, Any], None]
@@ -236,6 +247,11 @@ def _run(main: RankMain, connection: Connection, argument: Any) -> None:
     # Threads of communication libraries must not keep a rank alive that has nothing to do.
     sys.stderr.flush()
     os._exit(0)
+
+
+def make_link() -> tuple[Connection, Connection]:
+    """Two connected ends, one for each of two ranks: give them to ``Mailbox`` there."""
+    return multiprocessing.Pipe()
 
 
 def _send_failure(connection: Connection, error: DeepInferError) -> None:

@@ -25,12 +25,17 @@ class Rank:
     """
 
     def __init__(
-        self, sizes: ParallelSizes, engines: Sequence[Sequence[int]], *, is_exact: bool = True
+        self,
+        sizes: ParallelSizes,
+        engines: Sequence[Sequence[int]] | None = None,
+        *,
+        is_exact: bool = True,
     ) -> None:
-        """``engines`` are the ranks of each engine in order; ``sizes`` are the same for all."""
+        """``engines`` are the ranks of each engine if they are not those of ``sizes``."""
+        engines = sizes.engines if engines is None else engines
         heads = sizes.tensor_parallel_size
         parts = [ranks[i : i + heads] for ranks in engines for i in range(0, len(ranks), heads)]
-        shares_experts = sizes.expert_parallel_size > 1
+        shares_experts = sizes.expert_parallel_size > 1 or sizes.has_roles
         singles = [[rank] for ranks in engines for rank in ranks]
         experts = Group.split(engines if shares_experts else singles)
         self.share = RankShare(experts, Group.split(parts), is_exact=is_exact)

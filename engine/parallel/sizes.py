@@ -16,21 +16,26 @@ class ParallelSizes:
     expert_parallel_size    ranks that share the routed experts
     tensor_parallel_size    ranks that share the heads of attention; consecutive ranks
     pipeline_parallel_size  ranks that share layers: only 1
+    prefill_ranks, decode_ranks  ranks that only read prompts, and ranks that only answer; both or
+                            neither.  The ranks of a role share its experts.
 
-    The number of ranks is the larger of the first two.  Each ``tensor_parallel_size`` of them
-    answer rows of their own; with an ``expert_parallel_size`` of 1 each rank has all experts.
+    Without roles the number of ranks is the larger of the first two.  Each
+    ``tensor_parallel_size`` of them answer rows of their own; with an ``expert_parallel_size`` of 1
+    each rank has all experts.
     Raises: ConfigError if the sizes do not fit together.
     """
 
     expert_parallel_size: int = 1
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    prefill_ranks: int = 0
+    decode_ranks: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if not is_whole(value, 1, 2**16):
-                raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
+            value, least = getattr(self, name), int(name.endswith("_size"))
+            if not is_whole(value, least, 2**16):
+                raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
         if self.pipeline_parallel_size > 1:
             raise ConfigError(
                 f"pipeline_parallel_size={self.pipeline_parallel_size}: layers are not spread over "
@@ -43,26 +48,56 @@ class ParallelSizes:
                 f"expert_parallel_size={experts} is not a multiple of tensor_parallel_size={heads}"
             )
 
+        if (self.prefill_ranks > 0) != (self.decode_ranks > 0):
+            raise ConfigError(
+                f"prefill_ranks={self.prefill_ranks} and decode_ranks={self.decode_ranks}: each "
+                "role needs at least one rank, or neither is given"
+            )
+        if self.has_roles and (experts > 1 or heads > 1):
+            raise ConfigError(
+                "prefill_ranks and decode_ranks already say how many ranks share experts; leave "
+                "expert_parallel_size and tensor_parallel_size at 1"
+            )
+
+    @property
+    def has_roles(self) -> bool:
+        """Prompts are read on some ranks and answered on others."""
+        return self.prefill_ranks > 0
+
     @property
     def world_size(self) -> int:
+        if self.has_roles:
+            return self.prefill_ranks + self.decode_ranks
         return max(self.expert_parallel_size, self.tensor_parallel_size)
 
     @property
-    def num_row_ranks(self) -> int:
+    def engines(self) -> list[range]:
+        """The ranks of each engine: decoding ranks stand before those that prefill."""
+        if self.has_roles:
+            return [range(self.decode_ranks), range(self.decode_ranks, self.world_size)]
+        return [range(self.world_size)]
+
+    @property
+    def row_ranks(self) -> range:
         """Ranks that take rows: the first of each that share heads."""
-        return self.world_size // self.tensor_parallel_size
+        return self.engines[0][:: self.tensor_parallel_size]
+
+    @property
+    def prefill(self) -> range:
+        """Ranks that only prefill."""
+        return self.engines[1] if self.has_roles else range(0)
 
     def check_model(self, config: ModelConfig) -> None:
         """Raises: ConfigError if this model cannot be divided so, with sizes that can."""
         _check_divides("tensor_parallel_size", self.tensor_parallel_size, config.o_groups,
                        "output groups of attention")  # fmt: skip
-        experts = min(plan.n_routed_experts for plan in config.layers)
-        _check_divides("expert_parallel_size", self.expert_parallel_size, experts, "experts")
-        if config.draft_stages:
-            experts = min(plan.n_routed_experts for plan in config.draft_stages)
-            _check_divides(
-                "expert_parallel_size", self.expert_parallel_size, experts, "experts when drafting"
-            )
+        for name in ("expert_parallel_size", "prefill_ranks", "decode_ranks"):
+            size = max(1, getattr(self, name))
+            experts = min(plan.n_routed_experts for plan in config.layers)
+            _check_divides(name, size, experts, "experts")
+            if config.draft_stages:
+                experts = min(plan.n_routed_experts for plan in config.draft_stages)
+                _check_divides(name, size, experts, "experts when drafting")
 
 
 def _check_divides(name: str, size: int, whole: int, of_what: str) -> None:

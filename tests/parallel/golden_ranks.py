@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_jobs import groups_of
+from rank_jobs import LINKS, groups_of
 
 from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
@@ -18,9 +19,12 @@ from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import WHOLE_MODEL
+from deepinfer.engine.parallel.launch import Mailbox
 from deepinfer.engine.parallel.lockstep import LockstepModel
+from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.rank_share import RankShare
+from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Completion, Request, SamplingParams
 from deepinfer.engine.weights import Checkpoint, open_checkpoint
@@ -67,12 +71,17 @@ def requests_for(name: str, count: int) -> list[Request]:
     return requests
 
 
-def answer(engine: LLMEngine, requests: Sequence[Request]) -> Answers:
+def answer(
+    engine: LLMEngine, requests: Sequence[Request], rest: Callable[[], bool] = lambda: False
+) -> Answers:
     completions: list[Completion] = []
     for request in requests:
         engine.add_request(request)
     while engine.has_unfinished():
+        before = engine.stats().num_steps
         completions += engine.step()
+        if engine.stats().num_steps == before:
+            rest()
     engine.check_integrity()
     assert all(c.finish_reason == "length" for c in completions), completions
     return {c.request_id: c.output_token_ids for c in completions}
@@ -130,4 +139,66 @@ def heads_on_ranks(
     answers = answer(engine, mine)
     rank.finish()
     rank.release()
+    return answers
+
+
+class LinkMailbox(Mailbox):
+    """A link that counts how often the other side said that it is done."""
+
+    num_stops = 0
+
+    def take(self) -> Any:
+        message = super().take()
+        if message == "stop":
+            LinkMailbox.num_stops += 1
+            return self.take()
+        return message
+
+
+@cache
+def mailbox_to(rank: int) -> LinkMailbox:
+    return LinkMailbox(LINKS[rank], is_driver=False)
+
+
+@cache
+def role_of(num_prefill: int, num_decode: int) -> Rank:
+    """This rank's place: decoding ranks first, then those that prefill, then idle ones."""
+    sizes = ParallelSizes(prefill_ranks=num_prefill, decode_ranks=num_decode)
+    idle = [[rank] for rank in range(sizes.world_size, dist.get_world_size())]
+    return Rank(sizes, [*sizes.engines, *idle])
+
+
+def two_roles(
+    name: str, count: int, num_prefill: int, num_decode: int, fields: Mapping[str, Any]
+) -> Answers:
+    """Prompts on some ranks, answers on others; a decoding rank's share of the answers."""
+    me, rank = dist.get_rank(), role_of(num_prefill, num_decode)
+    if me >= num_prefill + num_decode:
+        return {}
+    checkpoint, token_map = checkpoint_of(name)
+    tensors = checkpoint.load()
+    model = Model(checkpoint.config, tensors, token_map=token_map, share=rank.share)
+    config = EngineConfig(**(FIELDS | dict(fields)))
+    prefill = range(num_decode, num_decode + num_prefill)
+    if me in prefill:
+        LinkMailbox.num_stops = 0
+        mailboxes = [mailbox_to(r) for r in range(num_decode)]
+        server = PrefillServer(LLMEngine(rank.runner(model), config, is_alone=False), mailboxes)
+        while LinkMailbox.num_stops < num_decode:
+            server.take_jobs()
+            if not server.step() and not rank.rest():
+                time.sleep(0.001)
+        rank.finish()
+        return {}
+    links = [mailbox_to(r) for r in prefill]
+    engine = LLMEngine(
+        rank.runner(model),
+        replace(config, enable_prefix_caching=False),
+        is_alone=False,
+        remote_prefill=lambda local: RemotePrefillWorker(local, links),
+    )
+    answers = answer(engine, requests_for(name, count)[me::num_decode], rank.rest)
+    rank.finish()
+    for link in links:
+        link.send("stop")
     return answers

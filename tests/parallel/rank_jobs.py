@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from deepinfer.errors import EngineError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import experts
 
+LINKS: dict[int, Connection] = {}  # to each other rank of the pool
 EXPERTS, CHOSEN, HIDDEN, INNER, LIMIT = 8, 3, 64, 32, 10.0
 
 
@@ -158,3 +160,9 @@ def answers_with_shared_heads(*arguments: Any) -> dict[str, tuple[int, ...]]:
     from golden_ranks import heads_on_ranks
 
     return heads_on_ranks(*arguments)
+
+
+def answers_of_two_roles(*arguments: Any) -> dict[str, tuple[int, ...]]:
+    from golden_ranks import two_roles
+
+    return two_roles(*arguments)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from multiprocessing.connection import Connection
 from typing import Any
 
-from deepinfer.engine.parallel.launch import Mailbox, RankProcesses
+from deepinfer.engine.parallel.launch import Mailbox, RankProcesses, make_link
 
 WORLD_SIZE = 4
 
 
-def serve(mailbox: Mailbox, argument: tuple[int, int]) -> None:
+def serve(mailbox: Mailbox, argument: tuple[int, int, dict[int, Connection]]) -> None:
     """A rank of the pool: joins the others, then runs jobs until the pool ends."""
     import rank_jobs
     import torch
@@ -17,7 +19,8 @@ def serve(mailbox: Mailbox, argument: tuple[int, int]) -> None:
 
     from deepinfer.engine.parallel.groups import join
 
-    rank, port = argument
+    rank, port, links = argument
+    rank_jobs.LINKS.update(links)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     join(store, rank, WORLD_SIZE, facts={"test": "pool"}, timeout_s=60)
@@ -33,8 +36,14 @@ class RankPool:
         from deepinfer.engine.parallel.groups import host_store
 
         self.store = host_store()
-        arguments = [(rank, self.store.port) for rank in range(WORLD_SIZE)]
-        self.ranks = RankProcesses(serve, arguments, preload=("rank_jobs",))
+        links: list[dict[int, Connection]] = [{} for _ in range(WORLD_SIZE)]
+        for one, other in combinations(range(WORLD_SIZE), 2):
+            links[one][other], links[other][one] = make_link()
+        arguments = [(rank, self.store.port, links[rank]) for rank in range(WORLD_SIZE)]
+        self.ranks = RankProcesses(serve, arguments, preload=("rank_jobs", "golden_ranks"))
+        for ends in links:
+            for end in ends.values():
+                end.close()
 
     def run(self, name: str, *arguments: Any) -> list[Any]:
         for rank in range(WORLD_SIZE):

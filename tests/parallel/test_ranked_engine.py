@@ -48,3 +48,15 @@ def test_restored_rings_reach_the_ranks_that_follow(pool: RankPool) -> None:
     fields = {"batch_invariant": True, "max_num_seqs": 2}
     parts = pool.run("answers_with_shared_heads", "kdim-a", COUNT, 1, 2, fields)
     assert merged(parts, 2) == one_rank("kdim-a", COUNT, fields)
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_prompts_on_some_ranks_and_answers_on_others(
+    pool: RankPool, num_prefill: int, num_decode: int, drafts: int
+) -> None:
+    fields = {"num_speculative_tokens": drafts}
+    parts = pool.run("answers_of_two_roles", "tiny-a", COUNT, num_prefill, num_decode, fields)
+    assert all(parts[:num_decode])
+    answers = {key: value for part in parts for key, value in part.items()}
+    assert answers == expected("tiny-a", drafts)

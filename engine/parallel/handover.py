@@ -1,0 +1,91 @@
+"""What a prefilled request leaves, as bytes: blocks of global KV, rings, and the last logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.engine.kv_cache import KVCache, RingSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillJob:
+    """Prompt tokens to compute; ``number`` is the asking rank's own."""
+
+    number: int
+    token_ids: tuple[int, ...]
+    decoder_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefilledBlocks:
+    """Blocks of a job from ``first`` on, as soon as they are full; more follow."""
+
+    number: int
+    first: int
+    num_blocks: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """The end of a job: all blocks were sent.  ``logits`` are those after the last token, f32;
+    the first token is drawn where the request is decoded, with its own rules."""
+
+    number: int
+    encoder_start: int
+    num_cached_tokens: int
+    rings: bytes
+    logits: bytes
+
+
+def read_blocks(cache: KVCache, blocks: Sequence[int]) -> bytes:
+    """The entries of all layers in some blocks, block by block."""
+    pools = _pools(cache)
+    index = torch.tensor(list(blocks), dtype=torch.int64, device=pools[0].device)
+    return to_bytes(torch.cat([pool[index].flatten(1) for pool in pools], dim=1))
+
+
+def write_blocks(cache: KVCache, blocks: Sequence[int], data: bytes) -> None:
+    """The inverse, into blocks of any numbers."""
+    pools = _pools(cache)
+    device = pools[0].device
+    index = torch.tensor(list(blocks), dtype=torch.int64, device=device)
+    rows = from_bytes(data).view(len(blocks), -1).to(device)
+    sizes = [pool[0].numel() for pool in pools]
+    for pool, part in zip(pools, torch.split(rows, sizes, dim=1), strict=True):
+        pool[index] = part.reshape(len(blocks), *pool.shape[1:])
+
+
+def read_rings(cache: KVCache, slot: int) -> bytes:
+    """Window rings, draft rings, partial groups and history of a slot."""
+    return b"".join(to_bytes(ring) for ring in cache.snapshot(slot).rings)
+
+
+def write_rings(cache: KVCache, slot: int, data: bytes) -> None:
+    """The inverse, into any slot."""
+    shapes = cache.snapshot(slot).rings
+    parts = torch.split(from_bytes(data), [ring.nbytes for ring in shapes])
+    rings = [
+        # A copy, since a view of wider numbers must begin at a multiple of their size.
+        part.clone().view(ring.dtype).view(ring.shape).to(ring.device)
+        for part, ring in zip(parts, shapes, strict=True)
+    ]
+    cache.restore(slot, RingSnapshot(tuple(rings)))
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()
+
+
+def from_bytes(data: bytes) -> Tensor:
+    """[N] u8 with memory of its own."""
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def _pools(cache: KVCache) -> list[Tensor]:
+    return [*cache.main.values(), *cache.index.values()]

@@ -1,0 +1,110 @@
+"""The prefill role alone: computes prompts for ranks that decode, and sends what they leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.request_state import RequestState
+from deepinfer.engine.schedule import PrefillBatch, PrefillChunk
+from deepinfer.engine.types import Request, SamplingParams
+
+from .handover import Prefilled, PrefilledBlocks, PrefillJob, read_blocks, read_rings, to_bytes
+from .launch import Mailbox
+
+_REST_S = 0.002
+
+
+class PrefillServer:
+    """Jobs of several mailboxes through one engine, which never decodes.
+
+    Chunks and prefix hits are those of the engine; blocks are sent as they become full.
+    """
+
+    def __init__(self, engine: LLMEngine, mailboxes: Sequence[Mailbox]) -> None:
+        cache = engine.prefill_worker.model.cache
+        assert isinstance(cache, KVCache)
+        self._cache = cache
+        self._engine = engine
+        self._mailboxes = mailboxes
+        self._owners: dict[RequestState, tuple[Mailbox, int]] = {}
+        self._num_sent: dict[RequestState, int] = {}
+        self._num_arrived = 0
+
+    def serve(self, rest: Callable[[], bool]) -> None:
+        """Until the process is stopped; ``rest`` helps other ranks, False if none wants help."""
+        while True:
+            self.take_jobs()
+            if not self.step() and not rest():
+                time.sleep(_REST_S)
+
+    def take_jobs(self) -> None:
+        for mailbox in self._mailboxes:
+            while (job := mailbox.take()) is not None:
+                self._add(mailbox, job)
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """Compute some chunks; False if there is nothing to do."""
+        scheduler, worker = self._engine.scheduler, self._engine.prefill_worker
+        batch = scheduler.schedule()
+        if batch is None:
+            return False
+        assert isinstance(batch, PrefillBatch), "requests leave when they are prefilled"
+        raw, last, snapshots = worker.compute(batch)
+        for chunk, snapshot in zip(batch.chunks, snapshots, strict=True):
+            scheduler.prefilled(chunk, snapshot)
+            self._send_blocks(chunk)
+        for row, place in zip(raw, last, strict=True):
+            state = batch.chunks[place].state
+            mailbox, number = self._owners.pop(state)
+            mailbox.send(
+                Prefilled(
+                    number=number,
+                    encoder_start=state.encoder_start,
+                    num_cached_tokens=state.num_cached_tokens,
+                    rings=read_rings(self._cache, state.slot),
+                    logits=to_bytes(row),
+                )
+            )
+            del self._num_sent[state]
+            scheduler.finish(state)
+        return True
+
+    def _add(self, mailbox: Mailbox, job: PrefillJob) -> None:
+        self._num_arrived += 1
+        state = RequestState(
+            request=Request(
+                request_id=str(self._num_arrived),
+                prompt_token_ids=job.token_ids,
+                sampling=SamplingParams(temperature=0, max_tokens=1),
+                seed=0,
+            ),
+            arrival=self._num_arrived,
+            arrived_s=time.monotonic(),
+            token_ids=list(job.token_ids),
+            num_prompt_tokens=len(job.token_ids),
+            max_output_tokens=1,
+            decoder_start=job.decoder_start,
+            stop_token_ids=frozenset(),
+        )
+        self._owners[state] = mailbox, job.number
+        self._num_sent[state] = 0
+        self._engine.scheduler.add(state)
+
+    def _send_blocks(self, chunk: PrefillChunk) -> None:
+        """The blocks that are complete by now: all of them after the last chunk."""
+        state = chunk.state
+        first, block_size = self._num_sent[state], self._engine.config.block_size
+        end = len(state.blocks) if chunk.is_last else chunk.end // block_size
+        if end > first:
+            mailbox, number = self._owners[state]
+            data = read_blocks(self._cache, state.blocks[first:end])
+            mailbox.send(
+                PrefilledBlocks(number=number, first=first, num_blocks=end - first, data=data)
+            )
+            self._num_sent[state] = end

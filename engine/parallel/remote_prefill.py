@@ -1,0 +1,167 @@
+"""The decode role's view of prefill ranks: jobs out, packed state in.
+
+A request gets its slot and all its blocks here before its prompt is sent away, so a prefill rank
+never computes what has no place to go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.prefill import PrefillResult, PrefillWorker
+from deepinfer.engine.request_state import Phase, RequestState
+from deepinfer.engine.schedule import PrefillBatch
+from deepinfer.engine.staging import send
+
+from .handover import (
+    Prefilled,
+    PrefilledBlocks,
+    PrefillJob,
+    from_bytes,
+    write_blocks,
+    write_rings,
+)
+from .launch import Mailbox
+
+_HOLDING = (Phase.PREFILLING, Phase.TRANSFERRING)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A job that is away, and what came back of it."""
+
+    state: RequestState
+    mailbox: Mailbox
+    blocks: list[PrefilledBlocks] = field(default_factory=list)
+    end: Prefilled | None = None
+
+
+class RemotePrefillWorker:
+    """``local`` takes over when no prefill rank is left."""
+
+    def __init__(self, local: PrefillWorker, mailboxes: Sequence[Mailbox]) -> None:
+        assert isinstance(local.model.cache, KVCache)
+        self._cache: KVCache = local.model.cache
+        self._local = local
+        self._mailboxes = list(mailboxes)
+        self._pending: dict[int, _Pending] = {}
+        self._num_jobs = 0
+        self._ended: list[RequestState] = []
+
+    def run(self, batch: PrefillBatch) -> PrefillResult:
+        """Send away the prompts that start; what belongs to prompts that are away is done there."""
+        for chunk in batch.chunks:
+            if chunk.is_first:
+                self._forget(chunk.state)
+        open_ones = [mailbox for mailbox in self._mailboxes if mailbox.is_open]
+        away = {pending.state for pending in self._pending.values()}
+        if not open_ones and not any(chunk.state in away for chunk in batch.chunks):
+            return self._local.run(batch)
+        starting = [chunk.state for chunk in batch.chunks if chunk.is_first]
+        self._local.begin(starting)
+        for state in starting:
+            self._send(state, open_ones or self._mailboxes)
+        nothing: list[list[int]] = [[] for _ in batch.chunks]
+        return PrefillResult(
+            tokens=nothing, logprobs=[[] for _ in nothing], snapshots=[None for _ in nothing]
+        )
+
+    def arrived(self, transferring: Sequence[RequestState]) -> list[RequestState]:
+        self._read()
+        numbers = {pending.state: number for number, pending in self._pending.items()}
+        complete = [
+            self._pending.pop(numbers[state])
+            for state in transferring
+            if state in numbers and self._pending[numbers[state]].end is not None
+        ]
+        self._install(complete)
+        received = {pending.state for pending in complete}
+        return [
+            state
+            for state in transferring
+            if state.finish_reason is None and (state in received or state not in numbers)
+        ]
+
+    def lost(self) -> list[RequestState]:
+        if all(mailbox.is_open for mailbox in self._mailboxes):
+            return []
+        self._read()
+        gone = [
+            number
+            for number, pending in self._pending.items()
+            if not pending.mailbox.is_open and pending.end is None
+        ]
+        states = [self._pending.pop(number).state for number in gone]
+        return [state for state in states if state.phase in _HOLDING]
+
+    def ended(self) -> list[RequestState]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _send(self, state: RequestState, mailboxes: Sequence[Mailbox]) -> None:
+        """To the rank that has the least to do for us."""
+        busy = [sum(p.mailbox is mailbox for p in self._pending.values()) for mailbox in mailboxes]
+        mailbox = mailboxes[busy.index(min(busy))]
+        self._num_jobs += 1
+        self._pending[self._num_jobs] = _Pending(state, mailbox)
+        mailbox.send(
+            PrefillJob(
+                number=self._num_jobs,
+                token_ids=tuple(state.token_ids),
+                decoder_start=state.decoder_start,
+            )
+        )
+
+    def _forget(self, state: RequestState) -> None:
+        """Whatever was sent away for a request before it lost its slot."""
+        stale = [number for number, p in self._pending.items() if p.state is state]
+        for number in stale:
+            del self._pending[number]
+
+    def _read(self) -> None:
+        for mailbox in self._mailboxes:
+            while (message := mailbox.take()) is not None:
+                pending = self._pending.get(message.number)
+                if pending is None:
+                    continue
+                if pending.state.phase not in _HOLDING:
+                    del self._pending[message.number]
+                elif isinstance(message, PrefilledBlocks):
+                    pending.blocks.append(message)
+                else:
+                    assert isinstance(message, Prefilled)
+                    pending.end = message
+
+    def _install(self, complete: Sequence[_Pending]) -> None:
+        """Put the state of whole prompts into their blocks and slots, and draw first tokens."""
+        if not complete:
+            return
+        logits = []
+        for pending in complete:
+            state, end = pending.state, pending.end
+            assert end is not None
+            for part in pending.blocks:
+                places = state.blocks[part.first : part.first + part.num_blocks]
+                write_blocks(self._cache, places, part.data)
+            write_rings(self._cache, state.slot, end.rings)
+            state.encoder_start = end.encoder_start
+            if state.num_preemptions == 0:
+                state.num_cached_tokens = end.num_cached_tokens
+            self._local.table.assign(state)
+            logits.append(from_bytes(end.logits).view(torch.float32))
+        states = [pending.state for pending in complete]
+        device = self._local.table.device
+        self._local.model.note(send([state.slot for state in states], device))
+        raw = torch.stack(logits).to(device)
+        tokens, logprobs = self._local.first_tokens(raw, states)
+        now = time.monotonic()
+        for state, new, values in zip(states, tokens, logprobs, strict=True):
+            state.first_token_s = state.first_token_s or now
+            state.logprobs += values
+            if any(map(state.append, new)):
+                self._ended.append(state)
