@@ -31,10 +31,10 @@ class OfflineEngine:
     cache; ``None`` is the small model inside the package.
 
     ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
-    ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` and ``decode_ranks`` read
-    prompts and answer them in processes of their own.  Each rank is a process, on a GPU of its own or on
-    the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
-    machine or model cannot honour raise ConfigError with the reason.
+    ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
+    ``decode_ranks`` then answer.  Each rank is a process, on a GPU of its own or on the CPU, and a
+    script that uses them needs ``if __name__ == "__main__":``.  Sizes that this machine or model
+    cannot honour raise ConfigError with the reason.
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
     run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
     stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,

@@ -82,12 +82,25 @@ def test_a_rank_that_is_killed_ends_the_engine_with_its_name() -> None:
     engine.close()
 
 
+def test_a_prefill_rank_that_is_killed_loses_no_row() -> None:
+    with OfflineEngine(**LIMITS, prefill_ranks=1, decode_ranks=1) as engine:
+        assert comparable(answers(engine)) == one_rank()[0]
+        rows = enumerate(ROWS)
+        stream = engine.stream(rows, SamplingParams(max_tokens=12))
+        outputs = [next(stream)]
+        os.kill(engine.process_ids[1], signal.SIGKILL)
+        outputs += stream
+        assert comparable(sorted(outputs, key=lambda o: o.row)) == one_rank()[0]
+        assert "killed by SIGKILL" in engine.notes["rank 1"]
+        assert comparable(answers(engine)) == one_rank()[0]
+
+
 def test_a_run_goes_on_after_a_rank_was_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, whole, output = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(24)))
-    command = ["run", str(source), "--max-num-seqs", "2", "--max-tokens", "12", "-q", "-o"]
+    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(12)))
+    command = ["run", str(source), "--max-num-seqs", "2", "--max-tokens", "8", "-q", "-o"]
     assert main([*command, str(whole)]) == 0
 
     def engine_with_a_victim(settings: Settings) -> Any:
@@ -124,6 +137,9 @@ class Killer:
     [
         ({"expert_parallel_size": 3}, "=3 does not divide the model's 8 experts; use one of 1,"),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size=4 does not divide .* 2 output groups"),
+        ({"prefill_ranks": 2}, "prefill_ranks=2 and decode_ranks=0: each role needs"),
+        ({"prefill_ranks": 1, "decode_ranks": 3}, "decode_ranks=3 does not divide"),
+        ({"prefill_ranks": 1, "decode_ranks": 1, "expert_parallel_size": 2}, "leave expert"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: layers are not spread"),
         ({"expert_parallel_size": 3, "tensor_parallel_size": 2}, "is not a multiple of tensor"),
     ],
