@@ -1,0 +1,78 @@
+"""The same rows from a shell, from ``env -i``, from cron, and as merged shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_CHECKPOINT = _ROOT / "tests" / "goldens" / "tiny-a" / "checkpoint"
+_FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+_REAL = [sys.executable, "-m", "deepinfer_cli.main"]
+_ROWS = [
+    {"prompt": "Hello there", "temperature": 0},
+    {"prompt": "é→ü", "seed": 7},
+    {"id": "named", "prompt": "Once upon", "raw": True, "n": 2},
+    {"prompt": ""},
+    {"prompt": "The end", "max_tokens": 3},
+]
+# What a shell has that cron has not; the last two must not change an answer.
+_SHELL = {"HOME": "/root", "TERM": "xterm-256color", "LANG": "en_US.UTF-8", "COLUMNS": "70",
+          "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "5"}  # fmt: skip
+_LOCATION = {"PATH": os.defpath, "PYTHONPATH": str(_ROOT)}
+
+
+def _run(
+    program: list[str], *arguments: str, env: Mapping[str, str], cron: bool = False
+) -> tuple[int, str]:
+    """Exit code and stderr.  ``cron``: no stdin at all, another umask, no terminal."""
+    done = subprocess.run(
+        [*program, *arguments],
+        env=dict(env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=None if cron else subprocess.DEVNULL,
+        preexec_fn=_like_cron if cron else None,
+    )
+    return done.returncode, done.stderr
+
+
+def _like_cron() -> None:
+    os.close(0)
+    os.umask(0o077)
+    os.setsid()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(_FAKE, id="fake"), pytest.param(_REAL, id="real", marks=pytest.mark.slow)],
+)
+def test_the_same_rows_from_everywhere(in_tmp: Path, program: list[str]) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) for row in _ROWS]
+    Path("in.jsonl").write_text("\n".join([*lines, "bad"]), encoding="utf-8")
+    options = ["--batch-invariant", "--max-tokens", "6"]
+    if program is _REAL:
+        options += ["--model", str(_CHECKPOINT)]
+    run = ["run", "in.jsonl", *options, "-o"]
+    codes = {}
+    codes["shell"], _ = _run(program, *run, "shell.jsonl", env=_LOCATION | _SHELL)
+    codes["bare"], _ = _run(program, *run, "bare.jsonl", env=_LOCATION)
+    codes["cron"], said = _run(program, *run, "cron.jsonl", env=_LOCATION, cron=True)
+    assert "\x1b" not in said and "Traceback" not in said
+    for number in ("1", "2"):
+        shard = ["merged.jsonl", "--shard", f"{number}/2", "--max-num-seqs", "1"]
+        assert _run(program, *run, *shard, env=_LOCATION)[0] in (0, 3)
+    codes["merged"], _ = _run(program, "merge", "-o", "merged.jsonl", env=_LOCATION)
+    assert set(codes.values()) == {3}
+    for ending in ("", ".errors.jsonl"):
+        files = [Path(f"{name}.jsonl{ending}").read_bytes() for name in codes]
+        assert len(set(files)) == 1
+    assert files[0].count(b"\n") == (2 if program is _REAL else 1)
+    assert Path("cron.jsonl").stat().st_mode & 0o777 == 0o600
