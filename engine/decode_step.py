@@ -55,7 +55,7 @@ class DecodeStep:
         self.model = model
         self.table = table
         self.sampler = sampler
-        self.graphs = graphs or GraphCache(table.device)
+        self.graphs = GraphCache(table.device) if graphs is None else graphs
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts

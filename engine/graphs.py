@@ -32,7 +32,8 @@ class GraphCache:
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
 
-    def __len__(self) -> int:
+    @property
+    def num_captured(self) -> int:
         return len(self._graphs)
 
     def run(self, key: Hashable, function: Callable[[], Result]) -> Result:

@@ -81,10 +81,10 @@ def test_graphs_and_overlap() -> None:
     requests = [r for r in mixed_requests(64) if not r.sampling.logprobs]
     engine = make_engine("embedded", "cuda", **BASE)
     assert_same(ask(engine, requests))
-    assert len(engine.graphs) > 0
+    assert engine.graphs.num_captured > 0
     plain = make_engine("embedded", "cuda", captures=False, **BASE)
     assert_same(ask(plain, requests))
-    assert len(plain.graphs) == 0
+    assert plain.graphs.num_captured == 0
 
 
 def test_repeated_runs() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 pytestmark = pytest.mark.gpu
 
 NUM_PROMPTS, NUM_TOKENS, AT_ONCE = 200, 64, 20
-# The noise of another accumulator flips choices with smaller margins (docs/numerics.md).
-CLEAR_MARGIN = 0.5
+# The loose limit of the golden data (kdim-a, any length): noise flips choices with smaller margins.
+CLEAR_MARGIN = 0.9967
 # Kernels whose results are integers or bytes, or one rounding of an exact sum: equal, or nearly.
 EXACT = {"engram_hash", "engram_lookup", "paged_index_scores", "select_topk", "candidate_blocks"}
 

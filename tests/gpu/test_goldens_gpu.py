@@ -12,6 +12,7 @@ from gpu_models import ROOT, Passes, load_model
 from safetensors.torch import load_file
 from torch import Tensor
 
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.testing import relative_error
 
 pytestmark = pytest.mark.gpu
@@ -82,9 +83,20 @@ def test_decoding(name: str) -> None:
         check(actual, wanted, limits_of(name, int(from_length)))
 
 
+@pytest.mark.parametrize(
+    "path, factor", [(MatrixPath.DECODED, 1.0), (None, 2.2)], ids=["decoded", "own path"]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_on_golden_streams(name: str) -> None:
-    """Each layer alone on golden inputs, as ``tests/goldens/test_single_blocks.py`` on a CPU."""
+def test_layers_on_golden_streams(
+    name: str, path: MatrixPath | None, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer alone on golden inputs, as ``tests/goldens/test_single_blocks.py`` on a CPU.
+
+    The limit is for sums as exact as bf16 products in fp32 give them.  FP8 matrix instructions keep
+    fewer bits, which flips more roundings (docs/numerics.md).
+    """
+    if path is not None:
+        monkeypatch.setattr(MatrixPath, "of", staticmethod(lambda device: path))
     model, data = load_model(name, "cuda"), data_of(name)
     worst = 0.0
     for length in facts_of(name)["streams"]:
@@ -102,4 +114,5 @@ def test_layers_on_golden_streams(name: str) -> None:
                     after = model.engrams[layer + 1](after, lookback, tokens.is_image)
                 error = relative_error(after.flatten(1), streams[layer + 1].flatten(1))
                 worst = max(worst, float(error.quantile(0.9)))
-    assert worst <= facts_of(name)["tolerances"]["loose"]["layer_p90_rel"]
+    print(f"{name}, {path}: worst block error {worst:.4f}")
+    assert worst <= factor * facts_of(name)["tolerances"]["loose"]["layer_p90_rel"]
