@@ -44,7 +44,13 @@ class Steps:
         table = SlotTable(NUM_SLOTS, MOST_TOKENS, BLOCK_SIZE, "cpu", config.image_token_id)
         backlog = DraftBacklog(NUM_SLOTS, config.sliding_window, "cpu")
         bound = BoundModel(model, self.cache, backlog=backlog)
-        self.step = DecodeStep(bound, table, Sampler(NUM_SLOTS, "cpu"), num_drafts=5, graphs=graphs)
+        self.step = DecodeStep(
+            bound,
+            table,
+            Sampler(NUM_SLOTS, "cpu"),
+            num_drafts=config.dspark_block_size,
+            graphs=graphs,
+        )
         generator = torch.Generator().manual_seed(3)
         self.states = []
         for slot in range(NUM_SLOTS):
@@ -85,10 +91,11 @@ class Steps:
 
 @pytest.mark.parametrize("slots", [[0, 1, 2, 3, 4, 5, 6], [6, 2, 0], [3]])
 def test_padded_steps_are_the_same(model, slots: list[int]) -> None:
+    most = model.config.dspark_block_size
     exact, padded = Steps(model, GraphCache("cpu")), Steps(model, Padding())
     shapes: list[list[list[int]] | None] = [
         None,
-        [[7] * (slot % 6) for slot in slots],  # none to five drafts: tokens are padded too
+        [[7] * (slot % (most + 1)) for slot in slots],  # of all lengths: tokens are padded too
         None,
         [[9, 11] for _ in slots],
     ]
