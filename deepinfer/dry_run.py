@@ -11,7 +11,7 @@ from deepinfer.engine.device_memory import DeviceMemory
 from deepinfer.engine.memory_plan import memory_plan
 from deepinfer.engine.model.tensors import expected_tensors
 from deepinfer.engine.types import SamplingParams
-from deepinfer.errors import RowError
+from deepinfer.errors import ConfigError, RowError
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
@@ -70,10 +70,18 @@ class DryRun:
             number, row, defaults, raw=raw, thinking=thinking, constraint=constraint
         )
         if prepared.encoded.constraint is not None:
-            self._check(prepared.encoded.constraint)
+            self._compile(prepared.encoded.constraint)
         return prepared
 
-    def _check(self, spec: ConstraintSpec) -> None:
+    def check(self, constraint: ConstraintSpec | None) -> None:
+        """The constraint of a whole run.  Raises: ConfigError, as the run would."""
+        if constraint is not None:
+            try:
+                self._compile(constraint)
+            except RowError as error:
+                raise ConfigError(f"{error.kind}: {error}") from error
+
+    def _compile(self, spec: ConstraintSpec) -> None:
         """Each constraint is compiled once, however many rows have it."""
         if spec.digest not in self._compiled:
             if self._compiler is None:

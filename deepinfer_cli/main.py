@@ -15,6 +15,7 @@ from deepinfer.errors import DeepInferError
 from .bench.app import add_bench_verbs
 from .build_verb import add_build_verb
 from .constraint import run_constraint
+from .doctor.flags import add_doctor
 from .engine_arguments import engine_arguments
 from .flags import with_settings
 from .helptext import Command, Group
@@ -101,6 +102,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     app.command("run", cls=Command)(with_settings(run_verb))
     add_run_verbs(app)
     add_plan(app)
+    add_doctor(app)
     add_report(app)
     add_bench_verbs(app, make_engine)
     add_build_verb(app)
@@ -181,6 +183,7 @@ Examples:
   deepinfer run prompts.parquet -o answers.parquet --model /models/v4.1
   deepinfer plan prompts.jsonl
   deepinfer report prompts.out.jsonl
+  deepinfer doctor
   deepinfer run --help
 """
 

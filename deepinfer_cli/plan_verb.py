@@ -37,6 +37,7 @@ def plan(
     settings = resolved.settings
     console = make_console(quiet=quiet)
     constraint = run_constraint(settings)
+    spec = constraint_of(constraint)
     earlier = None if like is None else from_report(read_report(like).report)
     arguments = EngineArguments(**engine_arguments(settings))
     dry_run = DryRun(settings.model, arguments)
@@ -46,9 +47,10 @@ def plan(
             open_reader(source, mapping=settings.map, max_row_bytes=settings.max_row_bytes)
         ) as reader,
     ):
+        dry_run.check(spec)
         scan = Scan(reader, dry_run, settings, sample=_BATCHES * dry_run.config.max_num_seqs)
         with console.watch(_Progress(scan, reader, settings.limit)):
-            scan.run(constraint_of(constraint))
+            scan.run(spec)
         input_facts = InputFacts(name=reader.name, format=reader.format, digest=scan.input.digest())
     found: Estimate | None = None
     num_ranks = arguments.parallel_sizes().world_size

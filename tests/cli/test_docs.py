@@ -12,6 +12,7 @@ _VERBS = (
     ["status"],
     ["merge"],
     ["plan"],
+    ["doctor"],
     ["report"],
     ["bench"],
     ["bench", "run"],

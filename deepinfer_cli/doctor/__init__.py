@@ -1,0 +1,1 @@
+"""``deepinfer doctor``: what this machine has, and whether a run would work on it."""
