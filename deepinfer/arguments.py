@@ -40,6 +40,8 @@ class EngineArguments:
     expert_parallel_size: int = 1
     prefill_ranks: int = 0
     decode_ranks: int = 0
+    num_redundant_experts: int = 0
+    expert_rebalance_interval: int = 0
     enable_flash_mla: bool = True
     enable_speculative_dspark: bool = True
     num_speculative_tokens: int | None = None
@@ -84,6 +86,8 @@ class EngineArguments:
             expert_parallel_size=self.expert_parallel_size,
             prefill_ranks=self.prefill_ranks,
             decode_ranks=self.decode_ranks,
+            num_redundant_experts=self.num_redundant_experts,
+            expert_rebalance_interval=self.expert_rebalance_interval,
         )
 
     def profile_file(self) -> Path | None:

@@ -78,6 +78,8 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All rows of this rank are answered or forgotten, and so are those of all others."""
+    """All rows of this rank are answered or forgotten, and so are those of all others.  ``notes``
+    are added to those of the engine."""
 
     stats: EngineStats
+    notes: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from deepinfer.engine.hub_cache import resolve_model_folder
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.launch import Mailbox
+from deepinfer.engine.parallel.placed_experts import Balance
 from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
@@ -120,7 +121,10 @@ class RankRows:
             self._has_ended = self._is_aborted = False
             self._run(begin)
             self._rank.finish()
-            self._mailbox.send(Finished(self._engine.stats()))
+            notes = {}
+            if self._rank.balances:
+                notes["experts"] = balance_note(self._rank.balances)
+            self._mailbox.send(Finished(self._engine.stats(), notes))
 
     def read_messages(self) -> None:
         """Take what has come, and tell from time to time how far we are."""
@@ -170,6 +174,16 @@ class RankRows:
     def _tell(self, outputs: list[object]) -> None:
         self._told = time.monotonic()
         self._mailbox.send(Answered(outputs, self._engine.stats()))  # type: ignore[arg-type]
+
+
+def balance_note(balances: Sequence[Balance]) -> str:
+    """How uneven the ranks were, and became."""
+    before, after = max(b.before for b in balances), balances[-1].after
+    moves = sum(b.num_moved for b in balances)
+    return (
+        f"the most loaded rank had {before:.2f} times the mean load at worst, {after:.2f} times "
+        f"after the last of {len(balances)} placements; {moves} layers were placed anew"
+    )
 
 
 class _WatchedEngine:

@@ -119,6 +119,7 @@ class RankedEngine:
                     self._stats[rank] = message.stats
                     if isinstance(message, Finished):
                         finished.add(rank)
+                        self.notes.update(message.notes)
                         continue
                     for output in message.outputs:
                         in_flight[rank] -= 1

@@ -15,6 +15,8 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         expert_parallel_size=settings.expert_parallel_size,
         prefill_ranks=settings.prefill_ranks,
         decode_ranks=settings.decode_ranks,
+        num_redundant_experts=settings.num_redundant_experts,
+        expert_rebalance_interval=settings.expert_rebalance_interval,
         **drafting(settings.speculative),
         profile_path=settings.speculation_profile,
         rejection_sampling=settings.rejection_sampling,

@@ -191,6 +191,7 @@ class Job:
         if self._engine is not None:
             try:
                 self._stats = self._engine.stats()
+                self._engine_notes = dict(self._engine.notes)
             finally:
                 self._engine.close()
 

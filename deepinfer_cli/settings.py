@@ -223,6 +223,12 @@ class Settings:
     expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")
     prefill_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only read prompts.")
     decode_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only answer; they take the rows.")
+    num_redundant_experts: int = _setting(
+        0, COUNT, "Engine", "Copies of loaded experts per layer, over all ranks that share them."
+    )
+    expert_rebalance_interval: int = _setting(
+        0, COUNT, "Engine", "Place experts anew by load after so many passes; 0 is never."
+    )
 
     prometheus: str | None = _setting(
         None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."

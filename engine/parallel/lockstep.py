@@ -96,6 +96,7 @@ class LockstepModel:
     def _agree(self, wish: Wish) -> Wish:
         granted = Wish(int(self.control.all_gather(torch.tensor([wish])).min()))
         if granted is Wish.FORWARD:
-            self._before_pass(self._num_passes)
+            with torch.inference_mode():
+                self._before_pass(self._num_passes)
             self._num_passes += 1
         return granted

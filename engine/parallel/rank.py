@@ -10,6 +10,7 @@ from deepinfer.engine.runner import Cache, Runner
 
 from .groups import Group
 from .lockstep import LockstepModel
+from .placed_experts import Balance, rebalance_layers
 from .rank_share import RankShare
 from .sizes import ParallelSizes
 from .tensor_group import LeadingCache, LeadingModel, follow
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Rank:
     """Made by all ranks of the world at once.
 
-    Ranks that share heads are consecutive; their first one takes rows.
+    Ranks that share heads are consecutive; their first one takes rows.  ``balances`` are the loads
+    of ranks before and after each time that experts were placed anew.
     """
 
     def __init__(
@@ -38,7 +40,14 @@ class Rank:
         shares_experts = sizes.expert_parallel_size > 1 or sizes.has_roles
         singles = [[rank] for ranks in engines for rank in ranks]
         experts = Group.split(engines if shares_experts else singles)
-        self.share = RankShare(experts, Group.split(parts), is_exact=is_exact)
+        self.share = RankShare(
+            experts,
+            Group.split(parts),
+            num_redundant=sizes.num_redundant_experts,
+            is_exact=is_exact,
+        )
+        self.balances: list[Balance] = []
+        self._interval = sizes.expert_rebalance_interval
         self._followers = Group.split(parts, backend="gloo")
         places = [ranks[i::heads] for ranks in engines for i in range(heads)]
         self._leaders = Group.split(places, backend="gloo")
@@ -57,7 +66,7 @@ class Rank:
             runner = self._leading = LeadingModel(model, self._followers)
         if not self._shares_experts:
             return runner
-        self._lockstep = LockstepModel(runner, self._leaders)
+        self._lockstep = LockstepModel(runner, self._leaders, self._before_pass)
         return self._lockstep
 
     def cache(self, cache: Cache) -> Cache:
@@ -69,7 +78,17 @@ class Rank:
 
     def follow(self, model: Model, cache: KVCache) -> None:
         """What a rank does that takes no rows."""
-        follow(model, cache, self._followers)
+        follow(model, cache, self._followers, self._rebalance)
+
+    def _before_pass(self, number: int) -> None:
+        """All ranks that lead are here, with the same number of passes behind them."""
+        if self._interval and number and number % self._interval == 0 and self.share.layers:
+            if self._leading is not None:
+                self._leading.rebalance()
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        self.balances.append(rebalance_layers(self.share.layers))
 
     def release(self) -> None:
         """Let the ranks go that follow this one."""

@@ -11,22 +11,25 @@ from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 
-from .exchange import ExchangedExperts, PresentExperts
-from .expert_balance import Placement, plain_placement
 from .groups import Group
-from .routing_table import RoutingTable
+from .placed_experts import PlacedExperts
 
 
 class RankShare:
     """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
 
-    ``is_exact`` picks the form of the exchange: see ``exchange``.
+    ``num_redundant`` more replicas than experts are placed in each layer.  ``is_exact`` picks the
+    form of the exchange: see ``exchange``.  ``layers`` are the experts placed so far.
     """
 
-    def __init__(self, experts: Group, heads: Group, *, is_exact: bool = True) -> None:
+    def __init__(
+        self, experts: Group, heads: Group, *, num_redundant: int = 0, is_exact: bool = True
+    ) -> None:
         self.experts = experts
         self.heads = heads
+        self.num_redundant = num_redundant
         self.is_exact = is_exact
+        self.layers: list[PlacedExperts] = []
 
     @property
     def tensor_rank(self) -> int:
@@ -42,27 +45,18 @@ class RankShare:
         return torch.cat(self.heads.all_gather(groups).unbind(), dim=1)
 
     def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
-        num_experts = plan.n_routed_experts
         if self.experts.size == 1:
-            return LocalExperts(tensors, range(num_experts), limit)
-        placement = plain_placement(1, num_experts, self.experts.size)
-        routed = self.place(placement, 0, plan, tensors, limit)
-        return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
-
-    def place(
-        self, placement: Placement, layer: int, plan: LayerPlan, tensors: LayerTensors, limit: float
-    ) -> ExchangedExperts:
-        """The exchange of one layer whose experts lie as ``placement`` says for ``layer``."""
-        table = RoutingTable.of(placement, layer, tensors.device)
-        local = LocalExperts(tensors, table.members[self.experts.rank], limit)
-        return ExchangedExperts(
-            PresentExperts(local),
-            table,
+            return LocalExperts(tensors, range(plan.n_routed_experts), limit)
+        routed = PlacedExperts(
+            plan,
+            tensors,
+            limit,
             self.experts,
-            hidden_size=local.down.num_rows,
-            num_choices=plan.num_experts_per_tok,
+            num_redundant=self.num_redundant,
             is_exact=self.is_exact,
         )
+        self.layers.append(routed)
+        return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
 
 
 class SharedTokens:

@@ -18,6 +18,8 @@ class ParallelSizes:
     pipeline_parallel_size  ranks that share layers: only 1
     prefill_ranks, decode_ranks  ranks that only read prompts, and ranks that only answer; both or
                             neither.  The ranks of a role share its experts.
+    num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share them
+    expert_rebalance_interval  passes after which experts are placed anew by load; 0 is never
 
     Without roles the number of ranks is the larger of the first two.  Each
     ``tensor_parallel_size`` of them answer rows of their own; with an ``expert_parallel_size`` of 1
@@ -30,11 +32,13 @@ class ParallelSizes:
     pipeline_parallel_size: int = 1
     prefill_ranks: int = 0
     decode_ranks: int = 0
+    num_redundant_experts: int = 0
+    expert_rebalance_interval: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value, least = getattr(self, name), int(name.endswith("_size"))
-            if not is_whole(value, least, 2**16):
+            if not is_whole(value, least, 2**31 - 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
         if self.pipeline_parallel_size > 1:
             raise ConfigError(
@@ -58,6 +62,20 @@ class ParallelSizes:
                 "prefill_ranks and decode_ranks already say how many ranks share experts; leave "
                 "expert_parallel_size and tensor_parallel_size at 1"
             )
+
+        if not (experts > 1 or self.has_roles):
+            for name in ("num_redundant_experts", "expert_rebalance_interval"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)}: no ranks share experts; set "
+                        "expert_parallel_size, or leave it at 0"
+                    )
+        for ranks in self.engines:
+            if self.num_redundant_experts % len(ranks):
+                raise ConfigError(
+                    f"num_redundant_experts={self.num_redundant_experts} is not a multiple of the "
+                    f"{len(ranks)} ranks that share experts: each has room for as many"
+                )
 
     @property
     def has_roles(self) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deepinfer.engine.model.config import ModelConfig
 
 _END = "end"
+_REBALANCE = "rebalance"
 
 
 class LeadingModel:
@@ -67,6 +68,10 @@ class LeadingModel:
         self.control.broadcast(("assist_draft", ()))
         self.model.assist_draft()
 
+    def rebalance(self) -> None:
+        """Have the followers place experts anew; the caller does so itself."""
+        self.control.broadcast((_REBALANCE, ()))
+
     def end(self) -> None:
         """Let the followers go."""
         self.control.broadcast((_END, ()))
@@ -96,15 +101,19 @@ class LeadingCache:
 
 
 @torch.inference_mode()
-def follow(model: Model, cache: KVCache, control: Group) -> None:
-    """Make the calls of the leader until it ends."""
+def follow(
+    model: Model, cache: KVCache, control: Group, rebalance: Callable[[], None] = lambda: None
+) -> None:
+    """Make the calls of the leader until it ends; ``rebalance`` when it does."""
     device = str(model.device)
     while True:
         message: Any = control.broadcast(None)
         name, arguments = message[0], _on(message[1], device)
         if name == _END:
             return
-        if name == "restore":
+        if name == _REBALANCE:
+            rebalance()
+        elif name == "restore":
             cache.restore(*arguments)
         elif name in ("assist", "assist_draft"):
             getattr(model, name)(*arguments)

@@ -111,20 +111,39 @@ def many_ranks(
     return answers
 
 
+def moving_experts(
+    name: str, count: int, size: int, tensor_size: int, fields: Mapping[str, Any]
+) -> tuple[Answers, int]:
+    """As ``heads_on_ranks``, with experts that are placed anew every few passes; and how often
+    this rank's layers were."""
+    answers = heads_on_ranks(name, count, size, tensor_size, fields, 4)
+    return answers, sum(b.num_moved for b in rank_of(size, tensor_size, 4).balances)
+
+
 @cache
-def rank_of(size: int, tensor_size: int) -> Rank:
+def rank_of(size: int, tensor_size: int, num_redundant: int = 0) -> Rank:
     """This rank's place in one of two engines of ``max(size, tensor_size)`` ranks."""
-    sizes = ParallelSizes(expert_parallel_size=size, tensor_parallel_size=tensor_size)
+    sizes = ParallelSizes(
+        expert_parallel_size=size,
+        tensor_parallel_size=tensor_size,
+        num_redundant_experts=num_redundant,
+        expert_rebalance_interval=4 if num_redundant else 0,
+    )
     count, everyone = sizes.world_size, range(dist.get_world_size())
     engines = [everyone[i : i + count] for i in range(0, len(everyone), count)]
     return Rank(sizes, engines)
 
 
 def heads_on_ranks(
-    name: str, count: int, size: int, tensor_size: int, fields: Mapping[str, Any]
+    name: str,
+    count: int,
+    size: int,
+    tensor_size: int,
+    fields: Mapping[str, Any],
+    num_redundant: int = 0,
 ) -> Answers:
     """This rank's share of the answers where ``tensor_size`` ranks share heads."""
-    rank = rank_of(size, tensor_size)
+    rank = rank_of(size, tensor_size, num_redundant)
     checkpoint, token_map = checkpoint_of(name)
     tensors = checkpoint.load()
     model = Model(checkpoint.config, tensors, token_map=token_map, share=rank.share)

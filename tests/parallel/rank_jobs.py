@@ -166,3 +166,9 @@ def answers_of_two_roles(*arguments: Any) -> dict[str, tuple[int, ...]]:
     from golden_ranks import two_roles
 
     return two_roles(*arguments)
+
+
+def answers_with_moving_experts(*arguments: Any) -> tuple[dict[str, tuple[int, ...]], int]:
+    from golden_ranks import moving_experts
+
+    return moving_experts(*arguments)

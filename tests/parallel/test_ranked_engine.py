@@ -60,3 +60,13 @@ def test_prompts_on_some_ranks_and_answers_on_others(
     assert all(parts[:num_decode])
     answers = {key: value for part in parts for key, value in part.items()}
     assert answers == expected("tiny-a", drafts)
+
+
+@pytest.mark.parametrize(("size", "tensor_size"), [(2, 1), (4, 2)])
+def test_experts_that_move_while_the_engine_runs(
+    pool: RankPool, size: int, tensor_size: int
+) -> None:
+    """Placed anew by load every four passes, with redundant replicas: the same answers."""
+    results = pool.run("answers_with_moving_experts", "tiny-a", COUNT, size, tensor_size, {})
+    assert merged([answers for answers, _ in results], size) == expected("tiny-a", 0)
+    assert all(num_moved > 0 for _, num_moved in results)

@@ -1,0 +1,115 @@
+"""The routed experts of one layer, placed by measured load and moved while the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.engine.model.layer_tensors import LayerTensors
+from deepinfer.engine.model.schedule import LayerPlan
+from deepinfer.engine.model.share import LocalExperts
+
+from .exchange import ExchangedExperts, PresentExperts
+from .expert_balance import Placement, rebalance
+from .groups import Group
+from .routing_table import RoutingTable
+
+# Moving experts costs a read of their weights: not for less than this.
+_WORTH_MOVING = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """The largest load of a rank over the mean, as it was and as it is now with the same loads;
+    the worst layer counts.  ``num_moved`` layers got another placement."""
+
+    before: float
+    after: float
+    num_moved: int
+
+
+class PlacedExperts:
+    """Routed experts spread over ``group``, with the tokens of each expert counted.
+
+    counts [E] i64: tokens of this rank since the last placement.
+    """
+
+    def __init__(
+        self,
+        plan: LayerPlan,
+        tensors: LayerTensors,
+        limit: float,
+        group: Group,
+        *,
+        num_redundant: int = 0,
+        is_exact: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.group = group
+        self.counts = torch.zeros(plan.n_routed_experts, dtype=torch.int64, device=tensors.device)
+        self._tensors = tensors
+        self._limit = limit
+        self._is_exact = is_exact
+        most = plan.n_routed_experts * (group.size - 1)
+        self._num_replicas = plan.n_routed_experts + min(num_redundant, most)
+        self.placement = self.balanced(np.ones(plan.n_routed_experts))
+        self._exchange = self._make_exchange()
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.begin(x, ids, weights)()
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        flat = ids.flatten()
+        self.counts.index_add_(0, flat, torch.ones_like(flat))
+        return self._exchange.begin(x, ids, weights)
+
+    def assist(self) -> None:
+        self._exchange.assist()
+
+    def balanced(self, loads: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Placement:
+        """The best placement for loads [E] of all ranks."""
+        return rebalance(loads[None], num_replicas=self._num_replicas, num_devices=self.group.size)
+
+    def move(self, placement: Placement) -> None:
+        """Read the weights that this rank now needs, and route to where they are."""
+        self.placement = placement
+        self._exchange = self._make_exchange()
+
+    def _make_exchange(self) -> ExchangedExperts:
+        table = RoutingTable.of(self.placement, 0, self._tensors.device)
+        local = LocalExperts(self._tensors, table.members[self.group.rank], self._limit)
+        return ExchangedExperts(
+            PresentExperts(local),
+            table,
+            self.group,
+            hidden_size=local.down.num_rows,
+            num_choices=self.plan.num_experts_per_tok,
+            is_exact=self._is_exact,
+        )
+
+
+def rebalance_layers(layers: Sequence[PlacedExperts]) -> Balance:
+    """Place the experts of all layers by what was counted since the last time.
+
+    Made by all ranks at once between two passes.  Answers do not change: every replica computes
+    the same, and the exact exchange adds in the order of expert ids.
+    """
+    sizes = [len(layer.counts) for layer in layers]
+    counts = layers[0].group.all_reduce(torch.cat([layer.counts for layer in layers]))
+    before, after, num_moved = 1.0, 1.0, 0
+    for layer, part in zip(layers, torch.split(counts.cpu(), sizes), strict=True):
+        layer.counts.zero_()
+        loads = part.numpy().astype(np.float64)
+        placement = layer.balanced(loads)
+        old = float(layer.placement.imbalance(loads[None])[0])
+        new = float(placement.imbalance(loads[None])[0])
+        is_better = new < old * (1 - _WORTH_MOVING)
+        if is_better:
+            layer.move(placement)
+            num_moved += 1
+        before, after = max(before, old), max(after, new if is_better else old)
+    return Balance(before=before, after=after, num_moved=num_moved)
