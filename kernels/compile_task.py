@@ -6,13 +6,14 @@ import base64
 import importlib
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from .rehearsal import Launch
+if TYPE_CHECKING:
+    from .rehearsal import Launch
 
 Json = dict[str, Any]
 _PLAIN = (bool, int, float, str, type(None))

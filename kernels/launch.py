@@ -36,6 +36,12 @@ def has_tensor_memory(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
 
 
+def is_npu(device: torch.device) -> bool:
+    """Whether kernels are for Ascend: a core's vector memory holds 248 KiB, and its compiler fails
+    on products with 16 columns."""
+    return device.type in ("npu", "privateuseone")  # the second is what torch calls the first
+
+
 def bf16_pairs(name: str, x: Tensor) -> Tensor:
     """Adjacent bf16 values as one i32 (the even one in the low half): [..., D] -> [..., D/2].
 

@@ -12,12 +12,20 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, has_tensor_memory, matrix_dtype
+from deepinfer.kernels.launch import (
+    bf16_pairs,
+    check_tensor,
+    has_tensor_memory,
+    is_npu,
+    matrix_dtype,
+)
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
 
 _TILE_KEYS = 64
 _MAX_TILE_HEADS = 64
+_NPU_TILE_KEYS = 32
+_NPU_TILE_HEADS = 16
 _LOG2_E = 1.4426950408889634
 
 
@@ -53,14 +61,15 @@ def sparse_attention_triton(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if not out.numel():
         return out
+    tile_keys, most_heads = _tile_sizes(q.device)
     lengths = (window_index.shape[1], main_index.shape[1])
-    num_tiles = sum(triton.cdiv(length, _TILE_KEYS) for length in lengths)
-    piece_tiles = max(1, min(num_tiles, (piece_keys or num_tiles * _TILE_KEYS) // _TILE_KEYS))
+    num_tiles = sum(triton.cdiv(length, tile_keys) for length in lengths)
+    piece_tiles = max(1, min(num_tiles, (piece_keys or num_tiles * tile_keys) // tile_keys))
     num_pieces = max(1, triton.cdiv(num_tiles, piece_tiles))
     if head_axis is None:
         head_axis = 1 if has_tensor_memory(q.device) else 0
     tile_pairs = max(32, triton.next_power_of_2(width // 2))
-    tile_heads = min(_MAX_TILE_HEADS, max(16, triton.next_power_of_2(heads)))
+    tile_heads = min(most_heads, max(16, triton.next_power_of_2(heads)))
     is_whole = num_pieces == 1
     sums = q.new_empty(
         0 if is_whole else num_queries * num_pieces * heads * width, dtype=torch.float32
@@ -75,7 +84,7 @@ def sparse_attention_triton(
         window_index, window_rows if main_rows is None else main_rows, main_index,
         sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,
         H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
-        TILE_H=tile_heads, TILE_K=_TILE_KEYS, WHOLE=is_whole, DOT=matrix_dtype(),
+        TILE_H=tile_heads, TILE_K=tile_keys, WHOLE=is_whole, DOT=matrix_dtype(),
         HEAD_AXIS=head_axis, num_warps=8, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
@@ -107,6 +116,11 @@ def _check_operands(
         check_tensor("main_index", main_index, torch.int64, (num_queries, None), q)
     for number, table in enumerate(rope or ()):
         check_tensor(f"rope[{number}]", table, torch.float32, (num_queries, None), q)
+
+
+def _tile_sizes(device: torch.device) -> tuple[int, int]:
+    """Keys and heads of a tile."""
+    return (_NPU_TILE_KEYS, _NPU_TILE_HEADS) if is_npu(device) else (_TILE_KEYS, _MAX_TILE_HEADS)
 
 
 @triton.jit(do_not_specialize=["piece_tiles"])

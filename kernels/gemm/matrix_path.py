@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from deepinfer.kernels.launch import is_interpreted
+from deepinfer.kernels.launch import is_interpreted, is_npu
 
 
 class MatrixPath(IntEnum):
@@ -42,6 +42,7 @@ class Tile:
 
 
 _NARROW = Tile(64, 16, 4, 4)
+_NARROW_NPU = Tile(64, 32, 4, 4)
 _MIDDLE = Tile(64, 64, 4, 4)
 _WIDE = Tile(128, 128, 8, 3)
 TILES = (_NARROW, _MIDDLE, _WIDE)
@@ -49,7 +50,7 @@ TILES = (_NARROW, _MIDDLE, _WIDE)
 _ENOUGH_TILES = 256
 
 
-def tile_for(rows: int, width: int, members: int, path: MatrixPath) -> Tile:
+def tile_for(rows: int, width: int, members: int, path: MatrixPath, device: torch.device) -> Tile:
     """A tile for ``members`` weights of ``width`` rows, each for about ``rows`` activations.
 
     It only says how many outputs share a load.  Each output is the same chain of products over K in
@@ -57,7 +58,8 @@ def tile_for(rows: int, width: int, members: int, path: MatrixPath) -> Tile:
     """
     wide_tiles = members * -(-rows // _WIDE.tokens) * -(-width // _WIDE.width)
     is_wide = rows > _MIDDLE.tokens * 2 and wide_tiles >= _ENOUGH_TILES
-    tile = _NARROW if rows <= _NARROW.tokens else _WIDE if is_wide else _MIDDLE
+    narrow = _NARROW_NPU if device is not None and is_npu(device) else _NARROW
+    tile = narrow if rows <= narrow.tokens else _WIDE if is_wide else _MIDDLE
     if path is MatrixPath.SCALED:  # its matrix unit takes 128 weight rows
         return Tile(128, tile.tokens, tile.num_warps, 3)
     return tile

@@ -120,7 +120,7 @@ def _launch_rows(
     """x [T, G, P], out [T, G, N]."""
     rows, groups, width = out.shape
     if rows and groups and width:
-        tile = tile_for(rows, width, groups, path)
+        tile = tile_for(rows, width, groups, path, x.device)
         count = triton.cdiv(rows, tile.tokens)
         grid = (triton.cdiv(width, tile.width) * count, groups)
         _launch(grid, x, scales, weight, out, (out,) * 4, count, path, tile, source=-1)

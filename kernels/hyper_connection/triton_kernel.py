@@ -122,7 +122,7 @@ def _pass_streams(
         S=num_streams, ROWS=rows, TILE_ROWS=max(16, triton.next_power_of_2(rows)),
         EXPAND=expanded is not None, MIX=sums is not None, COLLAPSE=collapsed is not None,
         PIECE=_PIECE, TILE_T=_TILE_TOKENS, TILE_D=_TILE_WIDTH,
-        PRECISION="ieee" if is_interpreted() else "tf32x3",
+        PRECISION="ieee" if is_interpreted() or streams.device.type != "cuda" else "tf32x3",
         num_warps=4, num_stages=2, enable_fp_fusion=True,
     )  # fmt: skip
 

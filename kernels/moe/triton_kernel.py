@@ -116,7 +116,7 @@ def experts_triton(
     path = MatrixPath.of(x.device) if path is None else path
     split = gate_up.values.dtype == torch.int8
     rows = ids.numel() // num_experts
-    tile = tile_for(rows, gate_up.values.shape[1], num_experts, path)
+    tile = tile_for(rows, gate_up.values.shape[1], num_experts, path, x.device)
     tiles = order_pairs(ids, num_experts, tile)
     acts = quantize_activations(x, path, split)
     hidden = expert_linear_triton(acts, gate_up, tiles, per_token=per_token)
