@@ -20,7 +20,7 @@ from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
 from .machine import resolve_device
 from .outputs import RequestOutput
-from .prompts import Prompt, prompt_rows, run_constraint, sampling_for_each
+from .prompts import Prompt, numbered_row, prompt_rows, run_constraint, sampling_for_each
 from .session import HasProcesses, Session, open_session
 
 
@@ -173,7 +173,7 @@ class OfflineEngine:
         _check_thinking(thinking)
         defaults = sampling_params or SamplingParams()
         return self._open().rows.run(
-            ((number, row, defaults) for number, row in rows),
+            (numbered_row(pair, defaults) for pair in rows),
             raw=raw,
             thinking=thinking,
             constraint=run_constraint(constraint),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,20 @@ def sampling_for_each(
                 f"sampling_params[{place}]: expected a SamplingParams, got {type(params).__name__}"
             )
     return list(sampling_params)
+
+
+def numbered_row(pair: Any, defaults: SamplingParams) -> tuple[int, Any, SamplingParams]:
+    """What ``stream`` takes, with its sampling.  Raises: ConfigError if it is no pair."""
+    try:
+        if isinstance(pair, tuple | list):
+            number, row = pair
+            return operator.index(number), row, defaults
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        "stream: expected (row number, row) pairs, such as enumerate(rows) gives; "
+        f"got {repr(pair)[:60]}"
+    )
 
 
 def run_constraint(fields: Mapping[str, Any] | None) -> ConstraintSpec | None:

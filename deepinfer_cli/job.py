@@ -141,6 +141,8 @@ class Job:
                     self._close_engine()
         except StopNow as stop:
             self._stop.exit_code = stop.exit_code
+        for column in self.pipeline.missing_carry:
+            self._console.warn(f"--carry {column}: no row has such a column")
         if changed := self.pipeline.num_changed:
             self._console.warn(
                 f"{changed:,} rows are not what they were when an earlier part answered them; "

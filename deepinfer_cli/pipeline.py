@@ -55,6 +55,7 @@ class Pipeline:
         self._rows = rows
         self._journal = journal
         self._settings = settings
+        self._missing_carry = set(settings.carry) - {"*"}
         self._shard = Shard.of(settings.shard)
         self._stop = stop
         self._on_record = on_record
@@ -66,6 +67,12 @@ class Pipeline:
     def session(self) -> Counts:
         """The counts of this part of the run alone."""
         return self.total.counts() - self._before
+
+    @property
+    def missing_carry(self) -> list[str]:
+        """Columns of ``--carry`` that no row had; none if no row was read in this part."""
+        is_known = self.num_rows > self.num_resumed and not self.num_resumed
+        return sorted(self._missing_carry) if is_known else []
 
     @property
     def num_running(self) -> int:
@@ -120,6 +127,8 @@ class Pipeline:
                     self._record_error(row, row.error)
                 else:
                     assert row.fields is not None
+                    if self._missing_carry:
+                        self._missing_carry -= row.fields.keys()
                     self._running[row.index] = row
                     yield row.index, fields_with_id(row)
                 self._check_errors()

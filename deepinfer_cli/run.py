@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer import __version__
-from deepinfer.errors import ConfigError, EngineError
+from deepinfer.engine.hub_cache import resolve_model_folder
+from deepinfer.errors import CheckpointError, ConfigError, EngineError
 
 from .console import Console, make_console
 from .constraint import answers_depend_on
@@ -28,6 +29,7 @@ from .settings import Resolved, Settings
 from .sharding import Shard
 from .status_file import StatusFile, command_line
 from .summary import Summary
+from .users_words import in_users_words
 from .writer import StdoutStream, output_format, publish, write_files
 
 _AGAIN = "run the same command again to continue"
@@ -52,6 +54,20 @@ class RunRequest:
 
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
+    with in_users_words(resolved.origins):
+        check_model(resolved.settings)
+        return _run(request, resolved, make_engine)
+
+
+def check_model(settings: Settings) -> None:
+    """Raise CheckpointError if there is no such model; before anything slow is imported."""
+    if settings.model is not None:
+        folder = resolve_model_folder(settings.model)
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} holds no model: there is no config.json")
+
+
+def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     output = default_output(request.source) if request.output is None else request.output
     if output == "-" and request.json:
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")

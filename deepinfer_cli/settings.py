@@ -16,6 +16,7 @@ from typing import Any
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError
 
+from .users_words import in_users_words
 from .values import (
     BYTES,
     COUNT,
@@ -289,7 +290,8 @@ def resolve(
         values[name] = _parse(name, value, origin)
         origins[name] = origin
     settings = Settings(**values)
-    settings.sampling()
+    with in_users_words(origins):
+        settings.sampling()
     return Resolved(settings, origins)
 
 

@@ -83,9 +83,7 @@ class RequestState:
         hold no usable value.
         """
         if token_id < 0:
-            return self._fail_of_constraint() or self.fail(
-                "the model gave logits that are not numbers; the weights or the cache are damaged"
-            )
+            return self._fail_of_constraint() or self._fail_without_token()
         self.token_ids.append(token_id)
         sampling = self.request.sampling
         count = len(self.token_ids) - self.num_prompt_tokens
@@ -122,6 +120,19 @@ class RequestState:
         """Fail if the constraint cannot go on."""
         error = self.constraint.error if self.constraint is not None else None
         return error is not None and self.fail(str(error), error.kind)
+
+    def _fail_without_token(self) -> bool:
+        """Fail because no token could be drawn."""
+        min_tokens = self.request.sampling.min_tokens
+        if self.num_output_tokens < min_tokens and len(self.stop_token_ids) > 1:
+            return self.fail(
+                f"no token may come here: min_tokens={min_tokens} rules out those of "
+                "stop_token_ids, and there are no others; lower one of the two",
+                "invalid_value",
+            )
+        return self.fail(
+            "the model gave logits that are not numbers; the weights or the cache are damaged"
+        )
 
     def completion(self, now_s: float) -> Completion:
         assert self.finish_reason is not None

@@ -49,8 +49,10 @@ class RowEncoder:
         self._check_ids_of(parsed.sampling)
         match parsed.prompt:
             case ChatPrompt(body):
+                self._check_size(body.get("messages"))
                 return self._chat(parsed, body)
             case TextPrompt(text, parse_special):
+                self._check_size(text)
                 return self._plain(parsed, self._text_ids(text, parse_special))
             case TokenPrompt(token_ids):
                 self.check_token_ids("prompt_token_ids", token_ids)
@@ -116,6 +118,17 @@ class RowEncoder:
             if name in sampling:
                 self.check_token_ids(name, sampling[name])
 
+    def _check_size(self, prompt: Any) -> None:
+        """Refuse a text that is too long whatever its tokens: finding them would take minutes."""
+        num_characters = _num_characters(prompt)  # each is at least one byte
+        at_least = num_characters // self._tokenizer.most_bytes
+        if at_least >= self._max_model_len:
+            raise RowError(
+                "too_long",
+                f"the prompt has {num_characters} characters, which are {at_least} tokens at the "
+                f"very least; prompt and answer together may have {self._max_model_len}",
+            )
+
     def _check_length(self, token_ids: tuple[int, ...]) -> None:
         if len(token_ids) >= self._max_model_len:
             raise RowError(
@@ -127,3 +140,12 @@ class RowEncoder:
 
 def _notes(parsed: ParsedRow) -> dict[str, str]:
     return {"ignored_fields": ", ".join(parsed.ignored)} if parsed.ignored else {}
+
+
+def _num_characters(value: Any) -> int:
+    """Of the text of a prompt: the string, or ``content`` of its messages and of their parts."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return _num_characters(value.get("content") or value.get("text"))
+    return sum(map(_num_characters, value)) if isinstance(value, list | tuple) else 0

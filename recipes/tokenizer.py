@@ -116,6 +116,11 @@ class Tokenizer:
         table = self._token_bytes
         return table[token_id] if token_id < len(table) else b""
 
+    @cached_property
+    def most_bytes(self) -> int:
+        """The bytes of the longest token: a text needs at least its bytes divided by this."""
+        return max(map(len, self._token_bytes))
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of ``token_ids``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -129,10 +130,28 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
         kind = "unsupported_keyword"
     elif any(words in lowered for words in (_UNDECIDED, *_TOO_COMPLEX)):
         kind = "constraint_too_complex"
-    reason = message.replace("<non-verbose/>", "").strip()[:500]
+    reason = _one_line(message.replace("<non-verbose/>", ""))[:500]
     if _OVERLAPPING_ONE_OF in lowered:
         reason = (
             "oneOf: it cannot be shown that its branches exclude each other; use anyOf, or give "
             "each branch a required property with a const of its own"
         )
     return RowError(kind, f"{constraint_kind}: {reason}")
+
+
+# A line of the grammar with its number, and carets below the place.
+_PICTURE = re.compile(r"^ *(\d+ \|.*|\^+) *$")
+
+
+def _one_line(message: str) -> str:
+    """The message without its pictures of the place: of a regular expression what is wrong and
+    after which part, else all its words."""
+    lines = message.strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    carets = next((i for i, line in enumerate(lines) if line.strip(" ^") == "" and "^" in line), 0)
+    if errors and carets:
+        shown, place = lines[carets - 1], lines[carets].index("^")
+        before = shown[:place].strip()
+        where = f"after {before!r}" if before else "at its beginning"
+        return f"{errors[0]} ({where})"
+    return " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())

@@ -79,6 +79,13 @@ def test_stream_yields_errors_and_answers(engine):
     assert outputs[12].finish_reason == "length"
 
 
+@pytest.mark.parametrize("rows", [[{"prompt": "a"}], ["ab"], [("a", {})], [(1, {}, 2)], [5]])
+def test_a_stream_of_no_pairs_says_what_it_wants(engine, rows):
+    with pytest.raises(ConfigError, match="expected .row number, row. pairs"):
+        list(engine.stream(rows, SHORT))
+    assert next(engine.stream([(3, {"prompt": "a"})], SHORT)).row == 3
+
+
 def test_the_engine_is_clean_after_an_abandoned_stream(engine, expected):
     stream = engine.stream([(0, {"prompt": "a"}), (1, {"prompt": "b", "max_tokens": 1})], SHORT)
     next(stream)

@@ -178,6 +178,10 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run", "in.jsonl", "-o", "x" * 250 + ".jsonl"], 2, "file name too long"),
         (["walk"], 2, "walk"),
         (["run", "."], 4, "not a saved dataset"),
+        (["run", "in.jsonl", "--top-p", "7"], 2, "--top-p=7.0: expected"),
+        (["run", "in.jsonl", "--model", "nowhere"], 2, "model folder nowhere does not exist"),
+        (["run", "in.jsonl", "--model", "/proc"], 2, "/proc holds no model"),
+        (["run", "in.jsonl", "--model", "a/b"], 2, "download it with `hf download a/b`"),
     ],
 )
 def test_wrong_use_is_one_line_and_an_exit_code(
@@ -228,6 +232,34 @@ def test_limit_and_time_limit(cli: Cli) -> None:
     assert len(_lines("b.jsonl")) == 50 and _report("b.jsonl")["rows"]["resumed"] > 0
 
 
+def test_a_column_to_carry_that_no_row_has_is_named(cli: Cli) -> None:
+    _write("in.jsonl", [{"prompt": "a", "x": 1}, {"prompt": "b", "y": 1}])
+    done = cli("run", "in.jsonl", "-o", "a.jsonl", "--carry", "y", "--carry", "nope")
+    assert done.exit_code == 0 and done.err.count("--carry") == 1
+    assert "warning: --carry nope: no row has such a column" in done.err
+    assert "--carry" not in cli("run", "in.jsonl", "-o", "b.jsonl", "--carry", "*").err
+
+
+def test_ten_megabytes_in_one_answer(cli: Cli) -> None:
+    _write("in.jsonl", [{"prompt": "x" * 10_000_000}, {"prompt": "y"}])
+    assert cli("run", "in.jsonl", "-o", "out.jsonl").exit_code == 0
+    assert [len(row["content"]) for row in _lines("out.jsonl")] == [10_000_000, 1]
+    assert cli("run", "in.jsonl", "-o", "out.parquet").exit_code == 0
+    assert len(pq.read_table("out.parquet")["content"][0].as_py()) == 10_000_000
+
+
+def test_lines_of_a_hundred_megabytes_are_refused_politely(cli: Cli) -> None:
+    with Path("in.jsonl").open("wb") as file:
+        for _ in range(2):
+            file.write(b'{"prompt": "' + b"x" * 100_000_000 + b'"}\n{"prompt": "y"}\n')
+    done = cli("run", "in.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 3 and len(_lines("out.jsonl")) == 2
+    errors = _lines("out.jsonl.errors.jsonl")
+    assert [row["error"]["kind"] for row in errors] == ["line_too_long"] * 2
+    assert "100,000,015 bytes, the limit is 67,108,864" in errors[0]["error"]["message"]
+    assert Path("out.jsonl.errors.jsonl").stat().st_size < 10_000
+
+
 def test_json_prints_the_report_and_nothing_else_on_stdout(cli: Cli) -> None:
     _write("in.jsonl", _prompts(3))
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--json", "--quiet", "--seed", "5")
@@ -252,8 +284,10 @@ def test_errors_do_not_count_as_throughput(cli: Cli) -> None:
 def test_the_summary_says_which_model_answered(cli: Cli) -> None:
     _write("in.jsonl", _prompts(1))
     assert "small built-in model" in cli("run", "in.jsonl", "-o", "a.jsonl").err
-    done = cli("run", "in.jsonl", "-o", "b.jsonl", "--model", "/models/big")
-    assert "/models/big" in done.err and "built-in" not in done.err
+    Path("big").mkdir()
+    Path("big/config.json").write_text("{}")
+    done = cli("run", "in.jsonl", "-o", "b.jsonl", "--model", "big")
+    assert "loading big" in done.err and "built-in" not in done.err
 
 
 def test_an_empty_input_gives_an_empty_output(cli: Cli) -> None:

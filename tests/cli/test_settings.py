@@ -12,6 +12,7 @@ from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError
 from deepinfer_cli.config import example
 from deepinfer_cli.settings import FIELDS, Settings, flag_name, resolve
+from deepinfer_cli.users_words import users_words
 
 _ROOT = Path(__file__).parents[2]
 
@@ -122,3 +123,26 @@ def test_every_setting_has_a_flag_a_help_text_and_a_group() -> None:
         assert flag_name(name).startswith("--") and "_" not in flag_name(name)
         assert definition.metadata["help"].endswith(".")
         assert definition.metadata["group"]
+
+
+@pytest.mark.parametrize(
+    "origin, message, shown",
+    [
+        ("--max-num-seqs", "max_num_seqs=0: expected 1", "--max-num-seqs=0: expected 1"),
+        ("DEEPINFER_SEED", "seed=-1: expected", "DEEPINFER_SEED=-1: expected"),
+        ("my.yaml:3", "max_model_len=9: too long", "my.yaml:3: max_model_len=9: too long"),
+        ("default", "block_size=3: odd", "block_size=3: odd"),
+        ("--speculative", "num_speculative_tokens=9: most", "--speculative=9: most"),
+        ("--n", "cannot open n of my/n.json", "cannot open n of my/n.json"),
+        (
+            "--max-model-len",
+            "8 tokens, fewer than max_model_len=9: raise num_blocks or lower max_model_len",
+            "8 tokens, fewer than --max-model-len=9: raise num_blocks or lower --max-model-len",
+        ),
+    ],
+)
+def test_errors_use_the_words_of_the_user(origin: str, message: str, shown: str) -> None:
+    origins = dict.fromkeys(FIELDS, "default")
+    names = {"DEEPINFER_SEED": "seed", "my.yaml:3": "max_model_len", "default": "block_size"}
+    origins[names.get(origin, origin[2:].replace("-", "_"))] = origin
+    assert users_words(message, origins) == shown

@@ -12,7 +12,7 @@ import pytest
 from deepinfer_cli.main import main
 
 _CHECKPOINT = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"
-_WORDS = "the fox and a bear went to see an old red house by the river with bread and honey".split()
+_WORDS = ("the", "fox", "and", "a", "bear", "went", "to", "see", "an", "old", "by", "river")
 
 
 def _text(chance: random.Random, num_words: int) -> str:

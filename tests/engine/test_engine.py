@@ -277,3 +277,10 @@ def test_occupancy_counts_every_answer_in_every_decode_step() -> None:
     assert stats.num_decode_rows == 9 and stats.num_decode_tokens == 9
     assert stats.num_decode_steps == 6
     assert stats.decode_batches == (2.0, 2.0, 2.0, 1.0, 1.0, 1.0)
+
+
+def test_min_tokens_that_leave_no_token_are_named() -> None:
+    every = tuple(range(FakeConfig().vocab_size))
+    done = ask(request("a", PROMPT, min_tokens=3, stop_token_ids=every))
+    assert done.finish_reason == "error" and done.error_kind == "invalid_value"
+    assert done.error is not None and "min_tokens=3 rules out those of stop_token_ids" in done.error

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import RowError
+from deepinfer.recipes import encoding
 from deepinfer.recipes.chat import MODEL_NAME, guarded, thinking_sampling
 from deepinfer.recipes.constraints.fields import field_constraint
 from deepinfer.recipes.constraints.spec import json_schema, regex
@@ -322,3 +323,32 @@ def test_any_json_gives_a_row_or_a_row_error(tiny_encoder, row, raw):
     else:
         assert isinstance(encoded, EncodedRow)
         assert encoded.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "ab " * 20_000_000},
+        {"prompt": "ab " * 20_000_000, "raw": True},
+        {"messages": [user("x"), user([{"type": "text", "text": "ab " * 20_000_000}])]},
+    ],
+)
+def test_a_text_that_is_too_long_whatever_its_tokens_is_not_encoded(encoder, monkeypatch, row):
+    def no_encoding(*arguments):
+        raise AssertionError("took the long way")
+
+    monkeypatch.setattr(encoding.chat, "convert", no_encoding)
+    monkeypatch.setattr(RowEncoder, "_text_ids", no_encoding)
+    with pytest.raises(RowError, match="60000000 characters|60000001 characters") as caught:
+        encoder.encode(0, row)
+    assert caught.value.kind == "too_long"
+
+
+def test_the_longest_token_decides_what_may_be_encoded(tokenizer):
+    """A text of that token alone is as short as its bytes allow."""
+    longest = max(range(tokenizer.size), key=lambda token: len(tokenizer.token_bytes(token)))
+    assert len(tokenizer.token_bytes(longest)) == tokenizer.most_bytes > 1
+    limit = RowEncoder(tokenizer, max_model_len=50, vocab_size=tokenizer.size)
+    text = "\n" * (tokenizer.most_bytes * 50 - 1)  # not refused for its size alone
+    with pytest.raises(RowError, match="tokens; prompt and answer"):
+        limit.encode(0, {"prompt": text, "raw": True})

@@ -18,7 +18,7 @@ from deepinfer.errors import RowError
 from deepinfer.recipes.constraints import spec
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
 from deepinfer.recipes.constraints.limits import ConstraintLimits
-from deepinfer.recipes.constraints.trial import Trial
+from deepinfer.recipes.constraints.trial import Trial, compile_error
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 
@@ -203,7 +203,14 @@ def test_errors_say_what_and_where(
     with pytest.raises(RowError) as caught:
         golden_compiler.compile(bad)
     assert caught.value.kind == kind
-    assert words in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_place_in_a_regular_expression_is_said_in_words() -> None:
+    for pattern, place in (("a(b", "after 'a'"), ("[z-a]", "at its beginning")):
+        picture = f"regex parse error:\n    {pattern}\n    {' ' * (pattern[0] == 'a')}^\nerror: bad"
+        message = f"at 1(8): invalid regex\n{picture}\n   1 | start: /x/\n              ^"
+        assert str(compile_error("regex", message)) == f"regex: bad ({place})"
 
 
 def test_angle_brackets_in_text_are_no_token_references(
