@@ -42,6 +42,7 @@ class EngineArguments:
     decode_ranks: int = 0
     num_redundant_experts: int = 0
     expert_rebalance_interval: int = 0
+    exact_exchange: bool = True
     enable_flash_mla: bool = True
     enable_speculative_dspark: bool = True
     num_speculative_tokens: int | None = None
@@ -88,6 +89,7 @@ class EngineArguments:
             decode_ranks=self.decode_ranks,
             num_redundant_experts=self.num_redundant_experts,
             expert_rebalance_interval=self.expert_rebalance_interval,
+            exact_exchange=self.exact_exchange,
         )
 
     def profile_file(self) -> Path | None:

@@ -33,10 +33,10 @@ class OfflineEngine:
     ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
     ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
     ``decode_ranks`` then answer.  Every ``expert_rebalance_interval`` passes the ranks move experts
-    so that their loads are even, with ``num_redundant_experts`` further copies.  Each rank is a
-    process, on a GPU of its own or on the CPU, and a script that uses them needs
-    ``if __name__ == "__main__":``.  Sizes that this machine or model
-    cannot honour raise ConfigError with the reason.
+    so that their loads are even, with ``num_redundant_experts`` further copies.  Answers are those
+    of one rank as long as ``exact_exchange`` is on.  Each rank is a process, on a GPU of its own or
+    on the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
+    machine or model cannot honour raise ConfigError with the reason.
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
     run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
     stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,
@@ -67,6 +67,7 @@ class OfflineEngine:
         decode_ranks: int = 0,
         num_redundant_experts: int = 0,
         expert_rebalance_interval: int = 0,
+        exact_exchange: bool = True,
         enable_flash_mla: bool = True,
         enable_speculative_dspark: bool = True,
         num_speculative_tokens: int | None = None,
@@ -96,6 +97,7 @@ class OfflineEngine:
             decode_ranks=decode_ranks,
             num_redundant_experts=num_redundant_experts,
             expert_rebalance_interval=expert_rebalance_interval,
+            exact_exchange=exact_exchange,
             enable_flash_mla=enable_flash_mla,
             enable_speculative_dspark=enable_speculative_dspark,
             num_speculative_tokens=num_speculative_tokens,

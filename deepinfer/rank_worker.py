@@ -29,6 +29,7 @@ from .rank_messages import Answered, Begin, End, Finished, RankOrder, Ready, Row
 from .row_stream import ROWS_AHEAD, RowStream
 
 _REST_S = 0.001
+_DECODE_CAPACITY = 512  # tokens per rank: larger passes are prefill, where sizes may be exchanged
 _STATS_EVERY_S = 0.5
 
 
@@ -41,7 +42,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     store = connect(order.host, order.port)
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)
-    rank = Rank(order.sizes)
+    rank = Rank(order.sizes, capacity=0 if device == "cpu" else _DECODE_CAPACITY)
     if not rank.takes_rows:
         set_cpu_threads(order.num_threads, 0)
         opened = open_model(order.model_path, order.settings, device=device)

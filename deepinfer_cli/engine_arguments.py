@@ -17,6 +17,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         decode_ranks=settings.decode_ranks,
         num_redundant_experts=settings.num_redundant_experts,
         expert_rebalance_interval=settings.expert_rebalance_interval,
+        exact_exchange=settings.exact_exchange,
         **drafting(settings.speculative),
         profile_path=settings.speculation_profile,
         rejection_sampling=settings.rejection_sampling,

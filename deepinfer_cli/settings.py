@@ -230,6 +230,10 @@ class Settings:
     expert_rebalance_interval: int = _setting(
         0, COUNT, "Engine", "Place experts anew by load after so many passes; 0 is never."
     )
+    exact_exchange: bool = _setting(
+        True, SWITCH, "Engine", "Ranks that share experts give one rank's answers; off is faster.",
+        answers=True,
+    )  # fmt: skip
 
     prometheus: str | None = _setting(
         None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."

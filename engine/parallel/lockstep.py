@@ -42,7 +42,8 @@ class AssistingRunner(Runner, Protocol):
 class LockstepModel:
     """A model whose passes are made by all ranks of ``control`` at a time.
 
-    ``before_pass`` is called by all ranks at once, with the number of passes so far.
+    ``before_pass`` is called by all ranks at once, with the number of passes so far and the most
+    tokens that any rank brings.
     Between passes every rank must be in a pass, in ``rest`` or in ``finish``.
     """
 
@@ -50,7 +51,7 @@ class LockstepModel:
         self,
         model: AssistingRunner,
         control: Group,
-        before_pass: Callable[[int], None] = lambda number: None,
+        before_pass: Callable[[int, int], None] = lambda number, most_tokens: None,
     ) -> None:
         self.model = model
         self.control = control
@@ -62,14 +63,14 @@ class LockstepModel:
         return self.model.config
 
     def forward(self, *arguments: Any) -> ForwardOutput:
-        self._take_turn(Wish.FORWARD)
+        self._take_turn(Wish.FORWARD, len(arguments[0].token_ids))
         return self.model.forward(*arguments)
 
     def seed_draft(self, *arguments: Any) -> None:
         self.model.seed_draft(*arguments)
 
     def draft(self, *arguments: Any) -> DraftOutput:
-        self._take_turn(Wish.DRAFT)
+        self._take_turn(Wish.DRAFT, len(arguments[0]) * self.config.dspark_block_size)
         return self.model.draft(*arguments)
 
     def rest(self) -> bool:
@@ -81,8 +82,8 @@ class LockstepModel:
         while (wish := self._agree(Wish.DONE)) is not Wish.DONE:
             self._help(wish)
 
-    def _take_turn(self, wish: Wish) -> None:
-        while (granted := self._agree(wish)) is not wish:
+    def _take_turn(self, wish: Wish, num_tokens: int) -> None:
+        while (granted := self._agree(wish, num_tokens)) is not wish:
             self._help(granted)
 
     @torch.inference_mode()
@@ -93,10 +94,12 @@ class LockstepModel:
             self.model.assist()
         return wish in (Wish.DRAFT, Wish.FORWARD)
 
-    def _agree(self, wish: Wish) -> Wish:
-        granted = Wish(int(self.control.all_gather(torch.tensor([wish])).min()))
-        if granted is Wish.FORWARD:
+    def _agree(self, wish: Wish, num_tokens: int = 0) -> Wish:
+        wishes = self.control.all_gather(torch.tensor([wish, num_tokens]))
+        granted = Wish(int(wishes[:, 0].min()))
+        if granted in (Wish.DRAFT, Wish.FORWARD):
+            most_tokens = int(wishes[wishes[:, 0] == granted, 1].max())
             with torch.inference_mode():
-                self._before_pass(self._num_passes)
+                self._before_pass(self._num_passes, most_tokens)
             self._num_passes += 1
         return granted

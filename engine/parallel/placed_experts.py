@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts
+from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 
 from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, rebalance
+from .fixed_exchange import FixedCapacityExperts
 from .groups import Group
 from .routing_table import RoutingTable
 
@@ -36,6 +38,7 @@ class PlacedExperts:
     """Routed experts spread over ``group``, with the tokens of each expert counted.
 
     counts [E] i64: tokens of this rank since the last placement.
+    ``capacity``: passes of at most so many tokens per rank take the form without host waits.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class PlacedExperts:
         *,
         num_redundant: int = 0,
         is_exact: bool = True,
+        capacity: int = 0,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -54,10 +58,12 @@ class PlacedExperts:
         self._tensors = tensors
         self._limit = limit
         self._is_exact = is_exact
+        self._capacity = capacity
+        self._most_tokens = 0
         most = plan.n_routed_experts * (group.size - 1)
         self._num_replicas = plan.n_routed_experts + min(num_redundant, most)
         self.placement = self.balanced(np.ones(plan.n_routed_experts))
-        self._exchange = self._make_exchange()
+        self._exchange, self._fixed = self._make_exchanges()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self.begin(x, ids, weights)()
@@ -65,10 +71,14 @@ class PlacedExperts:
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
-        return self._exchange.begin(x, ids, weights)
+        return self._form().begin(x, ids, weights)
 
     def assist(self) -> None:
-        self._exchange.assist()
+        self._form().assist()
+
+    def expect(self, most_tokens: int) -> None:
+        """The next pass brings at most so many tokens per rank; all ranks say the same."""
+        self._most_tokens = most_tokens
 
     def balanced(self, loads: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Placement:
         """The best placement for loads [E] of all ranks."""
@@ -77,19 +87,25 @@ class PlacedExperts:
     def move(self, placement: Placement) -> None:
         """Read the weights that this rank now needs, and route to where they are."""
         self.placement = placement
-        self._exchange = self._make_exchange()
+        self._exchange, self._fixed = self._make_exchanges()
 
-    def _make_exchange(self) -> ExchangedExperts:
+    def _form(self) -> RoutedExperts:
+        is_small = self._most_tokens <= self._capacity
+        return self._fixed if is_small and self._fixed is not None else self._exchange
+
+    def _make_exchanges(self) -> tuple[ExchangedExperts, FixedCapacityExperts | None]:
         table = RoutingTable.of(self.placement, 0, self._tensors.device)
         local = LocalExperts(self._tensors, table.members[self.group.rank], self._limit)
-        return ExchangedExperts(
-            PresentExperts(local),
-            table,
-            self.group,
-            hidden_size=local.down.num_rows,
-            num_choices=self.plan.num_experts_per_tok,
-            is_exact=self._is_exact,
-        )
+        common = (PresentExperts(local), table, self.group)
+        sizes: dict[str, Any] = {
+            "hidden_size": local.down.num_rows,
+            "num_choices": self.plan.num_experts_per_tok,
+            "is_exact": self._is_exact,
+        }
+        exchange, fixed = ExchangedExperts(*common, **sizes), None
+        if self._capacity:
+            fixed = FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
+        return exchange, fixed
 
 
 def rebalance_layers(layers: Sequence[PlacedExperts]) -> Balance:

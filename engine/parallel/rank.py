@@ -31,9 +31,12 @@ class Rank:
         sizes: ParallelSizes,
         engines: Sequence[Sequence[int]] | None = None,
         *,
-        is_exact: bool = True,
+        capacity: int = 0,
     ) -> None:
-        """``engines`` are the ranks of each engine if they are not those of ``sizes``."""
+        """``engines`` are the ranks of each engine if they are not those of ``sizes``.
+
+        ``capacity``: passes of at most so many tokens per rank exchange them without host waits.
+        """
         engines = sizes.engines if engines is None else engines
         heads = sizes.tensor_parallel_size
         parts = [ranks[i : i + heads] for ranks in engines for i in range(0, len(ranks), heads)]
@@ -44,7 +47,8 @@ class Rank:
             experts,
             Group.split(parts),
             num_redundant=sizes.num_redundant_experts,
-            is_exact=is_exact,
+            is_exact=sizes.exact_exchange,
+            capacity=capacity if heads == 1 else 0,
         )
         self.balances: list[Balance] = []
         self._interval = sizes.expert_rebalance_interval
@@ -80,8 +84,10 @@ class Rank:
         """What a rank does that takes no rows."""
         follow(model, cache, self._followers, self._rebalance)
 
-    def _before_pass(self, number: int) -> None:
+    def _before_pass(self, number: int, most_tokens: int) -> None:
         """All ranks that lead are here, with the same number of passes behind them."""
+        for layer in self.share.layers:
+            layer.expect(most_tokens)
         if self._interval and number and number % self._interval == 0 and self.share.layers:
             if self._leading is not None:
                 self._leading.rebalance()

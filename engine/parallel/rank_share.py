@@ -19,16 +19,24 @@ class RankShare:
     """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
 
     ``num_redundant`` more replicas than experts are placed in each layer.  ``is_exact`` picks the
-    form of the exchange: see ``exchange``.  ``layers`` are the experts placed so far.
+    form of the exchange: see ``exchange``; ``capacity`` is that of its form without host waits, 0
+    for none.  ``layers`` are the experts placed so far.
     """
 
     def __init__(
-        self, experts: Group, heads: Group, *, num_redundant: int = 0, is_exact: bool = True
+        self,
+        experts: Group,
+        heads: Group,
+        *,
+        num_redundant: int = 0,
+        is_exact: bool = True,
+        capacity: int = 0,
     ) -> None:
         self.experts = experts
         self.heads = heads
         self.num_redundant = num_redundant
         self.is_exact = is_exact
+        self.capacity = capacity
         self.layers: list[PlacedExperts] = []
 
     @property
@@ -54,6 +62,7 @@ class RankShare:
             self.experts,
             num_redundant=self.num_redundant,
             is_exact=self.is_exact,
+            capacity=self.capacity,
         )
         self.layers.append(routed)
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)

@@ -20,6 +20,8 @@ class ParallelSizes:
                             neither.  The ranks of a role share its experts.
     num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share them
     expert_rebalance_interval  passes after which experts are placed anew by load; 0 is never
+    exact_exchange          the same bits as one rank; else ranks add up what they have of a token
+                            first, which is less to send and rounds differently
 
     Without roles the number of ranks is the larger of the first two.  Each
     ``tensor_parallel_size`` of them answer rows of their own; with an ``expert_parallel_size`` of 1
@@ -34,9 +36,14 @@ class ParallelSizes:
     decode_ranks: int = 0
     num_redundant_experts: int = 0
     expert_rebalance_interval: int = 0
+    exact_exchange: bool = True
 
     def __post_init__(self) -> None:
+        if type(self.exact_exchange) is not bool:
+            raise ConfigError(f"exact_exchange={self.exact_exchange!r}: expected True or False")
         for name in self.__dataclass_fields__:
+            if name == "exact_exchange":
+                continue
             value, least = getattr(self, name), int(name.endswith("_size"))
             if not is_whole(value, least, 2**31 - 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")

@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_jobs import LINKS, groups_of
+from rank_jobs import LINKS
 
 from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.parallel.launch import Mailbox
-from deepinfer.engine.parallel.lockstep import LockstepModel
 from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
-from deepinfer.engine.parallel.rank_share import RankShare
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Completion, Request, SamplingParams
@@ -45,15 +42,9 @@ def checkpoint_of(name: str) -> tuple[Checkpoint, Any]:
 
 
 @cache
-def model_of(name: str, size: int, tensor_size: int, is_exact: bool) -> Model:
-    """This rank's part when ranks share experts in groups of ``size``; all of it for size 1."""
+def whole_model(name: str) -> Model:
     checkpoint, token_map = checkpoint_of(name)
-    sizes = ParallelSizes(expert_parallel_size=size, tensor_parallel_size=tensor_size)
-    sizes.check_model(checkpoint.config)
-    share: Any = WHOLE_MODEL
-    if sizes.world_size > 1:
-        share = RankShare(groups_of(size), groups_of(tensor_size), is_exact=is_exact)
-    return Model(checkpoint.config, checkpoint.load(), token_map=token_map, share=share)
+    return Model(checkpoint.config, checkpoint.load(), token_map=token_map)
 
 
 def requests_for(name: str, count: int) -> list[Request]:
@@ -88,26 +79,55 @@ def answer(
 
 
 def one_rank(name: str, count: int, fields: Mapping[str, Any]) -> Answers:
-    engine = LLMEngine(model_of(name, 1, 1, True), EngineConfig(**(FIELDS | dict(fields))))
+    engine = LLMEngine(whole_model(name), EngineConfig(**(FIELDS | dict(fields))))
     return answer(engine, requests_for(name, count))
 
 
+def margins(name: str, count: int) -> dict[str, list[float]]:
+    """How far the likeliest token was ahead at each step of each greedy answer of one rank."""
+    engine = LLMEngine(whole_model(name), EngineConfig(**FIELDS))
+    for request in requests_for(name, count):
+        sampling = replace(request.sampling, logprobs=True, top_logprobs=2)
+        engine.add_request(replace(request, sampling=sampling))
+    found: dict[str, list[float]] = {}
+    while engine.has_unfinished():
+        for completion in engine.step():
+            assert completion.logprobs is not None
+            tops = [step.top for step in completion.logprobs]
+            found[completion.request_id] = [abs(a[1] - b[1]) for a, b in tops]
+    return found
+
+
+@cache
+def expert_rank(size: int, is_exact: bool, capacity: int) -> Rank:
+    sizes = ParallelSizes(expert_parallel_size=size, exact_exchange=is_exact)
+    everyone = range(dist.get_world_size())
+    engines = [everyone[i : i + size] for i in range(0, len(everyone), size)]
+    return Rank(sizes, engines, capacity=capacity)
+
+
 def many_ranks(
-    name: str, count: int, size: int, is_exact: bool, fields: Mapping[str, Any]
+    name: str,
+    count: int,
+    size: int,
+    fields: Mapping[str, Any],
+    is_exact: bool = True,
+    capacity: int = 0,
 ) -> Answers:
     """This rank's share of the answers: every rank of a group has rows of its own."""
-    group = groups_of(size)
-    model = LockstepModel(model_of(name, size, 1, is_exact), groups_of(size))
-    engine = LLMEngine(model, EngineConfig(**(FIELDS | dict(fields))))
-    mine = requests_for(name, count)[group.rank :: size]
+    rank, place = expert_rank(size, is_exact, capacity), dist.get_rank() % size
+    checkpoint, token_map = checkpoint_of(name)
+    tensors = checkpoint.load()
+    model = Model(checkpoint.config, tensors, token_map=token_map, share=rank.share)
+    engine = LLMEngine(rank.runner(model), EngineConfig(**(FIELDS | dict(fields))), is_alone=False)
     # Ranks start at different times and have different amounts to do.
-    for _ in range(3 * dist.get_rank()):
-        model.rest()
-    answers = answer(engine, mine)
-    for _ in range(3 - group.rank):
-        if not model.rest():
+    for _ in range(3 * place):
+        rank.rest()
+    answers = answer(engine, requests_for(name, count)[place::size])
+    for _ in range(3 - place):
+        if not rank.rest():
             time.sleep(0.001)
-    model.finish()
+    rank.finish()
     return answers
 
 
