@@ -42,6 +42,17 @@ def is_npu(device: torch.device) -> bool:
     return device.type in ("npu", "privateuseone")  # the second is what torch calls the first
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether kernels in Gluon for SM90 (H100, H200) run here."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many blocks of threads run at once if each needs all shared memory."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
 def bf16_pairs(name: str, x: Tensor) -> Tensor:
     """Adjacent bf16 values as one i32 (the even one in the low half): [..., D] -> [..., D/2].
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,9 +90,15 @@ def pretend(device: PretendedDevice) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", capability))
+        stack.enter_context(_replaced(torch.cuda, "get_device_properties", _properties))
         stack.enter_context(_replaced(active_driver, "_active", _Driver(device.target)))
         stack.enter_context(_Pretence(device.torch_device))
         yield
+
+
+def _properties(index: Any = None) -> SimpleNamespace:
+    """Those of an H200; kernels do not depend on them, only how many blocks of them are started."""
+    return SimpleNamespace(multi_processor_count=132)
 
 
 class _Driver:

@@ -26,14 +26,19 @@ def sparse_attention(
 
     ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
     """
+    rows = (window_rows, window_index, main_rows, main_index, sink, scale)
     if q.is_cuda:
+        from deepinfer.kernels.launch import is_hopper
+
+        # No Gluon elsewhere: other compilers' Triton has no such module.
+        if is_hopper(q.device):
+            from .gluon_launch import fits_gluon, sparse_attention_gluon
+
+            if fits_gluon(q, window_rows, main_rows, rope):
+                return sparse_attention_gluon(q, *rows, rope=rope, piece_keys=piece_keys)
         from .triton_kernel import sparse_attention_triton
 
-        return sparse_attention_triton(
-            q, window_rows, window_index, main_rows, main_index, sink, scale,
-            rope=rope, piece_keys=piece_keys,
-        )  # fmt: skip
-    rows = (window_rows, window_index, main_rows, main_index, sink, scale)
+        return sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys)
     if rope is None:
         return sparse_attention_reference(q, *rows)
     out = sparse_attention_reference(apply_rope(q, *rope), *rows)

@@ -11,16 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import (
-    bf16_pairs,
-    check_tensor,
-    has_tensor_memory,
-    is_npu,
-    matrix_dtype,
-)
+from deepinfer.kernels.launch import bf16_pairs, has_tensor_memory, is_npu, matrix_dtype
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
+
+from .checks import check_operands
 
 _TILE_KEYS = 64
 _MAX_TILE_HEADS = 64
@@ -54,7 +49,7 @@ def sparse_attention_triton(
     """
     if main_rows is None or main_index is None:
         main_rows, main_index = None, window_index[:, :0]
-    _check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
+    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
     num_queries, heads, width = q.shape
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
@@ -94,28 +89,6 @@ def sparse_attention_triton(
             num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return out
-
-
-def _check_operands(
-    q: Tensor,
-    window_rows: Tensor,
-    window_index: Tensor,
-    main_rows: Tensor | None,
-    main_index: Tensor,
-    sink: Tensor,
-    rope: tuple[Tensor, Tensor] | None,
-) -> None:
-    num_queries, heads, width = q.shape
-    if not width or width % 32:
-        raise TensorError(f"q: expected a positive multiple of 32 as head width, found {width}")
-    check_tensor("window_rows", window_rows, torch.uint8, (None, width + width // 32), q)
-    check_tensor("window_index", window_index, torch.int64, (num_queries, None), q)
-    check_tensor("sink", sink, torch.float32, (heads,), q)
-    if main_rows is not None:
-        check_tensor("main_rows", main_rows, torch.uint8, (None, width // 2 + width // 16), q)
-        check_tensor("main_index", main_index, torch.int64, (num_queries, None), q)
-    for number, table in enumerate(rope or ()):
-        check_tensor(f"rope[{number}]", table, torch.float32, (num_queries, None), q)
 
 
 def _tile_sizes(device: torch.device) -> tuple[int, int]:

@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe, matrix_dtype
+from deepinfer.kernels.launch import matrix_dtype
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value, round_bf16
 from deepinfer.kernels.quant.triton_rows import index_keys
+
+from .checks import check_operands
 
 _TILE_QUERIES = 4
 _TILE_ENTRIES = 128
@@ -36,28 +37,12 @@ def paged_index_scores_triton(
     Fastest when queries of one request are neighbours.  Hidden entries keep arbitrary bits.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
+    check_operands(
+        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries,
+        kept, kept_size,
+    )  # fmt: skip
     num_queries, heads, row_bytes = query_rows.shape
     half = row_bytes * 16 // 17
-    if heads & (heads - 1) or not half or half + half // 16 != row_bytes or half % 16:
-        raise TensorError(
-            "query_rows: expected a power of two of heads and multiples of 17 bytes, found "
-            + describe(query_rows)
-        )
-    check_tensor("query_rows", query_rows, torch.uint8, (None, None, None), pool)
-    check_tensor("head_weights", head_weights, torch.bfloat16, (num_queries, heads), pool)
-    check_tensor("pool", pool, torch.uint8, (None, None, row_bytes), pool)
-    check_tensor("block_table", block_table, torch.int64, (None, None), pool)
-    check_tensor("request_rows", request_rows, torch.int64, (num_queries,), pool)
-    check_tensor("num_visible", num_visible, torch.int64, (num_queries,), pool)
-    if block_table.shape[1] * pool.shape[1] < num_entries:
-        raise TensorError(
-            f"block_table: {num_entries} entries need {-(-num_entries // pool.shape[1])} blocks "
-            f"per request, found {describe(block_table)}"
-        )
-    if kept is not None:
-        check_tensor("kept", kept, torch.bool, (num_queries, None), pool)
-        if kept.shape[1] * kept_size < num_entries:
-            raise TensorError(f"kept: too narrow for {num_entries} entries: {describe(kept)}")
     scores = head_weights.new_empty(num_queries, num_entries)
     if not scores.numel():
         return scores

@@ -1,6 +1,9 @@
-"""Exact top-k in Triton: the best of each chunk, then the best of those, until one chunk is left.
+"""Exact top-k in Triton: down a pyramid of maxima.
 
-The answer is unique (the lower entry wins a tie), so how the work is cut cannot change it.
+The k best entries lie in the k best segments of neighbours, a segment counting as its best member
+and the lower one winning a tie: a segment that is not among them has k better ones, and each of
+these holds an entry that is better than all of its own.  So scores are read once, by a kernel that
+only takes maxima; what is searched afterwards is short.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
-_CHUNK = 8192
-_MAX_K = _CHUNK // 4
-_TILE_BLOCKS = 256
+_SEGMENT = 16
+_TILE = 8192
+_MAX_K = 2048
 
 
 def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     """``select_topk_reference`` of bf16 or fp32 scores.
 
+    Rows may be further apart than their length; it is fastest if that is a multiple of 16.
     Raises: TensorError if k is above 2,048 or a tensor has the wrong dtype, shape or device.
     """
     if not 0 < k <= _MAX_K:
@@ -30,24 +34,17 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     check_tensor("num_visible", num_visible, torch.int64, tuple(lead), scores)
     if not scores.numel():
         return torch.full((*lead, k), -1, dtype=torch.int64, device=scores.device)
-    level = _score_bits(_matrix(scores).contiguous())
-    rows = len(level)
-    entries: Tensor | None = None
-    visible: Tensor | None = num_visible.reshape(-1)
-    while True:
-        size = level.shape[1]
-        tile = max(16, min(_CHUNK, triton.next_power_of_2(size)))
-        chunks = triton.cdiv(size, tile)
-        chosen = torch.empty(rows, chunks * k, dtype=torch.int64, device=scores.device)
-        best = torch.empty_like(chosen, dtype=level.dtype)
-        select_kernel[(rows, chunks)](
-            level, entries, visible, chosen, best, size, k,
-            BITS=8 * level.element_size(), TILE=tile,
-            HAS_ENTRIES=entries is not None, HAS_VISIBLE=visible is not None, num_warps=8,
-        )  # fmt: skip
-        if chunks == 1:
-            return chosen.view(*lead, k)
-        level, entries, visible = best, chosen, None
+    levels = [_score_rows(scores)]
+    visible = num_visible.reshape(-1)
+    while levels[-1].shape[1] > max(_TILE, _SEGMENT * k):
+        levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, _SEGMENT))
+    chosen: Tensor | None = None
+    while levels:
+        level = levels.pop()
+        kind = torch.int32 if levels else torch.int64
+        chosen = _select(level, None if levels else visible, chosen, k, kind)
+    assert chosen is not None
+    return chosen.view(*lead, k)
 
 
 def candidate_blocks_triton(
@@ -58,92 +55,142 @@ def candidate_blocks_triton(
         raise TensorError(f"block_size={block_size}: expected a power of two")
     lead = scores.shape[:-1]
     check_tensor("num_visible", num_visible, torch.int64, tuple(lead), scores)
-    bits = _score_bits(_matrix(scores).contiguous())
-    rows, size = bits.shape
-    width = triton.cdiv(size, block_size)
-    best = torch.empty(rows, width, dtype=scores.dtype, device=scores.device)
-    if best.numel():
-        block_best_kernel[(rows, triton.cdiv(width, _TILE_BLOCKS))](
-            bits, num_visible.reshape(-1), _score_bits(best), size, width,
-            BITS=8 * bits.element_size(), SIZE=block_size, TILE=_TILE_BLOCKS, num_warps=4,
-        )  # fmt: skip
-    every = torch.full((rows,), width, dtype=torch.int64, device=scores.device)
-    chosen = select_topk_triton(best, every, num_blocks)
-    kept = torch.zeros(rows, width + 1, dtype=torch.bool, device=scores.device)
+    rows = _score_rows(scores)
+    best = _segment_best(rows, num_visible.reshape(-1), block_size, keep_newest=True)
+    width = best.shape[1]
+    every = torch.full((len(rows),), width, dtype=torch.int64, device=scores.device)
+    chosen = select_topk_triton(best.view(scores.dtype), every, num_blocks)
+    kept = torch.zeros(len(rows), width + 1, dtype=torch.bool, device=scores.device)
     kept.scatter_(1, torch.where(chosen < 0, width, chosen), True)
     return kept[:, :-1].reshape(*lead, width)
 
 
-def _matrix(scores: Tensor) -> Tensor:
-    return scores.reshape(scores[..., 0].numel(), scores.shape[-1])
-
-
-def _score_bits(scores: Tensor) -> Tensor:
+def _score_rows(scores: Tensor) -> Tensor:
+    """The bits of the scores as integers, [rows, N], entries of a row next to each other."""
     kinds = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
     if scores.dtype not in kinds:
         raise TensorError(f"scores: expected bf16 or fp32, found {describe(scores)}")
-    return scores.view(kinds[scores.dtype])
+    rows = scores.reshape(scores[..., 0].numel(), scores.shape[-1])
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    return rows.view(kinds[scores.dtype])
+
+
+def _segment_best(
+    bits: Tensor, visible: Tensor | None, segment: int, *, keep_newest: bool = False
+) -> Tensor:
+    """Bits of the best visible score of each segment, [rows, ceil(N / segment)]."""
+    rows, size = bits.shape
+    width = triton.cdiv(size, segment)
+    # Rows start at multiples of 16, so that they can be read in long pieces.
+    best = bits.new_empty(rows, -(-width // 16) * 16)[:, :width]
+    tile = max(1, _TILE // segment)
+    if best.numel():
+        segment_best_kernel[(rows, triton.cdiv(width, tile))](
+            bits, visible, best, size, bits.stride(0), width, best.stride(0),
+            BITS=8 * bits.element_size(), SEGMENT=segment, TILE=tile, KEEP_NEWEST=keep_newest,
+            HAS_VISIBLE=visible is not None, num_warps=4,
+        )  # fmt: skip
+    return best
+
+
+def _select(
+    bits: Tensor, visible: Tensor | None, parents: Tensor | None, k: int, kind: torch.dtype
+) -> Tensor:
+    """The k best members, ascending, of every row or of its chosen segments, [rows, k]."""
+    rows, size = bits.shape
+    count = size if parents is None else _SEGMENT * k
+    tile = max(16, triton.next_power_of_2(count))
+    chosen = torch.empty(rows, k, dtype=kind, device=bits.device)
+    select_kernel[(rows,)](
+        bits, parents, visible, chosen, size, bits.stride(0), k,
+        BITS=8 * bits.element_size(), TILE=tile, SEGMENT=_SEGMENT,
+        HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
+        num_warps=min(32, max(4, tile // 1024)),
+    )  # fmt: skip
+    return chosen
+
+
+@triton.jit
+def segment_best_kernel(
+    bits_ptr, visible_ptr, best_ptr, size, stride, width, best_stride,
+    BITS: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr, KEEP_NEWEST: tl.constexpr,
+    HAS_VISIBLE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    segment = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    entry = segment[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+    end = size
+    if HAS_VISIBLE:
+        visible = tl.load(visible_ptr + row)
+        end = tl.minimum(visible, size).to(tl.int32)
+    place = bits_ptr + row * stride + entry
+    MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
+    # Without a mask, loads are 16 bytes wide.
+    if (tl.program_id(1) + 1) * TILE * SEGMENT <= end:
+        bits = tl.load(place)
+    else:
+        bits = tl.load(place, mask=entry < end, other=MINUS_INFINITY)
+    bits = bits.to(tl.int32)
+    best = tl.max(bf16_value(bits) if BITS == 16 else bits.to(tl.float32, bitcast=True), 1)
+    if KEEP_NEWEST:
+        is_newest = (visible > 0) & (segment == (visible - 1) // SEGMENT)
+        best = tl.where(is_newest, float("inf"), best)
+    bits = bf16_bits(best) if BITS == 16 else best.to(tl.int32, bitcast=True)
+    kind = best_ptr.dtype.element_ty
+    tl.store(best_ptr + row * best_stride + segment, bits.to(kind), mask=segment < width)
 
 
 @triton.jit
 def select_kernel(
-    scores_ptr, entries_ptr, visible_ptr, chosen_ptr, best_ptr, size, k,
-    BITS: tl.constexpr, TILE: tl.constexpr, HAS_ENTRIES: tl.constexpr, HAS_VISIBLE: tl.constexpr,
+    bits_ptr, parents_ptr, visible_ptr, chosen_ptr, size, stride, k,
+    BITS: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr, HAS_PARENTS: tl.constexpr,
+    HAS_VISIBLE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    visible = size
+    place = tl.arange(0, TILE)
+    end = size
     if HAS_VISIBLE:
-        visible = tl.minimum(tl.load(visible_ptr + row), size).to(tl.int32)
-    bits = tl.load(scores_ptr + row * size + place, mask=place < visible, other=0).to(tl.int32)
+        end = tl.minimum(tl.load(visible_ptr + row), size).to(tl.int32)
+    entry = place
+    is_seen = place < end
+    if HAS_PARENTS:
+        is_listed = place < SEGMENT * k
+        parent = tl.load(parents_ptr + row * k + place // SEGMENT, mask=is_listed, other=-1)
+        entry = parent * SEGMENT + place % SEGMENT
+        is_seen = (parent >= 0) & (entry < end)
+    bits = tl.load(bits_ptr + row * stride + entry, mask=is_seen, other=0).to(tl.int32)
     MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
-    is_seen = (place < visible) & (bits != MINUS_INFINITY)
+    is_seen = is_seen & (bits != MINUS_INFINITY)
     # Integers in the order of the scores; what is not seen comes below all of them.
-    key = tl.where(is_seen, _ordered(bits, BITS), -2147483648)
+    LOWEST: tl.constexpr = -2147483648
+    HIGHEST: tl.constexpr = 2147483647
+    key = tl.where(is_seen, _ordered(bits, BITS), LOWEST)
 
-    threshold = tl.full([], -(1 << (BITS - 1)), tl.int32)
-    for step in range(BITS):
-        higher = threshold + (tl.full([], 1, tl.int32) << (BITS - 1 - step))
-        is_enough = tl.sum((key >= higher).to(tl.int32), 0) >= k
-        threshold = tl.where(is_enough, higher, threshold)
+    # The largest threshold that k keys reach, or else the lowest key.
+    low = tl.min(tl.where(is_seen, key, HIGHEST), 0).to(tl.int64)
+    high = tl.max(key, 0).to(tl.int64)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        is_enough = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0) >= k
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle - 1)
+    threshold = low.to(tl.int32)
     is_above = is_seen & (key > threshold)
     is_tied = is_seen & (key == threshold)
-    num_tied = k - tl.sum(is_above.to(tl.int32), 0)
-    is_taken = is_above | (is_tied & (tl.cumsum(is_tied.to(tl.int32), 0) <= num_tied))
-    rank = tl.cumsum(is_taken.to(tl.int32), 0) - 1
-    count = tl.sum(is_taken.to(tl.int32), 0)
-
-    start = (row * tl.num_programs(1) + tl.program_id(1)) * k
-    entry = place.to(tl.int64)
-    if HAS_ENTRIES:
-        entry = tl.load(entries_ptr + row * size + place, mask=is_taken, other=-1)
-    kind = best_ptr.dtype.element_ty
-    tl.store(chosen_ptr + start + rank, entry, mask=is_taken)
-    tl.store(best_ptr + start + rank, bits.to(kind), mask=is_taken)
+    # Two counts in one integer, each up to 2**15.
+    counts = tl.cumsum(is_above.to(tl.int32) + (is_tied.to(tl.int32) << 16), 0)
+    above, tied = counts & 0xFFFF, (counts >> 16) & 0xFFFF
+    num_above = tl.sum(is_above.to(tl.int32), 0)
+    num_tied = tl.minimum(k - num_above, tl.sum(is_tied.to(tl.int32), 0))
+    is_taken = is_above | (is_tied & (tied <= num_tied))
+    rank = above + tl.minimum(tied, num_tied) - 1
+    kind = chosen_ptr.dtype.element_ty
+    tl.store(chosen_ptr + row * k + rank, entry.to(kind), mask=is_taken)
     for first in range(0, k, TILE):
         rest = first + tl.arange(0, TILE)
-        is_rest = (rest >= count) & (rest < k)
-        tl.store(chosen_ptr + start + rest, tl.full([TILE], -1, tl.int64), mask=is_rest)
-        tl.store(best_ptr + start + rest, tl.full([TILE], MINUS_INFINITY, kind), mask=is_rest)
-
-
-@triton.jit
-def block_best_kernel(
-    scores_ptr, visible_ptr, best_ptr, size, width,
-    BITS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    entry = block[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    visible = tl.load(visible_ptr + row)
-    is_seen = entry < tl.minimum(visible, size)
-    bits = tl.load(scores_ptr + row * size + entry, mask=is_seen, other=0).to(tl.int32)
-    value = bf16_value(bits) if BITS == 16 else bits.to(tl.float32, bitcast=True)
-    best = tl.max(tl.where(is_seen, value, float("-inf")), 1)
-    is_newest = (visible > 0) & (block == (visible - 1) // SIZE)
-    best = tl.where(is_newest, float("inf"), best)
-    bits = bf16_bits(best) if BITS == 16 else best.to(tl.int32, bitcast=True)
-    tl.store(best_ptr + row * width + block, bits.to(best_ptr.dtype.element_ty), mask=block < width)
+        is_rest = (rest >= num_above + num_tied) & (rest < k)
+        tl.store(chosen_ptr + row * k + rest, tl.full([TILE], -1, kind), mask=is_rest)
 
 
 @triton.jit

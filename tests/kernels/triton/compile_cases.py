@@ -19,7 +19,7 @@ from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
 from deepinfer.kernels.hyper_connection.triton_kernel import coefficient_kernel, stream_kernel
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
-from deepinfer.kernels.indexer.triton_select import block_best_kernel, select_kernel
+from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
@@ -82,7 +82,8 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_E": 128,
         "DOT": tl.bfloat16,
     }
-    select = {"BITS": 16, "TILE": 8192, "HAS_ENTRIES": False, "HAS_VISIBLE": True}
+    select = {"BITS": 16, "TILE": 8192, "SEGMENT": 16, "HAS_PARENTS": True, "HAS_VISIBLE": True}
+    best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     return {
         "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
@@ -100,10 +101,8 @@ def cases(arch: int) -> dict[str, Case]:
         "index_scores": Case(
             score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
         ),
-        "select": Case(select_kernel, "*i16 *i64 *i64 *i64 *i16 i32 i32", select, 8),
-        "block_best": Case(
-            block_best_kernel, "*i16 *i64 *i16 i32 i32", {"BITS": 16, "SIZE": 8, "TILE": 256}
-        ),
+        "select": Case(select_kernel, "*i16 *i32 *i64 *i64 i32 i32 i32", select, 8),
+        "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
             "*i16 *i16 *fp32 *fp32 *i16 *fp32 *fp32 *fp32 *i16 i32 i32 i32 i32",

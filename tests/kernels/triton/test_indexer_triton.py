@@ -140,7 +140,7 @@ def test_topk_shapes(shape: tuple[int, ...], k: int, device: torch.device) -> No
 def test_topk_of_many_chunks(
     kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_select, "_CHUNK", 256)
+    monkeypatch.setattr(triton_select, "_TILE", 256)
     scores = _distributions(kind, (2, 3_001)).bfloat16().to(device)
     visible = torch.tensor([3_001, 70], device=device)
     expected = select_topk_reference(scores, visible, 64)

@@ -1,0 +1,32 @@
+"""What both GPU forms of sparse attention ask of their operands."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import check_tensor
+
+
+def check_operands(
+    q: Tensor,
+    window_rows: Tensor,
+    window_index: Tensor,
+    main_rows: Tensor | None,
+    main_index: Tensor,
+    sink: Tensor,
+    rope: tuple[Tensor, Tensor] | None,
+) -> None:
+    """Raises: TensorError that names the tensor, what was expected and what was found."""
+    num_queries, heads, width = q.shape
+    if not width or width % 32:
+        raise TensorError(f"q: expected a positive multiple of 32 as head width, found {width}")
+    check_tensor("window_rows", window_rows, torch.uint8, (None, width + width // 32), q)
+    check_tensor("window_index", window_index, torch.int64, (num_queries, None), q)
+    check_tensor("sink", sink, torch.float32, (heads,), q)
+    if main_rows is not None:
+        check_tensor("main_rows", main_rows, torch.uint8, (None, width // 2 + width // 16), q)
+        check_tensor("main_index", main_index, torch.int64, (num_queries, None), q)
+    for number, table in enumerate(rope or ()):
+        check_tensor(f"rope[{number}]", table, torch.float32, (num_queries, None), q)

@@ -1,0 +1,289 @@
+"""Sparse latent attention for Hopper in Gluon (Triton's lower-level language).
+
+One block of threads works on one query (64 heads x 512 values) and a run of its key tiles.  Three
+groups of warps share it:
+
+* the producer gathers packed rows, makes bf16 of them and fills two tiles of 64 keys;
+* the left consumer computes the scores of even tiles, the right one those of odd tiles;
+* each consumer sums its half of the 256 + 256 output values over all tiles.  It hands its weights,
+  their sums and the running maximum to the other one through shared memory.
+
+So one consumer's softmax runs while the other one multiplies, and Q is read once per tile.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.gluon_names import seen_as
+
+from .gluon_producer import pairs_of, produce, rotation
+from .gluon_rows import halves_of
+
+HEADS = gl.constexpr(64)
+WIDTH = gl.constexpr(512)
+HALF = gl.constexpr(256)
+TILE = gl.constexpr(64)
+LOWEST = gl.constexpr(-1e30)
+LOG2_E = gl.constexpr(1.4426950408889634)
+
+SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+SUM_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
+TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
+
+
+@gluon.jit(do_not_specialize=["num_queries"])
+def attention_gluon_kernel(
+    q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
+    out_ptr, state_ptr, log2_scale, num_queries,
+    PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
+    MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PREFETCH: gl.constexpr,
+):  # fmt: skip
+    queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], TILE_BF16)
+    keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, WIDTH], TILE_BF16)
+    weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], TILE_BF16)
+    biases = gl.allocate_shared_memory(gl.bfloat16, [2, TILE], VECTOR)
+    states = gl.allocate_shared_memory(gl.float32, [4, HEADS], VECTOR)
+    barriers = gl.allocate_shared_memory(gl.int64, [8, 1], BARRIER)
+    # 0, 1: tile full; 2, 3: tile empty; 4, 5: weights there; 6: queries there; 7: queries read
+    mbarrier.init(barriers.index(0), count=1)
+    mbarrier.init(barriers.index(1), count=1)
+    mbarrier.init(barriers.index(2), count=2)
+    mbarrier.init(barriers.index(3), count=2)
+    mbarrier.init(barriers.index(4), count=1)
+    mbarrier.init(barriers.index(5), count=1)
+    mbarrier.init(barriers.index(6), count=1)
+    mbarrier.init(barriers.index(7), count=2)
+    shared = (queries, keys, weights, biases, states, barriers)
+    num_items = num_queries * PIECES
+    window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
+    total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
+    outputs = (sink_ptr, cos_ptr, sin_ptr, out_ptr, state_ptr, log2_scale)
+    sources = (q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, cos_ptr, sin_ptr)
+    gl.warp_specialize(
+        [
+            (
+                produce,
+                (
+                    shared, sources, num_items, PIECES, PIECE_TILES, WINDOW_LENGTH, MAIN_LENGTH,
+                    ROTARY, PRODUCER_WARPS, PREFETCH,
+                ),
+            ),
+            (
+                _left_consumer,
+                (shared, outputs, num_items, PIECES, PIECE_TILES, total_tiles, ROTARY),
+            ),
+            (
+                _right_consumer,
+                (shared, outputs, num_items, PIECES, PIECE_TILES, total_tiles, ROTARY),
+            ),
+        ],
+        [4, 4],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def _zero(x):
+    """0, which the compiler cannot know: what depends on it stays inside the loop.
+
+    It would compute the matrix descriptors of a loop before it and spill them, or unroll the loop.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _scores(queries, keys, slot, zero):
+    """Starts Q K^T of one tile, [64 heads, 64 keys] f32."""
+    scores = gl.zeros([HEADS, TILE], gl.float32, SCORE_LAYOUT)
+    return warpgroup_mma(
+        queries.index(zero), keys.index(zero + slot).permute([1, 0]), scores,
+        use_acc=False, is_async=True,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _decay(sums, old, new):
+    factor = gl.convert_layout(
+        gl.exp2(old - new), gl.SliceLayout(1, SUM_LAYOUT), assert_trivial=True
+    )
+    return sums * factor[:, None]
+
+
+@gluon.jit
+def _publish(weights, highest, total, weights_buffer, states, slot, barrier):
+    """Hands weights [64, 64], maxima and sums [64] of a tile to the other consumer."""
+    weights_buffer.index(slot).store(weights.to(gl.bfloat16))
+    states.index(2 * slot).store(highest)
+    states.index(2 * slot + 1).store(total)
+    fence_async_shared()
+    mbarrier.arrive(barrier, count=1)
+
+
+@gluon.jit
+def _left_consumer(
+    shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
+    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
+):  # fmt: skip
+    queries, keys, weights, biases, states, barriers = shared
+    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
+    log2_scale = outputs[5]
+    BY_HEAD: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
+    BY_KEY: gl.constexpr = gl.SliceLayout(0, SCORE_LAYOUT)
+    phase = 0
+    query_phase = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + _zero(item)
+        sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
+        highest = gl.full([HEADS], LOWEST, gl.float32, BY_HEAD)
+        total = gl.zeros([HEADS], gl.float32, BY_HEAD)
+        mbarrier.wait(barriers.index(6), query_phase)
+        for pair in range(num_pairs):
+            zero = _zero(pair)
+            mbarrier.wait(barriers.index(0), phase)
+            scores = warpgroup_mma_wait(0, [_scores(queries, keys, 0, zero)])
+            if pair == num_pairs - 1:
+                mbarrier.arrive(barriers.index(7), count=1)
+            bias = biases.index(0).load(BY_KEY).to(gl.float32)
+            scores = scores * log2_scale + bias[None, :]
+            even = gl.maximum(highest, gl.max(scores, 1))
+            parts = gl.exp2(scores - even[:, None])
+            part_total = gl.sum(parts, 1)
+            _publish(parts, even, part_total, weights, states, 0, barriers.index(4))
+            total = total * gl.exp2(highest - even) + part_total
+            sums = _decay(sums, highest, even)
+            sums = warpgroup_mma(
+                weights.index(zero + 0), halves.index(zero + 0), sums, is_async=True
+            )
+            sums = warpgroup_mma_wait(0, [sums])
+            mbarrier.arrive(barriers.index(2), count=1)
+            mbarrier.wait(barriers.index(5), phase)
+            highest = states.index(2).load(BY_HEAD)
+            total = total * gl.exp2(even - highest) + states.index(3).load(BY_HEAD)
+            sums = _decay(sums, even, highest)
+            sums = warpgroup_mma(
+                weights.index(zero + 1), halves.index(zero + 2), sums, is_async=True
+            )
+            sums = warpgroup_mma_wait(0, [sums])
+            mbarrier.arrive(barriers.index(3), count=1)
+            phase ^= 1
+        query_phase ^= 1
+        _finish(sums, highest, total, item, outputs, 0, ROTARY, PIECES)
+
+
+@gluon.jit
+def _right_consumer(
+    shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
+    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
+):  # fmt: skip
+    queries, keys, weights, biases, states, barriers = shared
+    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
+    log2_scale = outputs[5]
+    BY_HEAD: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
+    BY_KEY: gl.constexpr = gl.SliceLayout(0, SCORE_LAYOUT)
+    phase = 0
+    query_phase = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + _zero(item)
+        sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
+        highest = gl.full([HEADS], LOWEST, gl.float32, BY_HEAD)
+        total = gl.zeros([HEADS], gl.float32, BY_HEAD)
+        mbarrier.wait(barriers.index(6), query_phase)
+        for pair in range(num_pairs):
+            zero = _zero(pair)
+            mbarrier.wait(barriers.index(4), phase)
+            even = states.index(0).load(BY_HEAD)
+            total = total * gl.exp2(highest - even) + states.index(1).load(BY_HEAD)
+            sums = _decay(sums, highest, even)
+            sums = warpgroup_mma(weights.index(zero), halves.index(zero + 1), sums, is_async=True)
+            mbarrier.wait(barriers.index(1), phase)
+            scores = _scores(queries, keys, 1, zero)
+            sums = warpgroup_mma_wait(1, [sums])
+            mbarrier.arrive(barriers.index(2), count=1)
+            scores = warpgroup_mma_wait(0, [scores])
+            if pair == num_pairs - 1:
+                mbarrier.arrive(barriers.index(7), count=1)
+            bias = biases.index(1).load(BY_KEY).to(gl.float32)
+            scores = scores * log2_scale + bias[None, :]
+            highest = gl.maximum(even, gl.max(scores, 1))
+            parts = gl.exp2(scores - highest[:, None])
+            part_total = gl.sum(parts, 1)
+            _publish(parts, highest, part_total, weights, states, 1, barriers.index(5))
+            total = total * gl.exp2(even - highest) + part_total
+            sums = _decay(sums, even, highest)
+            sums = warpgroup_mma(
+                weights.index(zero + 1), halves.index(zero + 3), sums, is_async=True
+            )
+            sums = warpgroup_mma_wait(0, [sums])
+            mbarrier.arrive(barriers.index(3), count=1)
+            phase ^= 1
+        query_phase ^= 1
+        _finish(sums, highest, total, item, outputs, 1, ROTARY, PIECES)
+
+
+@gluon.jit
+def _finish(
+    sums, highest, total, item, outputs,
+    SIDE: gl.constexpr, ROTARY: gl.constexpr, PIECES: gl.constexpr,
+):  # fmt: skip
+    """Divides by the denominator, turns the last values back, stores one half of the output.
+
+    Of a piece, fp16 values for each key's share of the piece and log2 of its denominator.
+    """
+    WHOLE: gl.constexpr = PIECES == 1
+    sink_ptr, cos_ptr, sin_ptr, out_ptr, state_ptr, _ = outputs
+    head = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))
+    if WHOLE:
+        sink = gl.load(sink_ptr + head) * LOG2_E
+        factor = gl.where(total > 0.0, 1.0 / (total + gl.exp2(sink - highest)), 0.0)
+    else:
+        factor = gl.where(total > 0.0, 1.0 / total, 0.0)
+        if SIDE == 0:
+            logarithm = gl.where(total > 0.0, highest + gl.log2(total), LOWEST)
+            gl.store(state_ptr + item * HEADS + head, logarithm)
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, SUM_LAYOUT), assert_trivial=True)
+    sums = sums * factor[:, None]
+    left, right = halves_of(sums)
+    first, second = halves_of(left)
+    third, fourth = halves_of(right)
+    base = out_ptr + item.to(gl.int64) * (HEADS * WIDTH) + SIDE * HALF
+    query = item // PIECES
+    _store(first, base, cos_ptr, sin_ptr, query, 0, WHOLE)
+    _store(second, base + 64, cos_ptr, sin_ptr, query, 0, WHOLE)
+    _store(third, base + 128, cos_ptr, sin_ptr, query, 0, WHOLE)
+    _store(fourth, base + 192, cos_ptr, sin_ptr, query, ROTARY if SIDE == 1 else 0, WHOLE)
+
+
+@gluon.jit
+def _store(values, base, cos_ptr, sin_ptr, query, ROTARY: gl.constexpr, WHOLE: gl.constexpr):
+    """64 heads x 64 values; the last 2 ROTARY of them are turned back."""
+    if not WHOLE:
+        values = gl.minimum(gl.maximum(values, -65504.0), 65504.0).to(gl.float16)
+    else:
+        values = values.to(gl.bfloat16)
+        if ROTARY > 0:
+            even, odd = gl.split(gl.reshape(values.to(gl.float32), (HEADS, 32, 2)))
+            cos, sin = rotation(
+                cos_ptr, sin_ptr, query, ROTARY, gl.SliceLayout(0, even.type.layout), True
+            )
+            turned = gl.join(
+                even * cos[None, :] + odd * sin[None, :], odd * cos[None, :] - even * sin[None, :]
+            )
+            values = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
+    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
+    values = gl.convert_layout(values, ROWS)
+    head = gl.arange(0, HEADS, gl.SliceLayout(1, ROWS))
+    column = gl.arange(0, 64, gl.SliceLayout(0, ROWS))
+    gl.store(base + head[:, None] * WIDTH + column[None, :], values)

@@ -1,0 +1,132 @@
+"""Sparse attention on Hopper: the launcher of the Gluon kernel, and the sum over pieces of keys."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
+
+from .checks import check_operands
+from .gluon_kernel import attention_gluon_kernel
+
+_HEADS, _WIDTH, _TILE_KEYS, _MAX_ROTARY_PAIRS = 64, 512, 64, 32
+_LOG2_E = 1.4426950408889634
+
+
+def fits_gluon(
+    q: Tensor, window_rows: Tensor, main_rows: Tensor | None, rope: tuple[Tensor, Tensor] | None
+) -> bool:
+    """Whether ``sparse_attention_gluon`` takes these: the released model's shapes."""
+    rows = [x for x in (window_rows, main_rows) if x is not None]
+    return (
+        q.shape[1:] == (_HEADS, _WIDTH)
+        and (rope is None or rope[0].shape[1] <= 2 * _MAX_ROTARY_PAIRS)
+        and all(x.data_ptr() % 16 == 0 for x in rows)
+    )
+
+
+def sparse_attention_gluon(
+    q: Tensor,
+    window_rows: Tensor,
+    window_index: Tensor,
+    main_rows: Tensor | None,
+    main_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,
+    piece_keys: int | None = None,
+    producer_warps: int = 4,
+    consumer_registers: int = 192,
+    prefetch: bool = False,
+) -> Tensor:
+    """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
+
+    ``piece_keys`` is taken up to a multiple of 128.  Bits depend on its value, never on the other
+    queries, and are those of every run.
+    Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64; sums
+    of pieces are kept as fp16 between the two kernels, within +-65504.
+    Raises: TensorError for a wrong dtype, shape, device or layout.
+    """
+    if main_rows is None or main_index is None:
+        main_rows, main_index = None, window_index[:, :0]
+    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
+    num_queries = len(q)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if not num_queries:
+        return out
+    lengths = (window_index.shape[1], main_index.shape[1])
+    num_tiles = sum(triton.cdiv(length, _TILE_KEYS) for length in lengths)
+    piece_tiles = num_tiles + num_tiles % 2
+    if piece_keys is not None:
+        piece_tiles = min(piece_tiles, 2 * triton.cdiv(piece_keys, 2 * _TILE_KEYS))
+    num_pieces = max(1, triton.cdiv(num_tiles, max(2, piece_tiles)))
+    is_whole = num_pieces == 1
+    cos, sin = rope if rope is not None else (sink, sink)
+    rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
+    parts, state = out, sink
+    if not is_whole:
+        parts = q.new_empty(num_queries * num_pieces, _HEADS, _WIDTH, dtype=torch.float16)
+        state = sink.new_empty(num_queries * num_pieces, _HEADS)
+    num_items = num_queries * num_pieces
+    attention_gluon_kernel[(min(num_items, multiprocessors(q.device)),)](
+        q.contiguous(), window_rows, window_index,
+        window_rows if main_rows is None else main_rows,
+        main_index if main_index.numel() else window_index,
+        sink, cos, sin, parts, state, scale * _LOG2_E, num_queries,
+        PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
+        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, PRODUCER_WARPS=producer_warps,
+        CONSUMER_REGISTERS=consumer_registers, PREFETCH=prefetch, num_warps=producer_warps,
+    )  # fmt: skip
+    if not is_whole:
+        combine_pieces_kernel[(num_queries, _HEADS // 4)](
+            parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
+            PIECES=num_pieces, TILE_PIECES=triton.next_power_of_2(num_pieces),
+            H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, TILE_H=4, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def combine_pieces_kernel(
+    parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr,
+    PIECES: tl.constexpr, TILE_PIECES: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr,
+    ROTARY: tl.constexpr, TILE_H: tl.constexpr,
+):  # fmt: skip
+    query = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE_H + tl.arange(0, TILE_H)
+    pair = tl.arange(0, HALF)
+    piece = tl.arange(0, TILE_PIECES)
+    place = (query * PIECES + piece)[:, None] * H + head[None, :]
+    is_piece = (piece < PIECES)[:, None]
+    states = tl.load(state_ptr + place, mask=is_piece, other=-1e30)
+    highest = tl.max(states, 0)
+    total = tl.sum(tl.where(is_piece, tl.exp2(states - highest[None, :]), 0.0), 0)
+    total += tl.exp2(tl.load(sink_ptr + head) * 1.4426950408889634 - highest)
+    even = tl.zeros([TILE_H, HALF], tl.float32)
+    odd = tl.zeros([TILE_H, HALF], tl.float32)
+    for number in tl.static_range(PIECES):
+        part = (query * PIECES + number) * H + head
+        share = tl.exp2(tl.load(state_ptr + part) - highest) / total
+        pairs = tl.load(parts_ptr + part[:, None] * HALF + pair[None, :])
+        even += share[:, None] * _half_value(pairs)
+        odd += share[:, None] * _half_value(pairs >> 16)
+    if ROTARY > 0:
+        turning = pair - (HALF - ROTARY)
+        place = 2 * (query * ROTARY + turning)
+        cos = tl.load(cos_ptr + place, mask=turning >= 0, other=1.0)[None, :]
+        sin = tl.load(sin_ptr + place + 1, mask=turning >= 0, other=0.0)[None, :]
+        even, odd = round_bf16(even), round_bf16(odd)
+        even, odd = even * cos + odd * sin, odd * cos - even * sin
+    row = (query * H + head)[:, None] * HALF
+    tl.store(out_ptr + row + pair[None, :], bf16_pair(even, odd))
+
+
+@triton.jit
+def _half_value(bits):
+    """fp32 of the fp16 in the low half of an i32."""
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

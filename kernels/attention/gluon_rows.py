@@ -1,0 +1,114 @@
+"""Packed cache rows to bf16 in registers, two numbers at a time in one i32."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def decode_window(raw, scales):
+    """E4M3 bytes [R, C] i32 and E8M0 exponents [R, C] i32 -> bf16 pairs [R, 2 C] i32.
+
+    A byte's exponent and mantissa bits are moved into a bf16; one exact product corrects the bias
+    (2**120), a second one is the scale.
+    """
+    low, high = gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x, y, s, bias;
+        mov.b32 bias, 0x7B807B80;
+        mul.lo.u32 s, $3, 0x00800080;
+        prmt.b32 x, $2, 0, 0x1404;
+        shr.b32 y, x, 4;
+        and.b32 y, y, 0x07F007F0;
+        lop3.b32 x, x, 0x80008000, y, 0xEA;
+        mul.rn.bf16x2 x, x, bias;
+        mul.rn.bf16x2 $0, x, s;
+        prmt.b32 x, $2, 0, 0x3424;
+        shr.b32 y, x, 4;
+        and.b32 y, y, 0x07F007F0;
+        lop3.b32 x, x, 0x80008000, y, 0xEA;
+        mul.rn.bf16x2 x, x, bias;
+        mul.rn.bf16x2 $1, x, s;
+        }
+        """,
+        "=r,=r,r,r",
+        [raw, scales],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return _interleave(low, high)
+
+
+@gluon.jit
+def decode_main(raw, scales):
+    """E2M1 nibbles [R, C] i32 and E4M3 scales [R, C] i32 -> bf16 pairs [R, 4 C] i32.
+
+    The three bits of a magnitude choose a byte of each half of its bf16 (byte permutes); products
+    of a magnitude and a scale are exact in bf16.
+    """
+    a, b, c, d = gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 m, s, x, lo, hi, bias;
+        mov.b32 bias, 0x7B807B80;
+        and.b32 s, $5, 0x7F;
+        mul.lo.u32 s, s, 0x00100010;
+        mul.rn.bf16x2 s, s, bias;
+        and.b32 m, $4, 0x77777777;
+        prmt.b32 lo, 0xC0800000, 0xC0804000, m;
+        prmt.b32 hi, 0x3F3F3F00, 0x40404040, m;
+        prmt.b32 x, 0x80808080, 0x80808080, $4;
+        shl.b32 x, x, 1;
+        lop3.b32 hi, x, 0x80808080, hi, 0xEA;
+        prmt.b32 x, lo, hi, 0x5140;
+        mul.rn.bf16x2 $0, x, s;
+        prmt.b32 x, lo, hi, 0x7362;
+        mul.rn.bf16x2 $1, x, s;
+        shr.b32 m, m, 16;
+        prmt.b32 lo, 0xC0800000, 0xC0804000, m;
+        prmt.b32 hi, 0x3F3F3F00, 0x40404040, m;
+        shr.b32 x, $4, 16;
+        prmt.b32 x, 0x80808080, 0x80808080, x;
+        shl.b32 x, x, 1;
+        lop3.b32 hi, x, 0x80808080, hi, 0xEA;
+        prmt.b32 x, lo, hi, 0x5140;
+        mul.rn.bf16x2 $2, x, s;
+        prmt.b32 x, lo, hi, 0x7362;
+        mul.rn.bf16x2 $3, x, s;
+        }
+        """,
+        "=r,=r,=r,=r,r,r",
+        [raw, scales],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return _interleave(_interleave(a, c), _interleave(b, d))
+
+
+@gluon.jit
+def _interleave(even, odd):
+    """Two [R, C] -> [R, 2 C]; only names of registers change."""
+    pair = gl.join(even, odd)
+    return gl.reshape(pair, (even.shape[0], 2 * even.shape[1]))
+
+
+@gluon.jit
+def halves_of(x):
+    """[R, C] -> two [R, C / 2], left and right."""
+    return gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@gluon.jit
+def rows_of(x):
+    """[R, C] -> two [R / 2, C], upper and lower."""
+    return gl.split(gl.permute(gl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), (1, 2, 0)))
+
+
+@gluon.jit
+def twice(x):
+    """[R, C] -> [R, 2 C], each value twice."""
+    return _interleave(x, x)

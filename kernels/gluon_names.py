@@ -1,0 +1,23 @@
+"""Names of Gluon that changed after Triton 3.6."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+_HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+# Copies from global to shared memory without registers.
+async_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+# Waits for all threads of the group of warps.
+thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+
+
+@gluon.jit
+def seen_as(memory, DTYPE: gl.constexpr, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """The same bytes of shared memory with another type, shape and layout."""
+    if _HAS_REINTERPRET:
+        return memory.reinterpret(DTYPE, SHAPE, LAYOUT)
+    else:  # noqa: RET505 - both are compiled otherwise
+        return memory._reinterpret(DTYPE, SHAPE, LAYOUT)

@@ -1,0 +1,45 @@
+"""What both GPU forms of the index scores ask of their operands."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import check_tensor, describe
+
+
+def check_operands(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    num_visible: Tensor,
+    num_entries: int,
+    kept: Tensor | None,
+    kept_size: int,
+) -> None:
+    """Raises: TensorError that names the tensor, what was expected and what was found."""
+    num_queries, heads, row_bytes = query_rows.shape
+    half = row_bytes * 16 // 17
+    if heads & (heads - 1) or not half or half + half // 16 != row_bytes or half % 16:
+        raise TensorError(
+            "query_rows: expected a power of two of heads and multiples of 17 bytes, found "
+            + describe(query_rows)
+        )
+    check_tensor("query_rows", query_rows, torch.uint8, (None, None, None), pool)
+    check_tensor("head_weights", head_weights, torch.bfloat16, (num_queries, heads), pool)
+    check_tensor("pool", pool, torch.uint8, (None, None, row_bytes), pool)
+    check_tensor("block_table", block_table, torch.int64, (None, None), pool)
+    check_tensor("request_rows", request_rows, torch.int64, (num_queries,), pool)
+    check_tensor("num_visible", num_visible, torch.int64, (num_queries,), pool)
+    if block_table.shape[1] * pool.shape[1] < num_entries:
+        raise TensorError(
+            f"block_table: {num_entries} entries need {-(-num_entries // pool.shape[1])} blocks "
+            f"per request, found {describe(block_table)}"
+        )
+    if kept is not None:
+        check_tensor("kept", kept, torch.bool, (num_queries, None), pool)
+        if kept.shape[1] * kept_size < num_entries:
+            raise TensorError(f"kept: too narrow for {num_entries} entries: {describe(kept)}")

@@ -1,0 +1,277 @@
+"""Index scores for Hopper in Gluon: FP8 products of 64 entries and two queries' 64 heads at a time.
+
+FP4 numbers are E4M3 numbers once the scales of a row's four blocks are taken relative to its
+largest: exact while they span at most 2**11, smaller blocks count as 0.  What was taken out is a
+power of two for each row; it is put into the head weights and into the finished sum, where it
+changes no rounding.
+
+A thread owns whole blocks of 32 numbers, so the numbers of a row are multiplied in another order
+than they lie in memory: the number 32 j + 8 s + 4 h + b of a row is number 32 s + 16 h + 4 j + b.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.gluon_names import seen_as, thread_barrier
+
+HEADS = gl.constexpr(32)
+TILE = gl.constexpr(64)
+ROW_WORDS = gl.constexpr(17)
+DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
+KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
+# Sums over heads are products, too: with ones where a column is a head of the query.
+SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
+TERMS = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
+ONES = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+QUERY_BYTES = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
+QUERY_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
+# [64 rows, 16 words of 8 numbers]: a thread has the four words of one block of two rows.
+ROW_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+)
+# [64 rows, 4 words s, 2 halves h, 4 blocks j]
+WORD_LAYOUT = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 8], [8, 0], [0, 16], [0, 4]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 32],
+    )
+)
+
+
+@gluon.jit
+def _decode(words, exponents, block):
+    """Words of 8 E2M1 numbers [R, 16] i32 and the row's four exponents [R] i32.
+
+    Returns the first and the last four numbers of each word as E4M3 bytes [R, 16] i32, and 2 to
+    the power of the row's largest exponent as fp32 [R].
+    """
+    first, second = exponents & 0xFF, (exponents >> 8) & 0xFF
+    third, fourth = (exponents >> 16) & 0xFF, (exponents >> 24) & 0xFF
+    largest = gl.maximum(gl.maximum(first, second), gl.maximum(third, fourth))
+    own = (exponents[:, None] >> (block * 8)[None, :]) & 0xFF
+    low, high = gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 t0, t1, m, x, n;
+        .reg .pred p;
+        mul.lo.u32 n, $3, 0x08080808;
+        sub.u32 t1, 0x7C787470, n;
+        and.b32 n, n, 0xFFFFFF00;
+        sub.u32 t0, 0x6C686000, n;
+        setp.gt.u32 p, $3, 11;
+        selp.b32 t0, 0, t0, p;
+        selp.b32 t1, 0, t1, p;
+        and.b32 m, $2, 0x77777777;
+        prmt.b32 x, 0x80808080, 0x80808080, $2;
+        shl.b32 x, x, 1;
+        prmt.b32 n, t0, t1, m;
+        lop3.b32 $0, x, 0x80808080, n, 0xEA;
+        shr.b32 m, m, 16;
+        shr.b32 x, $2, 16;
+        prmt.b32 x, 0x80808080, 0x80808080, x;
+        shl.b32 x, x, 1;
+        prmt.b32 n, t0, t1, m;
+        lop3.b32 $1, x, 0x80808080, n, 0xEA;
+        }
+        """,
+        "=&r,=&r,r,r",
+        [words, largest[:, None] - own],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    # Tables hold magnitudes times 2**6.
+    return low, high, (gl.maximum(largest - 6, 1) << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _in_product_order(low, high):
+    """[64, 16] words (4 j + s) of halves h -> [64, 32] words (8 s + 4 h + j)."""
+    words = gl.reshape(gl.join(low, high), (64, 4, 4, 2))
+    return gl.reshape(gl.permute(words, (0, 2, 3, 1)), (64, 32))
+
+
+@gluon.jit
+def _store_queries(query_ptr, weight_ptr, query, last, target):
+    """Decodes the heads of two queries into shared memory; returns their weights, [64] bf16."""
+    row = gl.arange(0, 64, gl.SliceLayout(1, ROW_LAYOUT))
+    word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
+    place = query.to(gl.int64) * HEADS + row
+    is_row = query + row // HEADS < last
+    words = gl.load(
+        query_ptr + (place * ROW_WORDS)[:, None] + word[None, :], mask=is_row[:, None], other=0
+    )
+    exponents = gl.load(query_ptr + place * ROW_WORDS + 16, mask=is_row, other=0)
+    low, high, factor = _decode(words, exponents, word // 4)
+    pairs = _in_product_order(low, high)
+    seen_as(target, gl.int32, [64, 32], QUERY_WORDS).store(
+        gl.convert_layout(pairs, WORD_LAYOUT, assert_trivial=True)
+    )
+    weight = gl.load(weight_ptr + place, mask=is_row, other=0.0).to(gl.float32) * factor
+    return weight.to(gl.bfloat16)
+
+
+@gluon.jit
+def _terms(dots, weights):
+    """w * relu(dot) of [64, 64] f32 and [64] bf16, each step rounded to bf16, as left operand."""
+    terms = gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x;
+        cvt.rn.relu.bf16x2.f32 x, $2, $1;
+        mul.rn.bf16x2 $0, x, $3;
+        }
+        """,
+        "=r,r,r,r",
+        [dots, weights[None, :]],
+        dtype=gl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
+    return gl.convert_layout(terms, TERMS, assert_trivial=True)
+
+
+@gluon.jit
+def _store_ones(ones, PAIRS: gl.constexpr):
+    """[PAIRS, 8, 64]: 1 where a column of a pair's terms belongs to the query of the row."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
+    query = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
+    column = gl.arange(0, 64, gl.SliceLayout(0, LAYOUT))
+    for pair in gl.static_range(PAIRS):
+        is_own = query[:, None] == (2 * pair + column // HEADS)[None, :]
+        ones.index(pair).store(gl.where(is_own, 1.0, 0.0).to(gl.bfloat16))
+
+
+@gluon.jit
+def _load_entries(pool_ptr, table, first, num_entries, block_entries):
+    """Packed rows of 64 entries: words [64, 16] i32 and exponents [64] i32."""
+    entry = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
+    word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
+    is_entry = entry < num_entries
+    block = gl.load(table + entry // block_entries, mask=is_entry, other=0).to(gl.int32)
+    row = block * block_entries + entry % block_entries
+    # Triton 3.6 takes rows to be aligned to 16 bytes if it sees that blocks are.
+    row = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, True, 1)
+    row = row.to(gl.int64) * ROW_WORDS
+    words = gl.load(pool_ptr + row[:, None] + word[None, :], mask=is_entry[:, None], other=0)
+    return words, gl.load(pool_ptr + row + 16, mask=is_entry, other=0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_queries", "num_entries", "stride", "table_width", "kept_width", "chunks",
+    ]
+)  # fmt: skip
+def score_gluon_kernel(
+    query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr, groups_ptr,
+    scores_ptr, num_queries, num_entries, stride, table_width, kept_width, chunks,
+    BLOCK_ENTRIES: gl.constexpr, KEPT_SIZE: gl.constexpr, PAIRS: gl.constexpr, CHUNK: gl.constexpr,
+):  # fmt: skip
+    queries = gl.allocate_shared_memory(gl.float8e4nv, [PAIRS, 64, 128], QUERY_BYTES)
+    ones = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 8, 64], ONES)
+    _store_ones(ones, PAIRS)
+    num_groups = gl.load(groups_ptr)
+    for item in range(gl.program_id(0), num_groups * chunks, gl.num_programs(0)):
+        group, chunk = item // chunks, item % chunks
+        query = gl.load(groups_ptr + 1 + group)
+        last = num_queries
+        if group + 1 < num_groups:
+            last = gl.load(groups_ptr + 2 + group)
+        begin = chunk * (CHUNK * TILE)
+        place = gl.arange(0, 8, gl.SliceLayout(1, ROW_LAYOUT))
+        seen = gl.load(visible_ptr + query + place, mask=query + place < last, other=0)
+        end = gl.minimum(
+            gl.minimum(gl.max(seen, 0), num_entries).to(gl.int32), begin + CHUNK * TILE
+        )
+        if begin < end:
+            table = table_ptr + gl.load(requests_ptr + query) * table_width
+            sources = (query_ptr, weight_ptr, pool_ptr, table, kept_ptr, scores_ptr)
+            sizes = (query, last, begin, end, num_entries, stride, kept_width)
+            if (PAIRS > 1) & (last - query > 2):
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, KEPT_SIZE, PAIRS)
+            else:
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, KEPT_SIZE, 1)
+
+
+@gluon.jit
+def _score_tiles(
+    sources, sizes, queries, ones, BLOCK_ENTRIES: gl.constexpr, KEPT_SIZE: gl.constexpr,
+    PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Scores of the entries from begin to end, of up to 2 PAIRS queries of one request."""
+    query_ptr, weight_ptr, pool_ptr, table, kept_ptr, scores_ptr = sources
+    query, last, begin, end, num_entries, stride, kept_width = sizes
+    BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
+    words, exponents = _load_entries(pool_ptr, table, begin, num_entries, BLOCK_ENTRIES)
+    thread_barrier()
+    weights: gl.tuple = ()
+    for pair in gl.static_range(PAIRS):
+        weight = _store_queries(query_ptr, weight_ptr, query + 2 * pair, last, queries.index(pair))
+        weights = weights + (gl.convert_layout(weight, gl.SliceLayout(0, DOTS)),)
+    fence_async_shared()
+    thread_barrier()
+    for first in range(begin, end, TILE):
+        low, high, factor = _decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
+        keys = _as_operand(_in_product_order(low, high))
+        words, exponents = _load_entries(pool_ptr, table, first + TILE, num_entries, BLOCK_ENTRIES)
+        dots: gl.tuple = ()
+        for pair in gl.static_range(PAIRS):
+            zeros = gl.zeros([64, 64], gl.float32, DOTS)
+            numbers = queries.index(pair).permute([1, 0])
+            dots = dots + (warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True),)
+        sums = gl.zeros([64, 8], gl.float32, SUMS)
+        for pair in gl.static_range(PAIRS):
+            products = warpgroup_mma_wait(PAIRS - 1, [dots[pair]])
+            terms = _terms(products, weights[pair])
+            sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
+        sums = warpgroup_mma_wait(0, [sums])
+        _store_scores(
+            sums, factor, first, query, last, num_entries, kept_ptr, kept_width, scores_ptr, stride,
+            KEPT_SIZE,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _as_operand(words):
+    """[64, 32] i32 -> [64, 128] E4M3 as left operand of a product, in the same registers."""
+    words = gl.reshape(gl.join(words, words), (64, 64))
+    words = gl.reshape(gl.join(words, words), (64, 128))
+    numbers = gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r,r,r,r", [words], dtype=gl.int8, is_pure=True, pack=4
+    )
+    return gl.convert_layout(numbers.to(gl.float8e4nv, bitcast=True), KEYS, assert_trivial=True)
+
+
+@gluon.jit
+def _store_scores(
+    sums, factor, first, query, last, num_entries, kept_ptr, kept_width, scores_ptr, stride,
+    KEPT_SIZE: gl.constexpr,
+):  # fmt: skip
+    """Scores [64, 8] f32 of up to eight queries, of which some are there."""
+    entry = first + gl.arange(0, TILE, gl.SliceLayout(1, SUMS))
+    own = query + gl.arange(0, 8, gl.SliceLayout(0, SUMS))
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, SUMS))
+    values = (sums * factor[:, None]).to(gl.bfloat16)
+    is_entry = (entry < num_entries)[:, None] & (own < last)[None, :]
+    if KEPT_SIZE > 0:
+        kept = kept_ptr + own.to(gl.int64)[None, :] * kept_width + (entry // KEPT_SIZE)[:, None]
+        is_kept = gl.load(kept, mask=is_entry, other=0) != 0
+        values = gl.where(is_kept, values, float("-inf"))
+    place = own.to(gl.int64)[None, :] * stride + entry[:, None]
+    gl.store(scores_ptr + place, values, mask=is_entry)

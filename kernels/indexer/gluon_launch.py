@@ -1,0 +1,88 @@
+"""Index scores on Hopper: the launcher of the Gluon kernel, and which queries go together."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels.launch import multiprocessors
+
+from .checks import check_operands
+from .gluon_kernel import score_gluon_kernel
+
+_TILE_ENTRIES = 64
+
+
+def paged_index_scores_gluon(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    num_visible: Tensor,
+    num_entries: int,
+    kept: Tensor | None = None,
+    *,
+    kept_size: int = 8,
+    group_pairs: int = 3,
+    chunk_tiles: int = 16,
+    num_programs: int = 2,
+    registers: int | None = None,
+) -> Tensor:
+    """``paged_index_scores_triton`` of 32 heads x 128 on SM90 (H100, H200).
+
+    Numerics: products are FP8 with sums of the tensor cores, then rounded like the reference; the
+    last bit of a score differs now and then.  Bits of a score do not depend on other queries.
+    Raises: TensorError for a wrong dtype, shape, device or layout.
+    """
+    check_operands(
+        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries,
+        kept, kept_size,
+    )  # fmt: skip
+    num_queries = len(query_rows)
+    # Rows begin at multiples of 32 bytes, which lets the selection read them in long pieces.
+    stride = 16 * triton.cdiv(num_entries, 16)
+    scores = head_weights.new_empty(num_queries, stride)[:, :num_entries]
+    if not scores.numel():
+        return scores
+    size = 2 * group_pairs
+    groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
+    group_kernel[(1,)](request_rows, groups, num_queries, SIZE=size, TILE=1024, num_warps=8)
+    chunks = triton.cdiv(num_entries, chunk_tiles * _TILE_ENTRIES)
+    score_gluon_kernel[(min(num_queries * chunks, num_programs * multiprocessors(pool.device)),)](
+        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
+        request_rows, num_visible, query_rows if kept is None else kept.view(torch.uint8),
+        groups, scores, num_queries, num_entries, stride, block_table.shape[1],
+        0 if kept is None else kept.shape[1], chunks,
+        BLOCK_ENTRIES=pool.shape[1], KEPT_SIZE=0 if kept is None else kept_size,
+        PAIRS=group_pairs, CHUNK=chunk_tiles,
+        num_warps=4, maxnreg=registers,
+    )  # fmt: skip
+    return scores
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def group_kernel(requests_ptr, groups_ptr, num_queries, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """First queries of groups of up to SIZE neighbours of one request; their number comes first."""
+    begin = tl.full([], 0, tl.int32)
+    count = tl.full([], 0, tl.int32)
+    for first in range(0, num_queries, TILE):
+        query = first + tl.arange(0, TILE)
+        is_query = query < num_queries
+        request = tl.load(requests_ptr + query, mask=is_query, other=-1)
+        before = tl.load(requests_ptr + query - 1, mask=is_query & (query > 0), other=-2)
+        start = tl.where(request != before, query, 0)
+        start = tl.maximum(tl.associative_scan(start, 0, _larger), begin)
+        is_start = is_query & ((query - start) % SIZE == 0)
+        place = count + tl.cumsum(is_start.to(tl.int32), 0)
+        tl.store(groups_ptr + place, query, mask=is_start)
+        begin = tl.max(start, 0)
+        count += tl.sum(is_start.to(tl.int32), 0)
+    tl.store(groups_ptr, count)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)

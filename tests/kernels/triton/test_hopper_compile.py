@@ -1,0 +1,31 @@
+"""Machine code of the Hopper forms without a GPU: matrix instructions, registers, shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Bytes of registers that do not fit, per thread.  Triton 3.6 needs none, later ones up to twelve
+# registers.
+MAX_SPILLED = 12 * 4
+MATRIX_KERNELS = {"attention_gluon_kernel": 3, "score_gluon_kernel": 2}
+
+
+def test_hopper_kernels_compile() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("hopper_cases.py"))]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    kernels = [json.loads(line) for line in run.stdout.splitlines()]
+    for name, count in MATRIX_KERNELS.items():
+        own = [kernel for kernel in kernels if kernel["kernel"] == name]
+        assert len(own) == count
+        for kernel in own:
+            assert kernel["instructions"]["wgmma.mma_async"] > 0, name
+            assert "mma.sync" not in kernel["instructions"], name
+    for kernel in kernels:
+        assert kernel["stack_bytes"] <= MAX_SPILLED, kernel["kernel"]
+        assert kernel["shared_bytes"] <= 227 * 1024, kernel["kernel"]
