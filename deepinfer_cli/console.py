@@ -123,7 +123,7 @@ def progress_words(now: Snapshot) -> list[str]:
     if now.eta_s is not None:
         words.append(f"{duration(now.eta_s)} left")
     if now.errors:
-        words.append(f"{now.errors:,} errors")
+        words.append(f"{now.errors:,} error{'' if now.errors == 1 else 's'}")
     if now.acceptance is not None:
         words.append(f"{now.acceptance:.0%} of drafts accepted")
     return words

@@ -125,7 +125,7 @@ class Job:
         if self.journal.num_rows:
             self._console.say(f"continuing after {self.journal.num_rows:,} finished rows")
         if failed:
-            self._console.say(f"answering {len(failed):,} failed rows again")
+            self._console.say(f"failed rows to answer again: {len(failed):,}")
 
     def answer_rows(self) -> None:
         """Answer until the input ends or something ends the run early."""
@@ -145,7 +145,7 @@ class Job:
             self._console.warn(f"--carry {column}: no row has such a column")
         if changed := self.pipeline.num_changed:
             self._console.warn(
-                f"{changed:,} rows are not what they were when an earlier part answered them; "
+                f"rows of the input that changed after they were answered: {changed:,}, "
                 "they were answered again"
             )
 
@@ -279,7 +279,7 @@ class Job:
         finished = pipeline.num_rows - pipeline.num_running
         total = self._expected_rows()
         eta = None
-        if total is not None and session.rows:
+        if total is not None and session.results:  # error rows take no time and foretell none
             eta = elapsed / session.rows * max(0, total - finished)
         return Snapshot(
             rows=finished,

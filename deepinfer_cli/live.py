@@ -78,7 +78,7 @@ class LiveConsole:
             part = word if not used else f" · {word}"
             if used + len(part) > width:
                 break
-            text.append(part, style="yellow" if word.endswith("errors") else "")
+            text.append(part, style="yellow" if " error" in word else "")
             used += len(part)
         return text
 

@@ -93,7 +93,7 @@ def test_an_unfinished_run_is_retried_too(cli: Cli, flaky: _Flaky) -> None:
     _write([*_failing(1, 5), {"prompt": "z"}])
     flaky.mend()
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", window=7)
-    assert done.exit_code == 0 and "2 failed rows again" in done.err
+    assert done.exit_code == 0 and "failed rows to answer again: 2" in done.err
     assert {1, 5} < set(done.engines[0].rows)
     assert len(_rows()) == 21
 

@@ -117,7 +117,7 @@ def test_only_rows_that_changed_since_are_answered_again(cli: Cli) -> None:
     _write("in.jsonl", [{"prompt": "new"}, *_prompts(16)[1:]])
     done = cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
     assert done.exit_code == 0 and done.engines[0].rows == [0]
-    assert "warning: 1 rows are not what they were" in done.err
+    assert "warning: rows of the input that changed after they were answered: 1, " in done.err
     assert [row["content"] for row in _lines("out.jsonl")][:2] == ["new", "p1"]
     assert _report()["rows"] == {"input": 16, "results": 16, "errors": 0, "resumed": 15}
 

@@ -62,6 +62,14 @@ def test_fewer_requests_run_and_the_answers_stay(error: Exception, drafts: int) 
     assert engine.blocks.num_free == engine.blocks.num_blocks
 
 
+@pytest.mark.parametrize("requests", [1, 2, 3])
+def test_a_step_that_fails_while_another_is_on_its_way(requests: int) -> None:
+    model = SmallMemory(MemoryError(), requests=requests)
+    answers, engine = _answers(model, overlaps_steps=True)
+    assert answers == _EXPECTED
+    assert engine.stats().most_running == max(requests - requests % 2, 1)
+
+
 @given(tokens=st.integers(4, 16), requests=st.integers(1, 4), caching=st.booleans())
 @settings(max_examples=4, deadline=None)
 def test_whatever_the_memory_holds_the_answers_stay(
