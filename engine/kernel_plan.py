@@ -18,6 +18,7 @@ from .batch import ForwardBatch
 from .kv_cache import KVCache
 from .model.config import ModelConfig
 from .model.model import Model
+from .model.residual import Residual
 from .model.schedule import LayerPlan
 from .model.tensors import expected_tensors
 
@@ -82,11 +83,22 @@ class _PassOn:
 
     plan: LayerPlan
 
+    def enter(self, residual: Residual) -> _Passing:
+        return _Passing(residual)
+
     def write_global_kv(self, *unused: object) -> None:
         """It has none."""
 
-    def __call__(self, streams: Tensor, pre: Tensor, *unused: object) -> tuple[Tensor, Tensor]:
-        return streams, pre
+    def run(self, passing: _Passing, *unused: object) -> Residual:
+        return passing.residual
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """Inside of a layer that does nothing."""
+
+    residual: Residual
+    x: None = None
 
 
 def _pass(

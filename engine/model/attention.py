@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from deepinfer.kernels.attention import sparse_attention
 from deepinfer.kernels.gemm import Weight, grouped_linear, quantized_linear
 from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.rows import pack_latents
+from deepinfer.kernels.rows import pack_latents, store_latents
 
 from .compressor import Compressor
 from .global_kv import GlobalKV
@@ -20,6 +20,7 @@ from .layer_tensors import LayerTensors
 from .rotary import rope_key
 from .schedule import LayerPlan
 from .tokens import Tokens
+from .window import Window
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -65,7 +66,7 @@ class Attention:
         q = torch.unflatten(quantized_linear(latent_q, self.wq_b), -1, self.q_shape)
         if self.absent_heads is not None:
             q = pad(q, (0, 0, *self.absent_heads))
-        window_rows = tokens.window.exchange(ring, self._pack(window_kv, rope))
+        window_rows = self._exchange(window_kv, rope, tokens.window, ring)
         main_rows = main_index = None
         if kv is not None and self.plan.kv_source is not None:
             assert self.plan.index_source is not None
@@ -83,9 +84,24 @@ class Attention:
         groups = self.gather_groups(grouped_linear(groups, self.wo_a))
         return quantized_linear(groups.flatten(1), self.wo_b)
 
-    def window_rows(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Only the packed window rows of x [T, d] bf16: [T, D + D/32] u8."""
-        return self._pack(quantized_linear(x, self.wq_a_kv)[:, self.widths[0] :], rope)
+    def store_window(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], ring: Tensor, index: Tensor
+    ) -> None:
+        """Only the packed window rows of x [T, d] bf16, into the flat ring at ``index`` [T] i64."""
+        self._store(quantized_linear(x, self.wq_a_kv)[:, self.widths[0] :], rope, ring, index)
 
-    def _pack(self, window_kv: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        return pack_latents(window_kv, rope, "window", weight=self.kv_norm, eps=self.eps)
+    def _exchange(
+        self, window_kv: Tensor, rope: tuple[Tensor, Tensor], window: Window, ring: Tensor
+    ) -> Tensor:
+        """Store this pass's window rows; the rows that ``window.read_index`` points into."""
+        if window.previous is None:
+            flat = ring.view(-1, ring.shape[-1])
+            self._store(window_kv, rope, flat, window.write_index)
+            return flat
+        rows = pack_latents(window_kv, rope, "window", weight=self.kv_norm, eps=self.eps)
+        return window.exchange(ring, rows)
+
+    def _store(
+        self, window_kv: Tensor, rope: tuple[Tensor, Tensor], flat: Tensor, index: Tensor
+    ) -> None:
+        store_latents(window_kv, rope, "window", flat, index, weight=self.kv_norm, eps=self.eps)

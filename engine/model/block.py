@@ -11,7 +11,6 @@ from deepinfer.kernels.hyper_connection import (
     HyperMix,
     advance_streams,
     collapse_streams,
-    expand_streams,
     hyper_mix,
 )
 from deepinfer.kernels.norm import rms_norm
@@ -20,6 +19,7 @@ from .attention import Attention
 from .global_kv import GlobalKV
 from .layer_tensors import LayerTensors
 from .moe import MoE
+from .residual import Entered, Pending, Residual
 from .schedule import LayerPlan
 from .tokens import Tokens
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 class Block:
     """T tokens, S streams, d width.
 
-    The weights that collapse the streams before a sub-block were computed by the one before it:
-    ``pre`` travels with the streams.
+    The weights that collapse the streams before a sub-block were computed by the one before it.
     """
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
@@ -44,25 +43,27 @@ class Block:
         self.attention = Attention(config, plan, tensors)
         self.moe = MoE(config, plan, tensors)
 
-    def attention_input(self, streams: Tensor, pre: Tensor) -> Tensor:
-        """streams [T, S, d] bf16 and pre [T, S] f32 -> [T, d] bf16, normalised."""
-        return rms_norm(collapse_streams(streams, pre), self.attn_norm, self.eps)
+    def enter(self, residual: Residual) -> Entered:
+        """End the block before this one and begin with attention."""
+        if isinstance(residual, Pending):
+            streams, mix, x = self.attn_mix.advance(residual.streams, residual.output, residual.mix)
+        else:
+            streams = residual.streams
+            mix, x = self.attn_mix(streams), collapse_streams(streams, residual.pre)
+        return Entered(streams, mix, rms_norm(x, self.attn_norm, self.eps))
 
-    def write_global_kv(self, streams: Tensor, pre: Tensor, tokens: Tokens, kv: GlobalKV) -> None:
-        """Store the compressed entries that these tokens complete, if this layer produces any."""
+    def write_global_kv(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> None:
+        """Store the compressed entries that these tokens complete, if this layer produces any;
+        x [T, d] bf16 as in ``Entered``."""
         if self.attention.compressor is not None:
-            self.attention.compressor.write(self.attention_input(streams, pre), tokens, kv)
+            self.attention.compressor.write(x, tokens, kv)
 
-    def __call__(
-        self, streams: Tensor, pre: Tensor, tokens: Tokens, ring: Tensor, kv: GlobalKV | None
-    ) -> tuple[Tensor, Tensor]:
-        """The streams [T, S, d] bf16 and the next block's ``pre`` [T, S] f32."""
-        mix = self.attn_mix(streams)
-        attended = self.attention(self.attention_input(streams, pre), tokens, ring, kv)
-        streams, ffn_mix, x = self.ffn_mix.advance(streams, attended, mix)
+    def run(self, entered: Entered, tokens: Tokens, ring: Tensor, kv: GlobalKV | None) -> Pending:
+        """Attention and MoE; new global KV must have been written."""
+        attended = self.attention(entered.x, tokens, ring, kv)
+        streams, ffn_mix, x = self.ffn_mix.advance(entered.streams, attended, entered.mix)
         x = rms_norm(x, self.ffn_norm, self.eps)
-        streams = expand_streams(streams, self.moe(x, tokens.is_image), ffn_mix)
-        return streams, ffn_mix.pre
+        return Pending(streams, self.moe(x, tokens.is_image), ffn_mix)
 
 
 class HyperConnection:

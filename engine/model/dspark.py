@@ -18,6 +18,7 @@ from deepinfer.kernels.numeric import sigmoid
 
 from .block import Block
 from .layer_tensors import LayerTensors
+from .residual import Residual, Settled
 from .rotary import Rotary, rope_key
 from .streams import initial_streams
 from .tokens import Tokens, newest_tokens
@@ -80,8 +81,8 @@ class DraftModel:
         index = slots * size + positions % size
         for stage, block in enumerate(self.blocks):
             rope = self.rotary.table(block.plan, positions)
-            rows = block.attention.window_rows(context, rope)
-            cache.draft[stage].view(-1, rows.shape[-1])[index] = rows
+            ring = cache.draft[stage].flatten(0, 1)
+            block.attention.store_window(context, rope, ring, index)
 
     def draft(
         self,
@@ -142,7 +143,9 @@ class DraftModel:
                 ring_size=ring_size(config),
             ),
         )
-        streams, pre = initial_streams(self.embed[token_ids.flatten()], config.hc_mult)
+        embedded = self.embed[token_ids.flatten()]
+        residual: Residual = Settled(*initial_streams(embedded, config.hc_mult))
         for stage, block in enumerate(self.blocks):
-            streams, pre = block(streams, pre, tokens, cache.draft[stage], None)
-        return collapse_streams(streams, pre).view(len(anchors), size, -1)
+            residual = block.run(block.enter(residual), tokens, cache.draft[stage], None)
+        last = residual.settle()
+        return collapse_streams(last.streams, last.pre).view(len(anchors), size, -1)

@@ -13,6 +13,7 @@ from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import quantized_linear
 
 from .layer_tensors import LayerTensors
+from .residual import Settled
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -44,12 +45,15 @@ class Engram:
         """Table rows [T, C] i64 of the n-grams that end at each token; lookback [T, G] i64."""
         return engram_hash(lookback, self.multipliers, self.primes, self.offsets)
 
-    def __call__(self, streams: Tensor, lookback: Tensor, is_image: Tensor | None) -> Tensor:
-        """streams [T, S, d] bf16 -> same, with the memory added; image tokens stay as they are."""
+    def __call__(self, residual: Settled, lookback: Tensor, is_image: Tensor | None) -> Settled:
+        """The streams with the memory added; those of image tokens stay as they are."""
+        streams = residual.streams
         rows = engram_lookup(self.table, self.scales, self.rows(lookback))
         key_value = quantized_linear(rows, self.wkv)
         added = engram_gate(streams, key_value, self.q_weight, self.k_weight)
-        return added if is_image is None else torch.where(is_image[..., None], streams, added)
+        if is_image is not None:
+            added = torch.where(is_image[..., None], streams, added)
+        return Settled(added, residual.pre)
 
 
 def hash_multipliers(

@@ -23,6 +23,7 @@ from .dspark import DraftModel, DraftSampler, greedy_sampler
 from .engram import Engram, read_history
 from .global_kv import GlobalKV
 from .layer_tensors import LayerTensors
+from .residual import Residual, Settled
 from .rotary import Rotary
 from .share import WHOLE_MODEL, Share
 from .streams import initial_streams
@@ -83,29 +84,33 @@ class Model:
         """
         tokens, kv = self._begin(batch, batch.encoder_start, cache)
         lookback = self._lookback(batch, tokens, cache)
-        streams, pre = initial_streams(self.embed[batch.token_ids], self.config.hc_mult)
+        embedded = self.embed[batch.token_ids]
+        residual: Residual = Settled(*initial_streams(embedded, self.config.hc_mult))
         main_rows = torch.arange(len(batch.token_ids), device=self.device)
         taps: dict[int, Tensor] = {}
         for block in self.blocks:
             layer_id = block.plan.layer_id
             if layer_id in self.engrams:
-                streams = self.engrams[layer_id](streams, lookback, tokens.is_image)
-            block.write_global_kv(streams, pre, tokens, kv)
+                residual = self.engrams[layer_id](residual.settle(), lookback, tokens.is_image)
+            entered = block.enter(residual)
+            block.write_global_kv(entered.x, tokens, kv)
             if layer_id == self.config.split_layer:
                 batch, kept = narrow_batch(batch)
                 tokens, kv = self._begin(batch, batch.decoder_start, cache)
                 if kept is not None:
                     main_rows, lookback = main_rows[kept], lookback[kept]
-                    streams, pre = streams[kept], pre[kept]
+                    entered = entered.rows(kept)
                     taps = {tap: hidden[kept] for tap, hidden in taps.items()}
                 if not len(main_rows):
+                    residual = Settled(entered.streams, entered.mix.pre)
                     self.assist(layer_id)
                     break
             if block.plan.tap is not None:
-                taps[block.plan.tap] = streams.float().mean(1).to(torch.bfloat16)
-            streams, pre = block(streams, pre, tokens, cache.window[layer_id], kv)
+                taps[block.plan.tap] = entered.streams.float().mean(1).to(torch.bfloat16)
+            residual = block.run(entered, tokens, cache.window[layer_id], kv)
+        last = residual.settle()
         return ForwardOutput(
-            logits=self._logits(streams[batch.logit_rows], pre[batch.logit_rows]),
+            logits=self._logits(last.streams[batch.logit_rows], last.pre[batch.logit_rows]),
             main_hidden=self._main_hidden(taps, len(main_rows)),
             main_rows=main_rows,
         )

@@ -34,14 +34,13 @@ class Window:
     previous: Tensor | None = None
 
     def exchange(self, ring: Tensor, rows: Tensor) -> Tensor:
-        """Store this pass's rows and return the rows that ``read_index`` points into.
+        """Store this pass's rows and return the rows that ``read_index`` points into; only for a
+        pass that copies ``previous`` rows out.
 
         Shapes: ring [num_slots, ring_size, B] u8, rows [T, B] u8; returns [N, B] u8.
         """
+        assert self.previous is not None
         flat = ring.view(-1, ring.shape[-1])
-        if self.previous is None:
-            flat[self.write_index] = rows
-            return flat
         source = torch.cat([flat[self.previous], rows])
         flat[self.write_index] = rows if self.write_rows is None else rows[self.write_rows]
         return source

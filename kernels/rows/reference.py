@@ -45,4 +45,8 @@ def store_latents_reference(
 ) -> None:
     """``pack_latents`` written into ``cache`` [M, bytes] u8 at ``rows`` [T] i64; -1 is left out."""
     packed = pack_latents_reference(x, rope, row_format, weight=weight, eps=eps)
-    cache[rows[rows >= 0]] = packed[rows >= 0]
+    is_kept = rows >= 0
+    if bool(is_kept.all()):
+        cache[rows] = packed
+    else:
+        cache[rows[is_kept]] = packed[is_kept]

@@ -11,6 +11,7 @@ from torch import Tensor
 from deepinfer.engine.model.block import Block
 from deepinfer.engine.model.indexer import Indexer
 from deepinfer.engine.model.moe import MoE
+from deepinfer.engine.model.residual import Residual
 from deepinfer.kernels.quant import unpack_index_rows, unpack_main_rows, unpack_window_rows
 
 
@@ -22,13 +23,18 @@ class Trace:
         self.pre: list[Tensor] = []
         self.routes: list[tuple[Tensor, Tensor]] = []
         self.picks: dict[int, Tensor] = {}
-        call, route, select = Block.__call__, MoE.route, Indexer.select
+        enter, run, route, select = Block.enter, Block.run, MoE.route, Indexer.select
 
-        def traced_call(block: Block, streams: Tensor, pre: Tensor, *rest: Any) -> Any:
-            self.streams.append(streams)
-            self.pre.append(pre)
-            self.last = call(block, streams, pre, *rest)
-            return self.last
+        def traced_enter(block: Block, residual: Residual) -> Any:
+            settled = residual.settle()
+            self.streams.append(settled.streams)
+            self.pre.append(settled.pre)
+            return enter(block, residual)
+
+        def traced_run(block: Block, *args: Any) -> Any:
+            result = run(block, *args)
+            self.last = result.settle()
+            return result
 
         def traced_route(moe: MoE, *args: Any) -> Any:
             self.routes.append(route(moe, *args))
@@ -39,16 +45,17 @@ class Trace:
             self.picks[indexer.plan.layer_id] = picks
             return picks
 
-        monkeypatch.setattr(Block, "__call__", traced_call)
+        monkeypatch.setattr(Block, "enter", traced_enter)
+        monkeypatch.setattr(Block, "run", traced_run)
         monkeypatch.setattr(MoE, "route", traced_route)
         monkeypatch.setattr(Indexer, "select", traced_select)
 
     def all_streams(self) -> Tensor:
         """[L + 1, T, S, d]: entering each layer, and leaving the last."""
-        return torch.stack([*self.streams, self.last[0]])
+        return torch.stack([*self.streams, self.last.streams])
 
     def all_pre(self) -> Tensor:
-        return torch.stack([*self.pre, self.last[1]])
+        return torch.stack([*self.pre, self.last.pre])
 
 
 def test_prompt(golden, new_session, monkeypatch, prompt_length):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from deepinfer.engine.model.residual import Settled
 from deepinfer.kernels.testing import relative_error
 
 
@@ -21,16 +22,17 @@ def test_layers_on_golden_streams(golden, new_session, stream_length):
     lookback = model._lookback(batch, tokens, session.cache)
     with torch.inference_mode():
         for layer, block in enumerate(model.blocks):
-            block.write_global_kv(streams[layer], pre[layer], tokens, kv)
+            entered = block.enter(Settled(streams[layer], pre[layer]))
+            block.write_global_kv(entered.x, tokens, kv)
             ring = session.cache.window[layer]
-            after, next_pre = block(streams[layer], pre[layer], tokens, ring, kv)
+            after = block.run(entered, tokens, ring, kv).settle()
             if layer + 1 in model.engrams:
                 after = model.engrams[layer + 1](after, lookback, tokens.is_image)
-            error = relative_error(after.flatten(1), streams[layer + 1].flatten(1))
+            error = relative_error(after.streams.flatten(1), streams[layer + 1].flatten(1))
             assert (
                 float(error.quantile(0.9)) <= golden.facts["tolerances"]["strict"]["layer_p90_rel"]
             )
-            assert float((next_pre - pre[layer + 1]).abs().quantile(0.9)) <= 1e-3
+            assert float((after.pre - pre[layer + 1]).abs().quantile(0.9)) <= 1e-3
 
 
 def test_engram_rows_are_exact(golden, new_session, prompt_length):

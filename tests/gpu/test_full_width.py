@@ -12,6 +12,8 @@ from torch import Tensor
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.residual import Residual, Settled
+from deepinfer.engine.model.streams import initial_streams
 from deepinfer.engine.random_weights import random_tensors
 from deepinfer.kernels.testing import relative_error
 
@@ -70,20 +72,26 @@ def run_blocks(
     batch = passes.batch([(0, token_ids)])
     tokens, kv = model._begin(batch, batch.encoder_start, passes.cache)
     lookback = model._lookback(batch, tokens, passes.cache)
-    streams = model.embed[batch.token_ids][:, None].expand(-1, 4, -1).contiguous()
-    pre = torch.zeros(len(token_ids), 4, device=device)
-    pre[:, 0] = 1.0
-    seen = [(streams.cpu(), pre.cpu())]
+    embedded = model.embed[batch.token_ids]
+    residual: Residual = Settled(*initial_streams(embedded, model.config.hc_mult))
+    seen = [on_cpu(residual)]
     with torch.inference_mode():
         for layer, block in enumerate(model.blocks):
             if given is not None:
                 streams, pre = (tensor.to(device) for tensor in given[layer])
+                residual = Settled(streams, pre)
             if layer in model.engrams:
-                streams = model.engrams[layer](streams, lookback, tokens.is_image)
-            block.write_global_kv(streams, pre, tokens, kv)
-            streams, pre = block(streams, pre, tokens, passes.cache.window[layer], kv)
-            seen.append((streams.cpu(), pre.cpu()))
+                residual = model.engrams[layer](residual.settle(), lookback, tokens.is_image)
+            entered = block.enter(residual)
+            block.write_global_kv(entered.x, tokens, kv)
+            residual = block.run(entered, tokens, passes.cache.window[layer], kv)
+            seen.append(on_cpu(residual))
     return seen
+
+
+def on_cpu(residual: Residual) -> tuple[Tensor, Tensor]:
+    settled = residual.settle()
+    return settled.streams.cpu(), settled.pre.cpu()
 
 
 def test_blocks_agree() -> None:

@@ -12,6 +12,7 @@ from gpu_models import ROOT, Passes, load_model
 from safetensors.torch import load_file
 from torch import Tensor
 
+from deepinfer.engine.model.residual import Settled
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.testing import relative_error
 
@@ -107,12 +108,13 @@ def test_layers_on_golden_streams(
         lookback = model._lookback(batch, tokens, passes.cache)
         with torch.inference_mode():
             for layer, block in enumerate(model.blocks):
-                block.write_global_kv(streams[layer], pre[layer], tokens, kv)
+                entered = block.enter(Settled(streams[layer], pre[layer]))
+                block.write_global_kv(entered.x, tokens, kv)
                 ring = passes.cache.window[layer]
-                after, _ = block(streams[layer], pre[layer], tokens, ring, kv)
+                after = block.run(entered, tokens, ring, kv).settle()
                 if layer + 1 in model.engrams:
                     after = model.engrams[layer + 1](after, lookback, tokens.is_image)
-                error = relative_error(after.flatten(1), streams[layer + 1].flatten(1))
+                error = relative_error(after.streams.flatten(1), streams[layer + 1].flatten(1))
                 worst = max(worst, float(error.quantile(0.9)))
     print(f"{name}, {path}: worst block error {worst:.4f}")
     assert worst <= factor * facts_of(name)["tolerances"]["loose"]["layer_p90_rel"]

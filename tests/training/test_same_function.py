@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.block import Block
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.residual import Entered, Pending, Residual
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 from training.batches import Batch, make_batch
@@ -103,16 +105,21 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, ...]]:
     """(streams, pre) before and after every block that the engine runs."""
     seen: list[tuple[Tensor, ...]] = []
-    original = Block.__call__
+    enter, run = Block.enter, Block.run
 
-    def recording(
-        self: Block, streams: Tensor, pre: Tensor, *rest: object
-    ) -> tuple[Tensor, Tensor]:
-        result = original(self, streams, pre, *rest)
-        seen.append((streams, pre, *result))
+    def recording_enter(self: Block, residual: Residual) -> Entered:
+        before = residual.settle()
+        seen.append((before.streams, before.pre))
+        return enter(self, residual)
+
+    def recording_run(self: Block, *args: Any) -> Pending:
+        result = run(self, *args)
+        after = result.settle()
+        seen[-1] += (after.streams, after.pre)
         return result
 
-    monkeypatch.setattr(Block, "__call__", recording)
+    monkeypatch.setattr(Block, "enter", recording_enter)
+    monkeypatch.setattr(Block, "run", recording_run)
     return seen
 
 

@@ -1,0 +1,56 @@
+"""The residual streams on their way from one block to the next.
+
+T tokens, S streams, d width.  Ending a block and beginning the next one is a single pass over the
+streams (``advance_streams``), so a block leaves its last output beside them until it is known what
+comes next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from deepinfer.kernels.hyper_connection import HyperMix, expand_streams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settled:
+    """Streams [T, S, d] bf16 and the weights ``pre`` [T, S] f32 that collapse them next."""
+
+    streams: Tensor
+    pre: Tensor
+
+    def settle(self) -> Settled:
+        return self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Streams [T, S, d] bf16 before the output [T, d] bf16 of a block's MoE is mixed in."""
+
+    streams: Tensor
+    output: Tensor
+    mix: HyperMix
+
+    def settle(self) -> Settled:
+        """Mix it in."""
+        return Settled(expand_streams(self.streams, self.output, self.mix), self.mix.pre)
+
+
+Residual = Settled | Pending
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entered:
+    """A block's start: streams [T, S, d] bf16, the coefficients of its attention, and the
+    normalised input x [T, d] bf16 of that."""
+
+    streams: Tensor
+    mix: HyperMix
+    x: Tensor
+
+    def rows(self, kept: Tensor) -> Entered:
+        """Only the tokens ``kept`` [K] i64."""
+        mix = HyperMix(*(part[kept] for part in self.mix))
+        return Entered(self.streams[kept], mix, self.x[kept])
