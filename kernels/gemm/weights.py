@@ -40,6 +40,15 @@ class Weight:
         dense = self.dense.float()
         return functional.pad(dense, (0, 0, 0, -dense.shape[0] % F32_COLUMN_MULTIPLE))
 
+    @cached_property
+    def bf16_parts(self) -> Tensor:
+        """[3, N, K] bf16 whose sum is the f32 weight: products with bf16 are as exact as f32's."""
+        rest, parts = self.dense.float(), []
+        for _ in range(3):
+            parts.append(rest.to(torch.bfloat16))
+            rest = rest - parts[-1].float()
+        return torch.stack(parts)
+
     @property
     def num_rows(self) -> int:
         """N."""

@@ -37,6 +37,16 @@ def bf16_value(bits):
 
 
 @triton.jit
+def bf16_operand(bits, DOT: tl.constexpr):
+    """Matrix operand of bf16 bits (i16): bf16 itself, or fp32 where ``matrix_dtype`` is fp32."""
+    if DOT == tl.float32:  # noqa: SIM108, SIM300
+        value = bf16_value(bits)
+    else:
+        value = bits.to(tl.bfloat16, bitcast=True)
+    return value
+
+
+@triton.jit
 def round_bf16(x):
     """fp32 rounded to the nearest bf16, still as fp32."""
     return bf16_value(bf16_bits(x))

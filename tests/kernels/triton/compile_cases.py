@@ -17,7 +17,11 @@ import triton.language as tl
 from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
-from deepinfer.kernels.hyper_connection.triton_kernel import coefficient_kernel, stream_kernel
+from deepinfer.kernels.hyper_connection.triton_kernel import (
+    coefficient_kernel,
+    mix_kernel,
+    stream_kernel,
+)
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
 from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
@@ -71,8 +75,15 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
-    stream = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "EXPAND": True, "MIX": True, "COLLAPSE": True}
-    stream |= {"PIECE": 512, "TILE_T": 16, "TILE_D": 64, "PRECISION": "tf32x3"}
+    mix = {
+        "S": 4,
+        "ROWS": 24,
+        "TILE_ROWS": 32,
+        "PIECE": 128,
+        "TILE_T": 64,
+        "TILE_D": 64,
+        "DOT": tl.bfloat16,
+    }
     score = {
         "H": 32,
         "HALF": 64,
@@ -105,13 +116,15 @@ def cases(arch: int) -> dict[str, Case]:
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
-            "*i16 *i16 *fp32 *fp32 *i16 *fp32 *fp32 *fp32 *i16 i32 i32 i32 i32",
-            stream,
+            "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
+            {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64},
         ),
+        "mix": Case(mix_kernel, "*i16 *i16 *fp32 i32 i32 i32 i32", mix),
         "coefficients": Case(
             coefficient_kernel,
             "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
-            {"S": 4, "ROUNDS": 20, "NORM_EPS": 1e-20, "TILE_T": 32},
+            {"S": 4, "ROUNDS": 20, "NORM_EPS": 1e-20, "TILE_T": 2, "TILE_PIECES": 64},
+            num_warps=1,
         ),
         "engram_hash": Case(
             hash_kernel,
