@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.errors import EngineError
+
 from .batch import DraftOutput, ForwardBatch
 from .bound_model import BoundModel
 from .graphs import GraphCache
@@ -74,6 +76,13 @@ class DecodeStep:
     ) -> StepOutput:
         """Logits after each request's newest token, which stands at ``first``, and after each of
         its drafts; requests one after the other.  Nothing waits for the device."""
+        num_tokens = len(states) + sum(map(len, drafts or ()))
+        if len(states) > len(self.newest) or num_tokens > len(self.newest) * (1 + self._num_drafts):
+            raise EngineError(
+                f"a decode step of {len(states)} requests and {num_tokens} tokens: this engine is "
+                f"made for {len(self.newest)} requests with {self._num_drafts} drafts each; make "
+                "it with a larger max_num_seqs"
+            )
         self.table.send_new_blocks(states)
         lens = np.ones(len(states), dtype=np.int64)
         token_ids = np.full(len(states), NEWEST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -109,18 +109,27 @@ def new_logprobs(
     Request i has ``row_counts[i]`` consecutive rows of raw logits [N, V] and drawn ids [N]; its new
     tokens are those of the first rows.
     """
-    result: list[list[TokenLogprobs]] = []
+    rows: list[int] = []
+    counts: list[int] = []
     first = 0
     for state, count, new in zip(states, row_counts, tokens, strict=True):
-        sampling = state.request.sampling
-        if sampling.logprobs:
-            num_usable = sum(token >= 0 for token in new)
-            rows = slice(first, first + num_usable)
-            result.append(_logprobs(logits[rows], drawn[rows], sampling.top_logprobs))
-        else:
-            result.append([])
+        is_asked = state.request.sampling.logprobs
+        counts.append(sum(token >= 0 for token in new) if is_asked else 0)
+        rows += range(first, first + counts[-1])
         first += count
-    return result
+    if not rows:
+        return [[] for _ in states]
+    num_top = max(s.request.sampling.top_logprobs for s in states if s.request.sampling.logprobs)
+    index = send(rows, logits.device)
+    found = iter(_logprobs(logits[index], drawn[index], num_top))
+    return [
+        [_cut(next(found), state.request.sampling.top_logprobs) for _ in range(count)]
+        for state, count in zip(states, counts, strict=True)
+    ]
+
+
+def _cut(logprobs: TokenLogprobs, num_top: int) -> TokenLogprobs:
+    return replace(logprobs, top=logprobs.top[:num_top])
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:

@@ -39,11 +39,9 @@ def token_logprobs(
     logprobs = torch.log_softmax(logits.float(), -1)
     chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
     num_top = min(num_top, logits.shape[1])
-    top_ids = torch.empty((len(logits), num_top), dtype=torch.int64, device=logits.device)
-    if num_top:
-        thresholds = torch.topk(logprobs, num_top, dim=-1).values[:, -1]
-        for row, threshold in enumerate(thresholds):
-            candidates = (logprobs[row] >= threshold).nonzero()[:, 0]
-            order = torch.argsort(logprobs[row, candidates], descending=True, stable=True)
-            top_ids[row] = candidates[order[:num_top]]
+    # Numbers that are never equal: first by falling probability, then by rising id.
+    size = logprobs.view(torch.int32).long() & 0x7FFFFFFF
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    order = ((0x7FFFFFFF - size) << 32) | (logits.shape[1] - 1 - ids)
+    top_ids = order.topk(num_top, dim=-1).indices
     return chosen, top_ids, logprobs.gather(1, top_ids)

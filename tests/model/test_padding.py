@@ -16,6 +16,7 @@ from deepinfer.engine.request_state import RequestState
 from deepinfer.engine.sampler import Sampler
 from deepinfer.engine.slot_table import SlotTable
 from deepinfer.engine.types import Request, SamplingParams
+from deepinfer.errors import EngineError
 from deepinfer.kernels.testing import assert_bitwise_equal
 
 BLOCK_SIZE, NUM_SLOTS, MOST_TOKENS = 8, 7, 96
@@ -113,3 +114,10 @@ def test_padded_steps_are_the_same(model, slots: list[int]) -> None:
         strict=True,
     ):
         assert torch.equal(ring, other)
+
+
+def test_more_than_the_plan_has_room_for_is_refused(model) -> None:
+    steps = Steps(model, Padding())
+    states = [*steps.states, steps.states[0]]
+    with pytest.raises(EngineError, match=r"8 requests and 8 tokens: this engine is made for 7"):
+        steps.step.run(states, [state.next_position for state in states])
