@@ -31,13 +31,15 @@ INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
 class Case(NamedTuple):
-    """Types of the arguments in order (constants left out), constants, warps."""
+    """Types of the arguments in order (constants left out), constants, warps; sizes that 16 divides
+    at the released model's widths."""
 
     kernel: Any
     types: str
     constants: dict[str, Any]
     num_warps: int = 4
     fp_fusion: bool = True
+    multiples_of_16: tuple[str, ...] = ()
 
 
 def cases(arch: int) -> dict[str, Case]:
@@ -119,7 +121,12 @@ def cases(arch: int) -> dict[str, Case]:
             "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
             {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64},
         ),
-        "mix": Case(mix_kernel, "*i16 *i16 *fp32 i32 i32 i32 i32", mix),
+        "mix": Case(
+            mix_kernel,
+            "*i16 *i16 *fp32 i32 i32 i32 i32",
+            mix,
+            multiples_of_16=("width", "token_stride", "stream_stride"),
+        ),
         "coefficients": Case(
             coefficient_kernel,
             "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
@@ -156,6 +163,7 @@ def compile_case(case: Case, arch: int) -> dict[str, Any]:
         arch=arch,
         num_warps=case.num_warps,
         enable_fp_fusion=case.fp_fusion,
+        multiples_of_16=case.multiples_of_16,
     )
     result = dataclasses.asdict(compiled)
     result["cubin"] = len(compiled.cubin)
