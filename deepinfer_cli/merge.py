@@ -151,6 +151,11 @@ def _check_same_run(first: ShardOutput, other: ShardOutput) -> None:
     digests = [shard.report.input.digest for shard in (first, other)]
     if digests[0] != digests[1]:
         raise InputError(f"{names[0]} and {names[1]} were made from different inputs")
+    for what, one, two in _origins(first.report, other.report):
+        if one is not None and two is not None and one != two:
+            raise InputError(
+                f"{names[0]} and {names[1]} were made by different {what}: {one} and {two}"
+            )
     answers = [name for name in FIELDS if FIELDS[name].metadata["answers"] and name != "shard"]
     for name in answers:
         one, two = setting(first.report, name), setting(other.report, name)
@@ -159,6 +164,13 @@ def _check_same_run(first: ShardOutput, other: ShardOutput) -> None:
                 f"{names[0]} and {names[1]} were made with different settings: "
                 f"{name} is {one!r} and {two!r}"
             )
+
+
+def _origins(first: Report, other: Report) -> Iterator[tuple[str, str | None, str | None]]:
+    """What made the rows, by name; None where a shard had no row to answer."""
+    versions = (first.versions.get("deepinfer"), other.versions.get("deepinfer"))
+    yield "versions of deepinfer", *versions
+    yield "models (their fingerprints)", first.model_fingerprint, other.model_fingerprint
 
 
 def _named_after(output: Path) -> list[Path]:

@@ -145,6 +145,26 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
     assert cli("merge", *reversed(three), "-o", "out.jsonl").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"versions": {"deepinfer": "0.0.1"}}, "different versions of deepinfer"),
+        ({"model_fingerprint": "0123"}, "different models"),
+        ({"schema": 5}, "is not a report of this version"),
+        ({"status": "stopped"}, "is stopped, not finished"),
+    ],
+)
+def test_shards_made_by_something_else(cli: Cli, change: dict[str, Any], reason: str) -> None:
+    _write(_ROWS)
+    _run_shards(cli, 2)
+    for number in (1, 2):
+        path = Path(f"out.{number}-of-2.jsonl.report.json")
+        report = json.loads(path.read_bytes()) | {"model_fingerprint": "4567"}
+        path.write_text(json.dumps(report | (change if number == 2 else {})))
+    done = cli("merge", "-o", "out.jsonl")
+    assert done.exit_code == 4 and reason in done.err, done.err
+
+
 def test_wrong_use_of_merge(cli: Cli) -> None:
     none = cli("merge", "-o", "out.jsonl")
     assert none.exit_code == 4 and "no shards of out.jsonl" in none.err
