@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight, fp32_linear, grouped_linear, linear, quantized_linear
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.reference import (
     fp32_linear_reference,
@@ -139,7 +140,7 @@ def timings(ceilings: Ceilings) -> Iterator[Row]:
             label = f"{name} fp8 with quantise, {rows} x {n} x {k}"
             yield ceilings.row(label, us, 2 * rows * n * k, num_bytes)
     x = random_rows(4096, 5120)
-    us = microseconds(partial(quantize_activations, x, path, split=True))
+    us = microseconds(partial(quantize_activations, x, path, KOrder.PLAIN))
     yield ceilings.row("quantise 4096 x 5120", us, 0, x.numel() * 3)
     weight = random_weight("fp8", 8, 1024, 4096)
     for rows in (64, 256, 4096):

@@ -17,7 +17,7 @@ from torch import Tensor
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
-from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
+from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton, k_order
 from deepinfer.kernels.moe import experts, route, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs
 from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
@@ -145,13 +145,14 @@ def timings(ceilings: Ceilings) -> Iterator[Row]:
 
 
 def _grouped_gemm(ceilings: Ceilings, name: str, n: int, k: int, count: int, rows: int) -> Row:
-    path = MatrixPath.of(torch.device("cuda"))
+    """Every expert has the same number of rows."""
     weight = random_weight("fp4", count, n, k)
-    acts = quantize_activations(random_rows(count * rows, k), path, split=True)
     ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
-    tiles = order_pairs(ids, count, tile_for(rows, n, count, path))
-    per_token = 1 if name == "up" else None
-    us = microseconds(partial(expert_linear_triton, acts, weight, tiles, per_token=per_token))
+    path = MatrixPath.of(torch.device("cuda"))
+    tile = tile_for(rows, n, count, path, weight.values.device)
+    order = order_pairs(ids, count, tile.tokens)
+    acts = quantize_activations(random_rows(count * rows, k), path, k_order(weight), order)
+    us = microseconds(partial(expert_linear_triton, acts, weight, order, tile))
     num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
     return ceilings.row(f"expert {name}, {count} x {rows}", us, 2 * count * rows * n * k, num_bytes)
 
@@ -164,12 +165,12 @@ def _whole(ceilings: Ceilings) -> Iterator[Row]:
         flop = 2 * tokens * _CHOSEN * 3 * _INNER * _WIDTH
         num_bytes = count * 3 * _INNER * _WIDTH * 17 / 32 + tokens * _WIDTH * 6
         yield ceilings.row(f"all of experts, {count} experts x {tokens} rows", us, flop, num_bytes)
-        us = microseconds(partial(order_pairs, ids, count, TILES[1]))
+        us = microseconds(partial(order_pairs, ids, count, TILES[1].tokens))
         yield ceilings.row(
             f"order of {ids.numel()} pairs, {count} experts", us, 0, ids.numel() * 12
         )
     ids = _choices(1536, _EXPERTS)
-    us = microseconds(partial(order_pairs, ids, _EXPERTS, TILES[1]))
+    us = microseconds(partial(order_pairs, ids, _EXPERTS, TILES[1].tokens))
     yield ceilings.row(f"order of {ids.numel()} pairs, 384 experts", us, 0, ids.numel() * 12)
     hidden = random_rows(9216, 2 * _INNER)
     us = microseconds(partial(swiglu, hidden, _LIMIT))

@@ -13,6 +13,8 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from .launch import is_interpreted
 
@@ -39,17 +41,19 @@ def compile_kernel(
     num_stages: int = 2,
     enable_fp_fusion: bool = True,
 ) -> CompiledKernel:
-    """Compile ``kernel`` for compute capability ``arch`` (90, 100, 103).
+    """Compile ``kernel`` (Triton or Gluon) for compute capability ``arch`` (90, 100, 103).
 
-    ``arguments`` gives Triton types by name ("*i32", "i32", "fp32"); pointers are taken to be
-    aligned to 16 bytes, as tensors are; integers that a launch would find to be multiples of 16 are
-    named in ``multiples_of_16``.  Registers that did not fit are in ``stack_bytes``.
+    ``arguments`` gives Triton types by name ("*i32", "i32", "fp32", or a ``descriptor``); pointers
+    are taken to be aligned to 16 bytes, as tensors are; integers that a launch would find to be
+    multiples of 16 are named in ``multiples_of_16``.  Registers that did not fit are in
+    ``stack_bytes``.
     Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
     """
     if is_interpreted():
         raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
     names = kernel.arg_names
-    source = ASTSource(
+    make_source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = make_source(
         kernel,
         signature={name: arguments.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
@@ -83,6 +87,22 @@ class Resources:
     stack_bytes: int
 
 
+def descriptor(dtype: str, *box: int) -> str:
+    """Type of a tensor descriptor in the layout that launchers give it, by element type."""
+    names = {"fp8e4nv": "float8e4nv", "bf16": "bfloat16", "fp32": "float32", "i32": "int32"}
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, names[dtype]))
+    return f"tensordesc<{dtype}{list(box)},{layout!r}>"
+
+
+def disassemble(cubin: bytes) -> str:
+    """Machine instructions as text."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [_bundled("nvdisasm"), "-c", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def kernel_resources(cubin: bytes) -> Resources:
     """What machine code needs, as the bundled cuobjdump reports it.
 
@@ -91,7 +111,7 @@ def kernel_resources(cubin: bytes) -> Resources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [_bundled_cuobjdump(), "--dump-resource-usage", file.name]
+        command = [_bundled("cuobjdump"), "--dump-resource-usage", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         report = done.stdout + done.stderr
     found = re.search(r"REG:(\d+) STACK:(\d+)", report)
@@ -100,6 +120,6 @@ def kernel_resources(cubin: bytes) -> Resources:
     return Resources(registers=int(found[1]), stack_bytes=int(found[2]))
 
 
-def _bundled_cuobjdump() -> str:
+def _bundled(program: str) -> str:
     root = os.path.dirname(triton.__file__)
-    return os.path.join(root, "backends", "nvidia", "bin", "cuobjdump")
+    return os.path.join(root, "backends", "nvidia", "bin", program)

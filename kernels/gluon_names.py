@@ -5,11 +5,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
 _HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 # Copies from global to shared memory without registers.
 async_load = getattr(async_copy, "async_load", async_copy.async_copy_global_to_shared)
+# Copies of tiles between global and shared memory by descriptors.
+load_tile = getattr(tma, "async_load", tma.async_copy_global_to_shared)
+store_tile = getattr(tma, "async_store", tma.async_copy_shared_to_global)
 # Waits for all threads of the group of warps.
 thread_barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from .dispatch import fp32_linear as fp32_linear
 from .dispatch import grouped_linear as grouped_linear
 from .dispatch import linear as linear
+from .dispatch import native_weight as native_weight
 from .dispatch import quantized_linear as quantized_linear
+from .hopper_weights import HopperWeight as HopperWeight
 from .weights import Weight as Weight
 
-__all__ = ["Weight", "fp32_linear", "grouped_linear", "linear", "quantized_linear"]
+__all__ = [
+    "HopperWeight",
+    "Weight",
+    "fp32_linear",
+    "grouped_linear",
+    "linear",
+    "native_weight",
+    "quantized_linear",
+]

@@ -13,6 +13,7 @@ from deepinfer.kernels.launch import bf16_pairs, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e4m3_code,
+    e4m3_pair,
     e4m3_value,
     e8m0_value,
     even_bf16,
@@ -20,6 +21,8 @@ from deepinfer.kernels.quant.triton_bits import (
     odd_bf16,
 )
 
+from .expert_rows import ExpertRows
+from .k_order import KOrder
 from .matrix_path import MatrixPath
 
 GROUP = 128
@@ -34,37 +37,37 @@ class Activations:
     FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read on
     past its last row.  Rounding in blocks of 128 differs from the model's 32 only for numbers below
     2**-14 of the largest in the 128, because a power-of-two scale does not move the rounding of
-    normal numbers.  With ``split`` each 128 has its even members first, as the even and odd nibbles
-    of an FP4 weight want them.
+    normal numbers.
     SCALED: values [R, P] e4m3fn, scales [R, P/32] u8 (E8M0).
     """
 
     values: Tensor
     scales: Tensor | None
     path: MatrixPath
-    split: bool
+    order: KOrder
 
     @staticmethod
     def empty(
-        rows: int, k: int, path: MatrixPath, split: bool, device: torch.device
+        rows: int, k: int, path: MatrixPath, order: KOrder, device: torch.device
     ) -> Activations:
-        """Uninitialised rows; ``split`` counts for the FP8 path only."""
+        """Uninitialised rows; ``order`` counts for the FP8 path only."""
         padded = -(-k // GROUP) * GROUP
         if path is MatrixPath.DECODED:
             values = torch.empty(rows, padded, dtype=torch.bfloat16, device=device)
-            return Activations(values, None, path, False)
+            return Activations(values, None, path, KOrder.PLAIN)
         values = torch.empty(rows, padded, dtype=torch.float8_e4m3fn, device=device)
         if path is MatrixPath.FP8:
             stride = (rows // GROUP + 2) * GROUP
             scales = torch.empty(padded // GROUP, stride, dtype=torch.float32, device=device)
-            return Activations(values, scales, path, split)
+            return Activations(values, scales, path, order)
         scales = torch.empty(rows, padded // 32, dtype=torch.uint8, device=device)
-        return Activations(values, scales, path, False)
+        return Activations(values, scales, path, KOrder.PLAIN)
 
     @property
     def writer(self) -> tuple[Tensor, Tensor]:
         """Values and scales as ``store_quantized`` addresses them."""
-        word = torch.int32 if self.scales is None else torch.uint8 if self.split else torch.int16
+        is_split = self.order is KOrder.SPLIT
+        word = torch.int32 if self.scales is None else torch.uint8 if is_split else torch.int16
         values = self.values.view(word)
         return values, values if self.scales is None else self.scales
 
@@ -78,7 +81,7 @@ class Activations:
         return {
             "BLOCK": GROUP if self.path is MatrixPath.FP8 else 32,
             "PATH": int(self.path),
-            "SPLIT": self.split,
+            "ORDER": int(self.order),
             "NATIVE": has_native_fp8(self.values.device),
         }
 
@@ -88,20 +91,27 @@ class Activations:
         return -(-self.values.shape[1] // _CHUNK)
 
 
-def quantize_activations(x: Tensor, path: MatrixPath, split: bool) -> Activations:
-    """Shapes: x [R, K] bf16, K even.  Batch-invariant: yes."""
-    rows, k = x.shape
-    out = Activations.empty(rows, k, path, split, x.device)
-    if rows:
+def quantize_activations(
+    x: Tensor, path: MatrixPath, order: KOrder, rows: ExpertRows | None = None
+) -> Activations:
+    """Shapes: x [T, K] bf16, K even; returns T rows, or those of ``rows``.
+
+    Batch-invariant: yes.
+    """
+    count, k = len(x) if rows is None else len(rows.pair), x.shape[1]
+    out = Activations.empty(count, k, path, order, x.device)
+    if count:
         pairs = bf16_pairs("x", x)
-        _quantize_kernel[(rows, out.num_chunks)](
+        _quantize_kernel[(count, out.num_chunks)](
             pairs,
+            pairs if rows is None else rows.pair,
             *out.writer,
             out.scale_stride,
             k // 2,
             out.values.shape[1],
             pairs.stride(0),
             **out.layout,
+            PER_TOKEN=0 if rows is None else rows.per_token,
         )
     return out
 
@@ -109,6 +119,7 @@ def quantize_activations(x: Tensor, path: MatrixPath, split: bool) -> Activation
 @triton.jit
 def _quantize_kernel(
     x,
+    row_pair,
     values,
     scales,
     scale_stride,
@@ -117,15 +128,22 @@ def _quantize_kernel(
     row_stride,
     BLOCK: tl.constexpr,
     PATH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ORDER: tl.constexpr,
     NATIVE: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    source = row
+    if PER_TOKEN > 0:
+        chosen = tl.load(row_pair + row)
+        if chosen < 0:
+            return
+        source = (chosen // PER_TOKEN).to(tl.int64)
     pair = chunk_pairs(tl.program_id(1), BLOCK)
-    both = tl.load(x + row * row_stride + pair, mask=pair < num_pairs, other=0)
+    both = tl.load(x + source * row_stride + pair, mask=pair < num_pairs, other=0)
     store_quantized(
         even_bf16(both), odd_bf16(both), pair, values, scales, row, scale_stride, padded,
-        BLOCK, PATH, SPLIT, NATIVE,
+        BLOCK, PATH, ORDER, NATIVE,
     )  # fmt: skip
 
 
@@ -148,7 +166,7 @@ def store_quantized(
     padded,
     BLOCK: tl.constexpr,
     PATH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ORDER: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """Quantise the even and odd numbers of a chunk, both [blocks, BLOCK / 2] f32, and store them.
@@ -159,23 +177,26 @@ def store_quantized(
     odd_size = tl.where(odd == odd, tl.abs(odd), 0.0)
     largest = tl.max(tl.maximum(even_size, odd_size), axis=1)
     exponent = tl.minimum(exponent_above(tl.maximum(largest, 1e-4) * (1.0 / 448.0)), 246)
-    even_code = _scaled_code(even, exponent, NATIVE)
-    odd_code = _scaled_code(odd, exponent, NATIVE)
+    even, odd = _scaled(even, exponent), _scaled(odd, exponent)
     inside = pair < padded // 2
     block = tl.max(pair, axis=1) // (BLOCK // 2)
     num_blocks = padded // BLOCK
     if PATH == 0:
         scale = e8m0_value(exponent)[:, None]
-        even = tl.where(even == even, e4m3_value(even_code) * scale, even)
-        odd = tl.where(odd == odd, e4m3_value(odd_code) * scale, odd)
+        even = tl.where(even == even, e4m3_value(e4m3_code(even, NATIVE)) * scale, even)
+        odd = tl.where(odd == odd, e4m3_value(e4m3_code(odd, NATIVE)) * scale, odd)
         tl.store(values + row * (padded // 2) + pair, bf16_pair(even, odd), mask=inside)
-    elif SPLIT:
-        place = pair + (pair // 64) * 64
-        tl.store(values + row * padded + place, even_code.to(tl.uint8), mask=inside)
-        tl.store(values + row * padded + place + 64, odd_code.to(tl.uint8), mask=inside)
+    elif ORDER == 1:
+        place = values + row * padded + pair + (pair // 64) * 64
+        tl.store(place, e4m3_code(even, NATIVE).to(tl.uint8), mask=inside)
+        tl.store(place + 64, e4m3_code(odd, NATIVE).to(tl.uint8), mask=inside)
     else:
-        words = even_code | (odd_code << 8)
-        tl.store(values + row * (padded // 2) + pair, words.to(tl.int16), mask=inside)
+        place = pair
+        if ORDER == 2:  # number 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j
+            place = (pair & -64) | ((pair & 12) << 2) | ((pair & 2) << 2) | ((pair >> 3) & 6)
+            place |= pair & 1
+        codes = e4m3_pair(even, odd, NATIVE)
+        tl.store(values + row * (padded // 2) + place, codes, mask=inside)
     if PATH == 1:
         place = block.to(tl.int64) * scale_stride + row
         tl.store(scales + place, e8m0_value(exponent), mask=block < num_blocks)
@@ -185,7 +206,7 @@ def store_quantized(
 
 
 @triton.jit
-def _scaled_code(x, exponent, NATIVE: tl.constexpr):
+def _scaled(x, exponent):
     scaled = x * e8m0_value(254 - exponent)[:, None]
     clamped = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
-    return e4m3_code(tl.where(scaled == scaled, clamped, scaled), NATIVE)
+    return tl.where(scaled == scaled, clamped, scaled)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from .hopper_weights import HopperWeight, prepare_weight
 from .reference import (
     fp32_linear_reference,
     grouped_linear_reference,
@@ -13,8 +15,23 @@ from .reference import (
 from .weights import Weight
 
 
-def quantized_linear(x: Tensor, weight: Weight) -> Tensor:
+def native_weight(weight: Weight) -> Weight | HopperWeight:
+    """``weight`` as its device multiplies it fastest, for ``quantized_linear`` and ``experts``.
+
+    On NVIDIA SM90 a copy of the same size in another layout, unless its sizes do not fit; else the
+    weight itself.  The form decides the order of summation, so make it once and use it always.
+    """
+    if weight.values.is_cuda and torch.cuda.get_device_capability(weight.values.device)[0] == 9:
+        return prepare_weight(weight) or weight
+    return weight
+
+
+def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
     """``quantized_linear_reference``; on a GPU the weight stays packed."""
+    if isinstance(weight, HopperWeight):
+        from .gluon_kernel import quantized_linear_gluon
+
+        return quantized_linear_gluon(x, weight)
     if x.is_cuda:
         from .triton_kernel import quantized_linear_triton
 

@@ -7,8 +7,6 @@ K, whatever the tile: batch-invariant.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,26 +17,13 @@ from deepinfer.kernels.launch import describe, has_native_fp8, is_interpreted
 from deepinfer.kernels.quant.triton_bits import round_bf16
 
 from .activations import Activations, quantize_activations
+from .expert_rows import ExpertRows
+from .k_order import KOrder
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
 from .weights import Weight
 
 _PLAIN, _FP8, _FP4 = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class ExpertTiles:
-    """Which rows a program of an expert GEMM takes.  P pairs of token and expert, E experts.
-
-    order [P] i32: pair numbers by expert; offsets [E + 1] i32: where each expert's pairs begin in
-    it; expert and row [tiles] i32: each tile's expert (-1: none) and first place in ``order``.
-    """
-
-    order: Tensor
-    offsets: Tensor
-    expert: Tensor
-    row: Tensor
-    tile: Tile
 
 
 def quantized_linear_triton(x: Tensor, weight: Weight, *, path: MatrixPath | None = None) -> Tensor:
@@ -47,7 +32,7 @@ def quantized_linear_triton(x: Tensor, weight: Weight, *, path: MatrixPath | Non
         raise TensorError(f"weight: expected a packed one, found {describe(weight.values)}")
     path = MatrixPath.of(x.device) if path is None else path
     check_operands(x, weight, weight.values)
-    acts = quantize_activations(x, path, split=_format(weight) == _FP4)
+    acts = quantize_activations(x, path, k_order(weight))
     out = torch.empty(len(x), weight.values.shape[0], dtype=torch.bfloat16, device=x.device)
     _launch_rows(acts.values[:, None], acts.scales, weight, out[:, None], path)
     return out
@@ -91,27 +76,25 @@ def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
     return out
 
 
-def expert_linear_triton(
-    acts: Activations, weight: Weight, tiles: ExpertTiles, *, per_token: int | None
-) -> Tensor:
-    """Each pair's row times its own expert's weight; rows of no expert stay uninitialised.
+def expert_linear_triton(acts: Activations, weight: Weight, rows: ExpertRows, tile: Tile) -> Tensor:
+    """Each row times its own expert's weight; rows of no pair hold anything.
 
-    Shapes: weight [E, N, K].  With ``per_token`` acts has a row for each token, pair p belongs to
-    token p // per_token, and the result [P, N] bf16 is in the order of ``tiles.order``; without,
-    acts is in that order and the result is by pair number.
+    Shapes: acts R rows in the order of ``rows``, weight [E, N, K]; returns [R, N] bf16.
     """
-    width = weight.values.shape[1]
-    pairs = tiles.order.shape[0]
-    out = torch.empty(pairs, width, dtype=torch.bfloat16, device=acts.values.device)
-    if pairs:
-        grid = (triton.cdiv(width, tiles.tile.width) * tiles.expert.shape[0], 1)
-        plan = (tiles.order, tiles.offsets, tiles.expert, tiles.row)
-        count = tiles.expert.shape[0]
+    width, tiles = weight.values.shape[1], len(rows.expert)
+    out = torch.empty(len(rows.pair), width, dtype=torch.bfloat16, device=acts.values.device)
+    if tiles:
+        grid = (triton.cdiv(width, tile.width) * tiles, 1)
         _launch(
-            grid, acts.values[:, None], acts.scales, weight, out[:, None], plan, count,
-            acts.path, tiles.tile, source=0 if per_token is None else per_token,
+            grid, acts.values[:, None], acts.scales, weight, out[:, None], rows.expert, tiles,
+            acts.path, tile, is_grouped=True,
         )  # fmt: skip
     return out
+
+
+def k_order(weight: Weight) -> KOrder:
+    """The order that the FP8 path wants of activations for ``weight``."""
+    return KOrder.SPLIT if _format(weight) == _FP4 else KOrder.PLAIN
 
 
 def _launch_rows(
@@ -123,7 +106,7 @@ def _launch_rows(
         tile = tile_for(rows, width, groups, path, x.device)
         count = triton.cdiv(rows, tile.tokens)
         grid = (triton.cdiv(width, tile.width) * count, groups)
-        _launch(grid, x, scales, weight, out, (out,) * 4, count, path, tile, source=-1)
+        _launch(grid, x, scales, weight, out, out, count, path, tile, is_grouped=False)
 
 
 def _launch(
@@ -132,11 +115,11 @@ def _launch(
     scales: Tensor | None,
     weight: Weight,
     out: Tensor,
-    plan: tuple[Tensor, ...],
+    tile_expert: Tensor,
     num_token_tiles: int,
     path: MatrixPath,
     tile: Tile,
-    source: int,
+    is_grouped: bool,
 ) -> None:
     values = weight.values
     packed = weight.scales is not None
@@ -148,7 +131,7 @@ def _launch(
         values.view(torch.uint8) if packed else values,
         values if weight.scales is None else weight.scales.view(_scale_word(k)),
         out,
-        *plan,
+        tile_expert,
         x.shape[0],
         out.shape[-1],
         k,
@@ -162,7 +145,7 @@ def _launch(
         num_token_tiles,
         FORMAT=_format(weight),
         PATH=int(path),
-        SOURCE=source,
+        GROUPED=is_grouped,
         DTYPE=tl.float32 if exact else tl.bfloat16,
         NATIVE=has_native_fp8(x.device),
         ROUND=is_interpreted() and out.dtype == torch.bfloat16,
@@ -217,10 +200,7 @@ def _gemm_kernel(
     w,
     w_scales,
     out,
-    order,
-    offsets,
     tile_expert,
-    tile_row,
     rows,
     N,
     K,
@@ -234,7 +214,7 @@ def _gemm_kernel(
     num_token_tiles,
     FORMAT: tl.constexpr,
     PATH: tl.constexpr,
-    SOURCE: tl.constexpr,
+    GROUPED: tl.constexpr,
     DTYPE: tl.constexpr,
     NATIVE: tl.constexpr,
     ROUND: tl.constexpr,
@@ -244,35 +224,20 @@ def _gemm_kernel(
 ):
     n_tile, token_tile = _place(tl.program_id(0), tl.cdiv(N, WIDTH), num_token_tiles)
     member = tl.program_id(1)
-    lane = tl.arange(0, TOKENS)
-    if SOURCE < 0:
-        first = token_tile * TOKENS
-        row = first + lane
-        inside = row < rows
-        source = tl.minimum(row, rows - 1)
-        target = source
-    else:
+    first = token_tile * TOKENS
+    row = first + tl.arange(0, TOKENS)
+    inside = row < rows
+    row = tl.minimum(row, rows - 1)
+    if GROUPED:
         member = tl.load(tile_expert + token_tile)
         if member < 0:
             return
-        end = tl.load(offsets + member + 1)
-        first = tl.load(tile_row + token_tile)
-        row = first + lane
-        inside = row < end
-        row = tl.minimum(row, end - 1)
-        pair = tl.load(order + row)
-        if SOURCE > 0:
-            source = pair // SOURCE
-            target = row
-        else:
-            source = row
-            target = pair
     n = n_tile * WIDTH + tl.arange(0, WIDTH)
     member = member.to(tl.int64)
     safe_n = tl.minimum(n, N - 1)
     w += member * w_member_stride + safe_n.to(tl.int64)[:, None] * w_row_stride
-    x += source.to(tl.int64)[None, :] * x_row_stride
-    if SOURCE < 0:
+    x += row.to(tl.int64)[None, :] * x_row_stride
+    if not GROUPED:
         x += member * x_group_stride
         out += member * out_group_stride
     if FORMAT == 0:
@@ -283,16 +248,16 @@ def _gemm_kernel(
         if PATH == 0:
             sums = decoded_product(x, w, w_scales, K, FORMAT, WIDTH, TOKENS, DTYPE, NATIVE, EVEN_K)
         elif PATH == 1:
-            x_scales += source if SOURCE > 0 else first + lane
+            x_scales += first + tl.arange(0, TOKENS)
             sums = folded_product(
                 x, x_scales, scale_stride, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
             )
         else:
-            x_scales += source.to(tl.int64)[:, None] * (tl.cdiv(K, 128) * 4)
+            x_scales += row.to(tl.int64)[:, None] * (tl.cdiv(K, 128) * 4)
             sums = scaled_product(x, x_scales, w, w_scales, K, FORMAT, WIDTH, TOKENS, EVEN_K)
     if ROUND:
         sums = round_bf16(sums)
-    out += target.to(tl.int64)[:, None] * out_row_stride + n[None, :]
+    out += row.to(tl.int64)[:, None] * out_row_stride + n[None, :]
     tl.store(out, tl.trans(sums).to(out.dtype.element_ty), mask=inside[:, None] & (n < N)[None, :])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight
+from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
 
 from .reference import experts_reference, route_reference, swiglu_reference
 
@@ -42,10 +43,34 @@ def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tens
     return swiglu_reference(gate_up, limit, weights)
 
 
+def native_experts(
+    gate_up: Weight, down: Weight
+) -> tuple[Weight | HopperWeight, Weight | HopperWeight]:
+    """Both as ``native_weight`` makes them, or none."""
+    native = native_weight(gate_up), native_weight(down)
+    if all(isinstance(weight, HopperWeight) for weight in native):
+        return native
+    return gate_up, down
+
+
 def experts(
-    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Weight, down: Weight, limit: float
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Weight | HopperWeight,
+    down: Weight | HopperWeight,
+    limit: float,
 ) -> Tensor:
-    """``experts_reference``; on a GPU weights stay packed and -1 among the ids adds nothing."""
+    """``experts_reference``; on a GPU weights stay packed and -1 among the ids adds nothing.
+
+    Both weights come from ``native_experts``, or both are as on disk.
+    """
+    if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
+        from .gluon_experts import experts_gluon
+
+        return experts_gluon(x, ids, weights, gate_up, down, limit)
+    if isinstance(gate_up, HopperWeight) or isinstance(down, HopperWeight):
+        raise TensorError("experts: only one of gate_up and down is prepared for this device")
     if x.is_cuda:
         from .triton_kernel import experts_triton
 

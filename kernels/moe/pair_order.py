@@ -1,4 +1,4 @@
-"""Pairs of token and expert in the order of experts, and the tiles of an expert GEMM over them.
+"""Pairs of token and choice in the order of experts, each expert in tiles of its own.
 
 Nothing here waits for the GPU or depends on the routing in size, so it can be part of a graph.
 """
@@ -10,80 +10,84 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.gemm.matrix_path import Tile
-from deepinfer.kernels.gemm.triton_kernel import ExpertTiles
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
 
 _BLOCK = 1024
-_TILES = 32
 
 
-def order_pairs(ids: Tensor, num_experts: int, tile: Tile) -> ExpertTiles:
-    """Sort pairs by expert, stably; pairs whose expert is not in [0, num_experts) take no part.
+def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
+    """Sort pairs by expert, stably; pairs whose expert is not in [0, num_experts) get no row.
 
     Shapes: ids [T, K] i64, pair p is token p // K and its choice p % K.  Batch-invariant: yes.
     """
     pairs, device = ids.numel(), ids.device
-    order = torch.empty(pairs, dtype=torch.int32, device=device)
-    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
-    _order_kernel[(num_experts,)](ids, order, offsets, pairs, _BLOCK)
-    most = pairs // tile.tokens + min(num_experts, pairs)
-    # Both begin at 16 bytes whatever ``most`` is: one variant of the kernels that read them.
-    expert, row = torch.empty(2, triton.cdiv(most, 4) * 4, dtype=torch.int32, device=device)
-    expert, row = expert[:most], row[:most]
-    if most:
-        _tiles_kernel[(triton.cdiv(most, _TILES),)](
-            offsets, expert, row, num_experts, most,
-            tile.tokens, triton.next_power_of_2(num_experts), _TILES,
+    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
+    most = pairs // tile_rows + min(num_experts, pairs)
+    pair = torch.empty(most * tile_rows, dtype=torch.int32, device=device)
+    row = torch.empty(pairs, dtype=torch.int32, device=device)
+    expert = torch.empty(most, dtype=torch.int32, device=device)
+    if pairs:
+        _count_kernel[(num_experts,)](ids, counts, pairs, _BLOCK)
+        _place_kernel[(num_experts + 1,)](
+            ids, counts, pair, row, expert, pairs, num_experts, most,
+            tile_rows, triton.next_power_of_2(num_experts), _BLOCK,
         )  # fmt: skip
-    return ExpertTiles(order, offsets, expert, row, tile)
+    return ExpertRows(pair, row, expert, ids.shape[1], tile_rows)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _order_kernel(ids, order, offsets, num_pairs, BLOCK: tl.constexpr):
-    """One program for an expert: how many pairs come before its own, then where each of them is."""
+def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr):
+    """How many pairs chose an expert."""
     expert = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    before = tl.zeros([BLOCK], tl.int32)
+    own = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_pairs, BLOCK):
-        pair = start + lane
-        chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
-        before += ((chosen >= 0) & (chosen < expert)).to(tl.int32)
-    place = tl.sum(before, axis=0)
-    tl.store(offsets + expert, place)
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + lane
-        own = tl.load(ids + pair, mask=pair < num_pairs, other=-1) == expert
-        count = own.to(tl.int32)
-        tl.store(order + place + tl.cumsum(count, axis=0) - count, pair, mask=own)
-        place += tl.sum(count, axis=0)
-    if expert == tl.num_programs(0) - 1:
-        tl.store(offsets + expert + 1, place)
+        pair = start + tl.arange(0, BLOCK)
+        own += (tl.load(ids + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(own, axis=0))
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
-def _tiles_kernel(
-    offsets,
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+def _place_kernel(
+    ids,
+    counts,
+    row_pair,
+    pair_row,
     tile_expert,
-    tile_row,
+    num_pairs,
     num_experts,
     num_tiles,
     TOKENS: tl.constexpr,
     EXPERTS: tl.constexpr,
-    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Tile t belongs to the first expert whose tiles, with those before it, are more than t."""
+    """One program for an expert; the last one for the pairs and the tiles of none."""
+    own = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
-    real = expert < num_experts
-    begin = tl.load(offsets + expert, mask=real, other=0)
-    end = tl.load(offsets + expert + 1, mask=real, other=0)
-    count = (end - begin + TOKENS - 1) // TOKENS
-    total = tl.cumsum(count, axis=0)
-    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    passed = (total[None, :] <= tile[:, None]) & real[None, :]
-    owner = tl.sum(passed.to(tl.int32), axis=1)
-    first = tl.sum(tl.where(passed, count[None, :], 0), axis=1)
-    used = owner < num_experts
-    row = tl.load(offsets + owner, mask=used, other=0) + (tile - first) * TOKENS
-    inside = tile < num_tiles
-    tl.store(tile_expert + tile, tl.where(used, owner, -1), mask=inside)
-    tl.store(tile_row + tile, row, mask=inside)
+    count = tl.load(counts + expert, mask=expert < num_experts, other=0)
+    tiles = (count + TOKENS - 1) // TOKENS
+    first = tl.sum(tl.where(expert < own, tiles, 0), axis=0)
+    lane = tl.arange(0, BLOCK)
+    if own == num_experts:
+        for start in range(0, num_pairs, BLOCK):
+            pair = start + lane
+            chosen = tl.load(ids + pair, mask=pair < num_pairs, other=0)
+            tl.store(pair_row + pair, -1, mask=(chosen < 0) | (chosen >= num_experts))
+        last = num_tiles
+        next_row = first * TOKENS
+    else:
+        last = first + tl.sum(tl.where(expert == own, tiles, 0), axis=0)
+        next_row = first * TOKENS
+        for start in range(0, num_pairs, BLOCK):
+            pair = start + lane
+            is_own = tl.load(ids + pair, mask=pair < num_pairs, other=-1) == own
+            one = is_own.to(tl.int32)
+            row = next_row + tl.cumsum(one, axis=0) - one
+            tl.store(row_pair + row, pair, mask=is_own)
+            tl.store(pair_row + pair, row, mask=is_own)
+            next_row += tl.sum(one, axis=0)
+    for start in range(next_row, last * TOKENS, BLOCK):
+        row = start + lane
+        tl.store(row_pair + row, -1, mask=row < last * TOKENS)
+    for start in range(first, last, BLOCK):
+        tile = start + lane
+        tl.store(tile_expert + tile, tl.where(own < num_experts, own, -1), mask=tile < last)

@@ -18,12 +18,14 @@ from deepinfer.kernels.gemm.activations import (
     quantize_activations,
     store_quantized,
 )
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import (
-    ExpertTiles,
     check_operands,
     expert_linear_triton,
     fp32_linear_parts_triton,
+    k_order,
 )
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
@@ -33,7 +35,7 @@ from .pair_order import order_pairs
 _ROUTED_ROWS = 4
 _ROUTER_PARTS = 4
 _COLUMNS = 1024
-_PLAIN_OUTPUT = {"BLOCK": 128, "PATH": -1, "SPLIT": False, "NATIVE": False}
+_PLAIN_OUTPUT = {"BLOCK": 128, "PATH": -1, "ORDER": 0, "NATIVE": False}
 
 
 def route_triton(
@@ -79,7 +81,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
         words = out.view(torch.int32)
         chunks = triton.cdiv(both // 2, 1024)
         _swiglu_kernel[(rows, chunks)](
-            halves, words if weights is None else weights, words, words, words, words,
+            halves, words if weights is None else weights, words, words, words,
             0, both // 4, both // 2, limit,
             WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT,
         )  # fmt: skip
@@ -110,40 +112,44 @@ def experts_triton(
         )
     check_tensor("ids", ids, torch.int64, (len(x), None), x)
     check_tensor("weights", weights, torch.float32, (tokens, per_token), x)
-    out = torch.empty(tokens, width, dtype=torch.float32, device=x.device)
     if not ids.numel():
-        return out.zero_()
+        return torch.zeros(tokens, width, dtype=torch.float32, device=x.device)
     path = MatrixPath.of(x.device) if path is None else path
-    split = gate_up.values.dtype == torch.int8
-    rows = ids.numel() // num_experts
-    tile = tile_for(rows, gate_up.values.shape[1], num_experts, path, x.device)
-    tiles = order_pairs(ids, num_experts, tile)
-    acts = quantize_activations(x, path, split)
-    hidden = expert_linear_triton(acts, gate_up, tiles, per_token=per_token)
-    activated = _swiglu_quantized(hidden, limit, weights, tiles, path, split)
-    outputs = expert_linear_triton(activated, down, tiles, per_token=None)
-    _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
-        outputs, ids, out, num_experts, width, per_token, _COLUMNS
-    )
-    return out
+    average = ids.numel() // num_experts
+    tile = tile_for(average, gate_up.values.shape[1], num_experts, path, x.device)
+    rows = order_pairs(ids, num_experts, tile.tokens)
+    acts = quantize_activations(x, path, k_order(gate_up), rows)
+    hidden = expert_linear_triton(acts, gate_up, rows, tile)
+    activated = swiglu_quantized(hidden, limit, weights, rows, path, k_order(down))
+    return sum_of_pairs(expert_linear_triton(activated, down, rows, tile), rows)
 
 
-def _swiglu_quantized(
+def swiglu_quantized(
     gate_up: Tensor,
     limit: float,
     weights: Tensor,
-    tiles: ExpertTiles,
+    rows: ExpertRows,
     path: MatrixPath,
-    split: bool,
+    order: KOrder,
 ) -> Activations:
-    """The gated activation of rows in the order of ``tiles``, ready for the second product."""
-    rows, both = gate_up.shape
-    out = Activations.empty(rows, both // 2, path, split, gate_up.device)
-    _swiglu_kernel[(rows, out.num_chunks)](
-        _halves(gate_up), weights, tiles.order, tiles.offsets[-1:], *out.writer,
+    """The gated activation, [R, 2 I] bf16, as activations for the second product."""
+    count, both = gate_up.shape
+    out = Activations.empty(count, both // 2, path, order, gate_up.device)
+    _swiglu_kernel[(count, out.num_chunks)](
+        _halves(gate_up), weights, rows.pair, *out.writer,
         out.scale_stride, both // 4, out.values.shape[1], limit,
         WEIGHT=2, **out.layout,
     )  # fmt: skip
+    return out
+
+
+def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
+    """A token's rows of [R, N] bf16, added in the order of its choices: [T, N] f32."""
+    tokens, width = len(rows.row) // rows.per_token, outputs.shape[1]
+    out = torch.empty(tokens, width, dtype=torch.float32, device=outputs.device)
+    _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
+        outputs, rows.row, out, width, rows.per_token, _COLUMNS
+    )
     return out
 
 
@@ -222,8 +228,7 @@ def _softplus(x):
 def _swiglu_kernel(
     gate_up,
     weights,
-    order,
-    num_ordered,
+    row_pair,
     values,
     scales,
     scale_stride,
@@ -233,14 +238,16 @@ def _swiglu_kernel(
     WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
     PATH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    ORDER: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """WEIGHT: 0 none, 1 by row, 2 by pair number for as many rows as are in order."""
+    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row, if it has one."""
     row = tl.program_id(0).to(tl.int64)
     pair = chunk_pairs(tl.program_id(1), BLOCK)
-    if WEIGHT == 2:  # noqa: SIM102 (the outer condition is known to the compiler)
-        if row >= tl.load(num_ordered):
+    factor = row
+    if WEIGHT == 2:
+        factor = tl.load(row_pair + row).to(tl.int64)
+        if factor < 0:
             return
     inside = pair < num_pairs
     source = gate_up + row * (2 * num_pairs) + pair
@@ -249,7 +256,7 @@ def _swiglu_kernel(
     even = _gated(even_bf16(gate), even_bf16(up), limit)
     odd = _gated(odd_bf16(gate), odd_bf16(up), limit)
     if WEIGHT > 0:
-        weight = tl.load(weights + (tl.load(order + row) if WEIGHT == 2 else row))
+        weight = tl.load(weights + factor)
         even = even * weight
         odd = odd * weight
     if PATH < 0:
@@ -257,7 +264,7 @@ def _swiglu_kernel(
     else:
         store_quantized(
             round_bf16(even), round_bf16(odd), pair, values, scales, row, scale_stride, padded,
-            BLOCK, PATH, SPLIT, NATIVE,
+            BLOCK, PATH, ORDER, NATIVE,
         )  # fmt: skip
 
 
@@ -270,15 +277,13 @@ def _gated(gate, up, limit):
 
 
 @triton.jit
-def _sum_kernel(outputs, ids, out, num_experts, width, per_token, COLUMNS: tl.constexpr):
-    """A token's rows, in the order of its choices."""
+def _sum_kernel(outputs, pair_row, out, width, per_token, COLUMNS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for choice in range(per_token):
-        pair = token * per_token + choice
-        expert = tl.load(ids + pair)
-        if (expert >= 0) & (expert < num_experts):
-            row = tl.load(outputs + pair * width + column, mask=column < width, other=0.0)
-            total += row.to(tl.float32)
+        row = tl.load(pair_row + token * per_token + choice).to(tl.int64)
+        if row >= 0:
+            part = tl.load(outputs + row * width + column, mask=column < width, other=0.0)
+            total += part.to(tl.float32)
     tl.store(out + token * width + column, total, mask=column < width)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+_INSTRUCTIONS = ("QGMMA", "UTMALDG", "WARPGROUP.ARRIVE")
 _MATRIX_STEP = r"(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\S+"
 
 
@@ -47,9 +48,28 @@ def test_bf16_tensor_cores_on_hopper(name: str) -> None:
     assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
 
 
-@pytest.mark.parametrize("name", ["quantise", "swiglu", "route", "order", "tiles", "sum"])
+@pytest.mark.parametrize(
+    "name", ["quantise", "quantise pairs", "swiglu", "route", "count", "place", "sum"]
+)
 def test_the_other_kernels_do_not_spill(name: str) -> None:
     assert _steps(90, name) == ""
+
+
+@pytest.mark.parametrize(
+    "name, tokens",
+    [
+        ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
+        ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128), ("wide fp4 256 x 128", 128),
+    ],
+)  # fmt: skip
+def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
+    """FP8 tensor cores, tiles by TMA, and what the sizes were chosen for: the registers fit."""
+    assert _steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
+    kernel = _compiled(90)[name]
+    assert kernel["QGMMA"] > 0 and kernel["UTMALDG"] > 0
+    # Products that wait for each other would each have an instruction of their own for it.
+    assert kernel["WARPGROUP.ARRIVE"] <= kernel["QGMMA"] // 4
+    assert kernel["shared_bytes"] <= 227 * 1024
 
 
 @pytest.mark.parametrize("arch", [100, pytest.param(103, marks=pytest.mark.slow)])
@@ -65,20 +85,30 @@ def test_bf16_tensor_cores_on_blackwell(arch: int) -> None:
 
 
 def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
+    import torch
     import triton.language as tl
 
-    from deepinfer.kernels.aot import compile_kernel
-    from deepinfer.kernels.gemm import activations, triton_kernel
+    from deepinfer.kernels.aot import compile_kernel, descriptor, disassemble
+    from deepinfer.kernels.gemm import (
+        activations,
+        gluon_kernel,
+        gluon_narrow,
+        gluon_wide,
+        triton_kernel,
+    )
     from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
     from deepinfer.kernels.moe import pair_order
     from deepinfer.kernels.moe import triton_kernel as moe
 
     compiled: dict[str, dict[str, Any]] = {}
 
-    def add(name: str, kernel: Any, types: str, constants: dict[str, Any], **options: Any) -> None:
+    def add(
+        name: str, kernel: Any, types: str | list[str], constants: dict[str, Any], **options: Any
+    ) -> None:
         """``types``: one word an argument; "n" an i32, "n16" one that is a multiple of 16."""
         names = [arg for arg in kernel.arg_names if arg not in constants]
-        words = dict(zip(names, types.split(), strict=True))
+        listed = types.split() if isinstance(types, str) else types
+        words = dict(zip(names, listed, strict=True))
         result = compile_kernel(
             kernel,
             {arg: "i32" if word in ("n", "n16") else word for arg, word in words.items()},
@@ -88,39 +118,55 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             **options,
         )
         steps = sorted(set(re.findall(_MATRIX_STEP, result.ptx)))
-        compiled[name] = {"steps": steps, "stack_bytes": result.stack_bytes}
+        compiled[name] = {
+            "steps": steps,
+            "stack_bytes": result.stack_bytes,
+            "shared_bytes": result.shared_bytes,
+        }
+        if name.startswith(("narrow", "wide")):
+            sass = disassemble(result.cubin)
+            compiled[name] |= {word: sass.count(word) for word in _INSTRUCTIONS}
 
     packed = MatrixPath.FP8 if arch == 90 else MatrixPath.SCALED
 
-    def add_gemm(name: str, rows: int, weight: int, path: MatrixPath, source: int) -> None:
-        tile = tile_for(rows, 32768, 1, path)
+    def add_gemm(name: str, rows: int, weight: int, path: MatrixPath, grouped: bool) -> None:
+        tile = tile_for(rows, 32768, 1, path, torch.device("cuda"))
         x = "*bf16 *bf16" if path is MatrixPath.DECODED else "*fp8e4nv *fp32"
         x = "*fp8e4nv *u8" if path is MatrixPath.SCALED else x
         w = "*u8 *i32" if weight else "*bf16 *bf16"
         sizes = "n n16 n16 n16 n16 n16 n16 n16 n16 n16 n"
         constants = {
-            "FORMAT": weight, "PATH": int(path), "SOURCE": source, "DTYPE": tl.bfloat16,
+            "FORMAT": weight, "PATH": int(path), "GROUPED": grouped, "DTYPE": tl.bfloat16,
             "NATIVE": True, "ROUND": False, "EVEN_K": True, "WIDTH": tile.width,
             "TOKENS": tile.tokens,
         }  # fmt: skip
         add(
             f"{name} x {tile.tokens}", triton_kernel._gemm_kernel,
-            f"{x} {w} *bf16 *i32 *i32 *i32 *i32 {sizes}", constants,
+            f"{x} {w} *bf16 *i32 {sizes}", constants,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
 
     for rows in (16, 64, 1000):
         if arch == 90 or rows != 64:
-            add_gemm("fp4", rows, 2, packed, 6)
+            add_gemm("fp4", rows, 2, packed, True)
     for rows in (16, 1000) if arch == 90 else (1000,):
-        add_gemm("fp8", rows, 1, packed, -1)
-    add_gemm("plain", 1000, 0, MatrixPath.DECODED, -1)
+        add_gemm("fp8", rows, 1, packed, False)
+    add_gemm("plain", 1000, 0, MatrixPath.DECODED, False)
     if arch == 90:
-        add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, -1)
-        layout = {"BLOCK": 128, "PATH": 1, "SPLIT": True, "NATIVE": True}
-        add("quantise", activations._quantize_kernel, "*i32 *u8 *fp32 n16 n16 n16 n16", layout)
+        add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, False)
+        layout = {"BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
+        types = "*i32 *i32 {} *fp32 n16 n16 n16 n16"
         add(
-            "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i32 *u8 *fp32 n16 n16 n16 fp32",
+            "quantise", activations._quantize_kernel, types.format("*u8"),
+            {**layout, "PER_TOKEN": 0},
+        )  # fmt: skip
+        layout["ORDER"] = 2
+        add(
+            "quantise pairs", activations._quantize_kernel, types.format("*i16"),
+            {**layout, "PER_TOKEN": 6},
+        )  # fmt: skip
+        add(
+            "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i16 *fp32 n16 n16 n16 fp32",
             {**layout, "WEIGHT": 2},
         )  # fmt: skip
         route = {
@@ -132,10 +178,35 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             "ROWS": 4,
         }
         add("route", moe._route_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32", route)
-        add("order", pair_order._order_kernel, "*i64 *i32 *i32 n", {"BLOCK": 1024})
-        tiles = {"TOKENS": 64, "EXPERTS": 512, "TILES": pair_order._TILES}
-        add("tiles", pair_order._tiles_kernel, "*i32 *i32 *i32 n16 n", tiles)
-        add("sum", moe._sum_kernel, "*bf16 *i64 *fp32 n16 n16 n", {"COLUMNS": 1024})
+        add("count", pair_order._count_kernel, "*i64 *i32 n", {"BLOCK": 1024})
+        place = {"TOKENS": 64, "EXPERTS": 512, "BLOCK": 1024}
+        add("place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 n n16 n", place)
+        add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024})
+        for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
+            rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
+            w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
+            rest = [w, descriptor("i32", 128), *["*bf16", "*fp32", "*i32", "n", "n16", "n16"]]
+            constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
+            add(
+                f"narrow fp{8 // form} x {tokens}", gluon_narrow.narrow_kernel,
+                [*rows, *rest], constants,
+            )  # fmt: skip
+        for tile in gluon_kernel.WIDE:
+            form, count, columns = tile.form, tile.rows, tile.columns
+            rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
+            w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
+            steps = descriptor("i32", columns // 64, 128)
+            rest = [
+                w,
+                steps,
+                descriptor("bf16", 64, 128),
+                *["*fp32", "*i32", "n", "n16", "n16", "n"],
+            ]
+            constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
+            add(
+                f"wide fp{8 // form} {count} x {columns}", gluon_wide.wide_kernel,
+                [*rows, *rest], constants,
+            )  # fmt: skip
     return compiled
 
 

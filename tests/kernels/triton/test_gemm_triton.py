@@ -9,6 +9,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.k_order import KOrder, fragment_order
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.reference import (
     fp32_linear_reference,
@@ -63,10 +64,10 @@ _ODD_SHAPES = [(1, 32, 32), (5, 96, 96), (18, 160, 384), (0, 64, 128)]
 @pytest.mark.parametrize("rows, k", [(1, 32), (3, 96), (2, 1184)])
 def test_quantised_activations(rows: int, k: int, device: torch.device) -> None:
     x = _activations(rows, k, device)
-    decoded = quantize_activations(x, MatrixPath.DECODED, split=False)
+    decoded = quantize_activations(x, MatrixPath.DECODED, KOrder.PLAIN)
     assert_bitwise_equal(decoded.values[:, :k], fake_quantize_fp8(x))
     values, exponents = quantize_fp8(x)
-    scaled = quantize_activations(x, MatrixPath.SCALED, split=False)
+    scaled = quantize_activations(x, MatrixPath.SCALED, KOrder.PLAIN)
     assert scaled.scales is not None
     assert_bitwise_equal(scaled.values[:, :k].float(), values.float())
     assert_bitwise_equal(scaled.scales[:, : k // 32], exponents)
@@ -76,7 +77,7 @@ def test_quantised_activations(rows: int, k: int, device: torch.device) -> None:
 def test_folded_activations(rows: int, k: int, device: torch.device) -> None:
     """One scale for 128: what 32-wide scales give, but for numbers near nothing; split reorders."""
     x = _activations(rows, k, device)
-    folded = quantize_activations(x, MatrixPath.FP8, split=False)
+    folded = quantize_activations(x, MatrixPath.FP8, KOrder.PLAIN)
     assert folded.scales is not None
     codes = folded.values.float()
     groups = codes.view(rows, -1, 128) * folded.scales.t()[:rows, :, None]
@@ -85,8 +86,10 @@ def test_folded_activations(rows: int, k: int, device: torch.device) -> None:
     difference = (groups - exact.view_as(groups)).abs()
     largest = exact.view_as(groups).abs().amax(-1, keepdim=True)
     assert bool((difference <= largest * 2.0**-17).all())
-    split = quantize_activations(x, MatrixPath.FP8, split=True).values.float()
+    split = quantize_activations(x, MatrixPath.FP8, KOrder.SPLIT).values.float()
     assert_bitwise_equal(split, codes.view(rows, -1, 64, 2).transpose(-1, -2).reshape(rows, -1))
+    fragment = quantize_activations(x, MatrixPath.FP8, KOrder.FRAGMENT).values.float()
+    assert_bitwise_equal(fragment, fragment_order(codes))
 
 
 @pytest.mark.parametrize("kind", list(_MAKERS))

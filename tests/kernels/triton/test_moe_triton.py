@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe.pair_order import order_pairs
 from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
 from deepinfer.kernels.moe.triton_kernel import experts_triton, route_triton, swiglu_triton
@@ -48,28 +48,29 @@ def test_order_and_tiles_cover_each_pair_once(
     if tokens:
         ids[0, 0] = -1
         ids[-1, -1] = experts
-    tiles = order_pairs(ids, experts, TILES[0])
+    rows = order_pairs(ids, experts, 16)
     flat = ids.flatten().cpu()
-    expected = torch.cat([(flat == e).nonzero()[:, 0] for e in range(experts)])
-    counts = torch.tensor([int((flat == e).sum()) for e in range(experts)])
-    offsets = tiles.offsets.cpu()
-    assert offsets.tolist() == [0, *counts.cumsum(0).tolist()]
-    assert tiles.order[: len(expected)].cpu().tolist() == expected.tolist()
-    covered: list[int] = []
-    for e, row in zip(tiles.expert.tolist(), tiles.row.tolist(), strict=True):
-        if e >= 0:
-            assert offsets[e] <= row < offsets[e + 1]
-            covered += range(row, min(row + TILES[0].tokens, int(offsets[e + 1])))
-    assert covered == list(range(len(expected)))
+    expected: list[int] = []
+    owners: list[int] = []
+    for e in range(experts):
+        own = (flat == e).nonzero()[:, 0].tolist()
+        tiles = -(-len(own) // 16)
+        expected += own + [-1] * (tiles * 16 - len(own))
+        owners += [e] * tiles
+    assert rows.pair[: len(expected)].tolist() == expected
+    assert rows.expert.tolist() == owners + [-1] * (len(rows.expert) - len(owners))
+    assert (rows.pair[len(expected) :] == -1).all()
+    places = {pair: row for row, pair in enumerate(expected) if pair >= 0}
+    assert rows.row.tolist() == [places.get(pair, -1) for pair in range(tokens * per_token)]
 
 
 def test_order_when_one_expert_takes_all(device: torch.device) -> None:
     """More pairs than a block of the sorting kernel, all of the last expert."""
     ids = torch.full((700, 2), 2, device=device)
-    tiles = order_pairs(ids, 3, TILES[0])
-    assert tiles.offsets.tolist() == [0, 0, 0, 1400]
-    assert tiles.order.tolist() == list(range(1400))
-    assert (tiles.expert >= 0).sum() == -(-1400 // 16)
+    rows = order_pairs(ids, 3, 16)
+    assert rows.row.tolist() == list(range(1400))
+    assert rows.pair[:1400].tolist() == list(range(1400))
+    assert rows.expert.tolist() == [2] * 88 + [-1] * 2
 
 
 def _route(x: Tensor, gate: Weight, bias: Tensor, per_token: int = 6) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.gluon_decode import _DECODE
+from deepinfer.kernels.gemm.hopper_weights import prepare_weight
 from deepinfer.kernels.gemm.weight_tiles import _E2M1_TO_E4M3, _E4M3_DIVIDE
 
 _WORD = 0xFFFFFFFF
@@ -22,6 +25,12 @@ def _prmt(a: int, b: int, selector: int) -> int:
     return int.from_bytes(result, "little")
 
 
+def _lop3(a: int, b: int, c: int, table: int) -> int:
+    """Bitwise function of three words: the bit of ``table`` that their bits select."""
+    places = ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1) for i in range(32))
+    return sum((table >> place & 1) << i for i, place in enumerate(places))
+
+
 _OPS: dict[str, Callable[..., int]] = {
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
@@ -30,6 +39,7 @@ _OPS: dict[str, Callable[..., int]] = {
     "shl.b32": lambda a, b: a << b,
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": _prmt,
+    "lop3.b32": _lop3,
 }
 
 
@@ -69,6 +79,26 @@ def test_fp4_pairs_become_e4m3() -> None:
                 )
                 assert _numbers(out["$0"])[place] == values[byte & 15] * 2.0 ** (q - 6)
                 assert _numbers(out["$1"])[place] == values[byte >> 4] * 2.0 ** (q - 6)
+
+
+def test_eight_codes_become_e4m3() -> None:
+    """Gluon's decode of prepared words: every pair of codes at every step."""
+    for d in range(12):
+        exponents = torch.tensor([[120 + d] + [131] * 7], dtype=torch.uint8).expand(64, 8)
+        byte = torch.arange(64 * 16).view(64, 16) % 256
+        values = torch.zeros(64, 128, dtype=torch.uint8)
+        values[:, :16] = byte
+        weight = Weight(values.view(torch.int8), exponents.contiguous().view(torch.float8_e8m0fnu))
+        prepared = prepare_weight(weight)
+        assert prepared is not None
+        low, high = (0x14100800 + d * 0x08080800) & _WORD, (0x24201C18 + d * 0x08080808) & _WORD
+        dense = weight.dense.float() / float(prepared.factors[0])
+        for row in range(16):
+            for i in range(4):
+                word = int(prepared.values[row, i]) & _WORD
+                out = _run(_DECODE.value, {"$2": word, "$6": low, "$10": high})
+                assert _numbers(out["$0"]) == dense[row, 8 * i : 8 * i + 4].tolist()
+                assert _numbers(out["$1"]) == dense[row, 8 * i + 4 : 8 * i + 8].tolist()
 
 
 def test_e4m3_is_divided_by_a_power_of_two() -> None:

@@ -1,0 +1,217 @@
+"""Launches of the Gluon forms: linear layers and expert GEMMs on weights prepared for SM90.
+
+Every output is one chain of products in ascending K, 32 at a time in the matrix unit and 128 at a
+time in fp32, in both kernels and all tiles: which of them runs does not reach the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import describe
+
+from .activations import Activations, quantize_activations
+from .expert_rows import ExpertRows
+from .gluon_narrow import narrow_kernel
+from .gluon_wide import wide_kernel
+from .hopper_weights import HopperWeight
+from .matrix_path import MatrixPath
+
+_TYPES = {
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+    torch.int32: gl.int32,
+}
+
+
+@dataclass(frozen=True)
+class NarrowTile:
+    """64 columns (rows of the weight) for ``rows`` rows of activations; stages of 256 inputs."""
+
+    rows: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class WideTile:
+    """``rows`` by ``columns`` for weights of a form (1: E4M3, 2: FP4); stages of 128 inputs.
+
+    ``registers`` of a thread of the second group that multiplies, ``decode_registers`` of one that
+    decodes; the first group takes what is left.  They were chosen by measurement.  ``run``: how
+    many steps of a square tile follow each other without a break.
+    """
+
+    form: int
+    rows: int
+    columns: int
+    stages: int
+    registers: int
+    decode_registers: int
+    run: int = 2
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {
+            "STAGES": self.stages,
+            "BAND": 8,
+            "RUN": self.run,
+            "REGISTERS": self.registers,
+            "DECODE_REGISTERS": self.decode_registers,
+        }
+
+
+NARROW = {1: (NarrowTile(16, 4), NarrowTile(64, 3)), 2: (NarrowTile(16, 2), NarrowTile(64, 2))}
+WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0)
+SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0)
+WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64)
+WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
+# Fewer tiles than this leave too many of the 132 multiprocessors without work.
+_ENOUGH_TILES = 66
+
+
+def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
+    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
+    form = _form(weight)
+    narrow, middle = NARROW[form]
+    if rows <= narrow.rows:
+        return narrow
+    wide = WIDE_FP8 if form == 1 else WIDE_FP4
+    if rows > middle.rows:
+        for tile in (wide, SQUARE_FP8) if form == 1 else (wide,):
+            columns = triton.cdiv(weight.num_rows, tile.columns)
+            if weight.members * triton.cdiv(rows, tile.rows) * columns >= _ENOUGH_TILES:
+                return tile
+    return middle
+
+
+def quantized_linear_gluon(x: Tensor, weight: HopperWeight) -> Tensor:
+    """As ``quantized_linear_reference``."""
+    check_rows(x, weight)
+    acts = quantize_activations(x, MatrixPath.FP8, weight.order)
+    return _multiply(acts, weight, None, hopper_tile(weight, len(x)))
+
+
+def expert_linear_gluon(
+    acts: Activations, weight: HopperWeight, rows: ExpertRows, tile: NarrowTile | WideTile
+) -> Tensor:
+    """As ``expert_linear_triton``."""
+    return _multiply(acts, weight, rows.expert, tile)
+
+
+def check_rows(x: Tensor, weight: HopperWeight) -> None:
+    """x is [T, K] bf16 on the device of ``weight``.
+
+    Raises: TensorError that says what was expected and what was found.
+    """
+    if x.dtype != torch.bfloat16 or x.shape[1:] != (weight.k,) or x.device != weight.values.device:
+        raise TensorError(
+            f"x: expected torch.bfloat16 [..., {weight.k}] on {weight.values.device}, "
+            f"found {describe(x)}"
+        )
+
+
+def _multiply(
+    acts: Activations,
+    weight: HopperWeight,
+    tile_expert: Tensor | None,
+    tile: NarrowTile | WideTile,
+) -> Tensor:
+    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16."""
+    assert acts.scales is not None and acts.order is weight.order
+    out = torch.empty(
+        len(acts.values), weight.num_rows, dtype=torch.bfloat16, device=acts.values.device
+    )
+    if not len(out):
+        return out
+    if isinstance(tile, NarrowTile):
+        _launch_narrow(acts.values, acts.scales, weight, tile_expert, out, tile)
+    else:
+        _launch_wide(acts.values, acts.scales, weight, tile_expert, out, tile)
+    return out
+
+
+def _launch_narrow(
+    values: Tensor,
+    scales: Tensor,
+    weight: HopperWeight,
+    tile_expert: Tensor | None,
+    out: Tensor,
+    tile: NarrowTile,
+) -> None:
+    rows, n = out.shape
+    form = _form(weight)
+    steps = weight.factors if weight.steps is None else weight.steps.view(-1)
+    narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
+        _tiles(values, tile.rows, 256),
+        _tiles(scales, 2, tile.rows),
+        _tiles(weight.values, 64, 256 if form == 1 else 32),
+        _tiles(steps, 128),
+        out,
+        weight.factors,
+        weight.factors if tile_expert is None else tile_expert,
+        rows,
+        n,
+        weight.k,
+        FORMAT=form,
+        TOKENS=tile.rows,
+        STAGES=tile.stages,
+        GROUPED=tile_expert is not None,
+        num_warps=4,
+    )
+
+
+def _launch_wide(
+    values: Tensor,
+    scales: Tensor,
+    weight: HopperWeight,
+    tile_expert: Tensor | None,
+    out: Tensor,
+    tile: WideTile,
+) -> None:
+    rows, n = out.shape
+    form = _form(weight)
+    count = triton.cdiv(rows, tile.rows)
+    programs = min(count * triton.cdiv(n, tile.columns), _multiprocessors(out.device))
+    wide_kernel[(programs,)](
+        _tiles(values, tile.rows, 128),
+        _tiles(scales.view(-1), tile.rows),
+        _tiles(weight.values, tile.columns, 128 if form == 1 else 16),
+        _tiles(weight.factors, 128)
+        if weight.steps is None
+        else _tiles(weight.steps.flatten(1), tile.columns // 64, 128),
+        _tiles(out, 64, 128),
+        weight.factors,
+        weight.factors if tile_expert is None else tile_expert,
+        count,
+        n,
+        weight.k,
+        scales.stride(0),
+        FORMAT=form,
+        GROUPED=tile_expert is not None,
+        **tile.constants,
+        num_warps=4,
+    )
+
+
+def _form(weight: HopperWeight) -> int:
+    return 1 if weight.steps is None else 2
+
+
+def _tiles(x: Tensor, *box: int) -> TensorDescriptor:
+    """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[x.dtype])
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), layout)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

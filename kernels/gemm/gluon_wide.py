@@ -1,0 +1,361 @@
+"""The product for many rows on NVIDIA SM90: a persistent kernel in Gluon, its warps in roles.
+
+One warp fetches tiles of activations and weights; two groups of four warps multiply, two pieces of
+64 rows by 128 columns each (one piece where a tile is 128 by 128); for FP4 weights a third group
+turns codes into E4M3 before.  128 inputs at a time are summed by the matrix unit and added in fp32,
+times the scale of the row's 128.  The weight's scale is one for each of its rows, so it waits until
+the end.
+
+Shapes of tiles say the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.gluon_names import load_tile, store_tile
+
+from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
+
+
+# Sizes that follow the batch must not make new variants of the kernel.
+@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
+def wide_kernel(
+    x, x_scales, w, steps, out, factors, tile_expert, num_row_tiles, N, K, scale_stride,
+    FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
+    RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
+
+    w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
+    ``tile_expert`` (GROUPED) gives the expert of each tile of rows, -1 for tiles without any, which
+    come last.  Programs walk over the tiles in bands of BAND row tiles that share columns.
+    """
+    ROWS: gl.constexpr = x.block_shape[0]
+    COLUMNS: gl.constexpr = w.block_shape[0]
+    x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], x.layout)
+    w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, 128], x.layout)
+    s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
+    o_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], out.layout)
+    # A stage is full when its copies, and what was decoded, have arrived.
+    full, empty = _barriers(STAGES, FORMAT, 2)
+    work = (tile_expert, num_row_tiles, N, K)
+    tiles = (x_tiles, w_tiles, s_tiles, full, empty)
+    sums = (out, factors, o_tiles)
+    if FORMAT == 1:
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (_multiply_first, (work, tiles, sums, GROUPED, BAND, RUN)),
+                (_multiply_second, (work, tiles, sums, GROUPED, BAND, RUN)),
+                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
+        )
+    else:
+        PACKED_STAGES: gl.constexpr = 4
+        c_tiles = gl.allocate_shared_memory(gl.int32, [PACKED_STAGES, COLUMNS, 16], w.layout)
+        d_tiles = gl.allocate_shared_memory(
+            gl.int32, [PACKED_STAGES, COLUMNS // 64, 128], steps.layout
+        )
+        c_full, c_empty = _barriers(PACKED_STAGES, 1, 1)
+        fence_async_shared()
+        packed = (c_tiles, d_tiles, c_full, c_empty)
+        source = (x, x_scales, w, steps)
+        gl.warp_specialize(
+            [
+                (_multiply_first, (work, tiles, sums, GROUPED, BAND, RUN)),
+                (_multiply_second, (work, tiles, sums, GROUPED, BAND, RUN)),
+                (_decode, (work, tiles, packed, GROUPED, BAND)),
+                (_fetch_packed, (source, work, tiles, packed, scale_stride, GROUPED, BAND)),
+            ],
+            [4, 4, 1],
+            [REGISTERS, DECODE_REGISTERS, 24],
+        )
+
+
+@gluon.jit
+def _barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
+    """For each stage of a ring: how many arrivals fill it, how many readers must leave it."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=FULL)
+        mbarrier.init(empty.index(stage), count=EMPTY)
+    return full, empty
+
+
+@gluon.jit
+def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
+    tile_expert, num_row_tiles, N, K = work
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    COLUMNS: gl.constexpr = w_tiles.shape[1]
+    num_columns = gl.cdiv(N, COLUMNS)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
+        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
+        for group in range(groups):
+            stage = step % STAGES
+            bar = full.index(stage)
+            _wait_empty(empty, step)
+            mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
+            load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
+            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+            step += 1
+
+
+@gluon.jit
+def _fetch_packed(
+    source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
+):
+    x, x_scales, w, steps = source
+    tile_expert, num_row_tiles, N, K = work
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    c_tiles, d_tiles, c_full, c_empty = packed
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    COLUMNS: gl.constexpr = w_tiles.shape[1]
+    num_columns = gl.cdiv(N, COLUMNS)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
+        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
+        for group in range(groups):
+            slot = step % c_tiles.shape[0]
+            bar = c_full.index(slot)
+            _wait_empty(c_empty, step)
+            mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
+            load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
+            # A word of steps is for 256 inputs.
+            load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
+            stage = step % STAGES
+            _wait_empty(empty, step)
+            mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
+            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+            step += 1
+
+
+@gluon.jit
+def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    row = row_tile * x_tiles.shape[1]
+    bar = full.index(stage)
+    load_tile(x, [row, group * 128], bar, x_tiles.index(stage))
+    load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(stage))
+
+
+@gluon.jit
+def _decode(work, tiles, packed, GROUPED: gl.constexpr, BAND: gl.constexpr):
+    tile_expert, num_row_tiles, N, K = work
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    c_tiles, d_tiles, c_full, c_empty = packed
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    PACKED_STAGES: gl.constexpr = c_tiles.shape[0]
+    COLUMNS: gl.constexpr = w_tiles.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
+    num_columns = gl.cdiv(N, COLUMNS)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
+        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
+        for group in range(groups):
+            slot = step % PACKED_STAGES
+            stage = step % STAGES
+            mbarrier.wait(c_full.index(slot), (step // PACKED_STAGES) & 1)
+            codes = c_tiles.index(slot).load(code_layout(COLUMNS))
+            words = d_tiles.index(slot).load(step_layout).reshape([COLUMNS * 2])
+            values = decoded_operand(in_thread_order(codes), words >> (group % 2 * 16), layout)
+            mbarrier.arrive(c_empty.index(slot), count=1)
+            _wait_empty(empty, step)
+            w_tiles.index(stage).store(in_memory_order(values))
+            fence_async_shared()
+            mbarrier.arrive(full.index(stage), count=1)
+            step += 1
+
+
+@gluon.jit
+def _wait_empty(empty, step):
+    """A fresh barrier lets the wait for the phase before its first pass."""
+    STAGES: gl.constexpr = empty.shape[0]
+    mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def _multiply_first(
+    work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr
+):
+    _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN)
+
+
+@gluon.jit
+def _multiply_second(
+    work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr
+):
+    _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
+
+
+@gluon.jit
+def _multiply(
+    work, tiles, sums, HALF: gl.constexpr,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr,
+):  # fmt: skip
+    tile_expert, num_row_tiles, N, K = work
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    out, factors, o_tiles = sums
+    ROWS: gl.constexpr = x_tiles.shape[1]
+    COLUMNS: gl.constexpr = w_tiles.shape[1]
+    FIRST: gl.constexpr = HALF * (ROWS // 2)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
+    num_columns = gl.cdiv(N, COLUMNS)
+    buffer = o_tiles.index(HALF)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
+        n = column * COLUMNS
+        w_row, groups = _weight_rows(tile_expert, row_tile, n, N, K, GROUPED)
+        if groups > 0:
+            row = row_tile * ROWS + FIRST
+            place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
+            if ROWS + COLUMNS == 256:
+                total = _sum_piece(tiles, step, groups, FIRST, RUN, layout)
+                _store(out, buffer, total * gl.load(place)[None, :], row, n)
+            else:
+                left, right = _sum_pieces(tiles, step, groups, FIRST, layout)
+                if COLUMNS == 256:
+                    factor, next_factor = gl.load(place), gl.load(place + 128)
+                    _store(out, buffer, left * factor[None, :], row, n)
+                    _store(out, buffer, right * next_factor[None, :], row, n + 128)
+                else:
+                    factor = gl.load(place)
+                    _store(out, buffer, left * factor[None, :], row, n)
+                    _store(out, buffer, right * factor[None, :], row + 64, n)
+            step += groups
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
+    """Two pieces, side by side or one above the other; groups of warps fill each other's waits."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    IS_ABOVE: gl.constexpr = x_tiles.shape[1] == 256
+    SECOND: gl.constexpr = FIRST + 64 if IS_ABOVE else FIRST
+    COLUMN: gl.constexpr = 0 if IS_ABOVE else 128
+    left = gl.zeros([64, 128], gl.float32, layout)
+    right = gl.zeros([64, 128], gl.float32, layout)
+    zero = gl.zeros([64, 128], gl.float32, layout)
+    for _ in range(groups):
+        stage = _wait_full(tiles, step)
+        scales = _scales(tiles, stage, FIRST, layout)
+        part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
+        left += part * scales[:, None]
+        if IS_ABOVE:
+            scales = _scales(tiles, stage, SECOND, layout)
+        part = warpgroup_mma_wait(0, [_product(tiles, stage, SECOND, COLUMN, zero, False)])
+        mbarrier.arrive(empty.index(stage), count=1)
+        right += part * scales[:, None]
+        step += 1
+    return left, right
+
+
+@gluon.jit
+def _sum_piece(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr, layout: gl.constexpr):
+    """One piece, RUN steps at a time, and the rest by twos."""
+    total = gl.zeros([64, 128], gl.float32, layout)
+    for _ in range(groups // RUN):
+        total = _sum_run(tiles, total, step, FIRST, RUN, layout)
+        step += RUN
+    for _ in range(groups % RUN // 2):
+        total = _sum_run(tiles, total, step, FIRST, 2, layout)
+        step += 2
+    return total
+
+
+@gluon.jit
+def _sum_run(tiles, total, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
+    """Add the products of COUNT steps, each while the next one runs."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    stage = _wait_full(tiles, step)
+    scales = _scales(tiles, stage, FIRST, layout)
+    done = gl.zeros([64, 128], gl.float32, layout)
+    part = _product(tiles, stage, FIRST, 0, done, False)
+    for ahead in gl.static_range(1, COUNT):
+        next_stage = _wait_full(tiles, step + ahead)
+        next_scales = _scales(tiles, next_stage, FIRST, layout)
+        # Nothing is added: the condition is never true.  The compiler does not know that, and so
+        # takes the registers of the product before the last one again.
+        next_part = _product(tiles, next_stage, FIRST, 0, done, step < 0)
+        done = warpgroup_mma_wait(1, [part])
+        mbarrier.arrive(empty.index(stage), count=1)
+        # Waits for nothing more, but keeps this sum from moving behind the next product.
+        total = warpgroup_mma_wait(1, [total + done * scales[:, None]])
+        stage = next_stage
+        scales = next_scales
+        part = next_part
+    done = warpgroup_mma_wait(0, [part])
+    mbarrier.arrive(empty.index(stage), count=1)
+    total += done * scales[:, None]
+    return total
+
+
+@gluon.jit
+def _wait_full(tiles, step):
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    stage = step % STAGES
+    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+    return stage
+
+
+@gluon.jit
+def _scales(tiles, stage, ROW: gl.constexpr, layout: gl.constexpr):
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    return s_tiles.index(stage).slice(ROW, 64).load(gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def _product(tiles, stage, ROW: gl.constexpr, COLUMN: gl.constexpr, registers, is_added):
+    """Start the product of 64 rows and 128 columns of a stage, ``registers`` added if so."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    rows = x_tiles.index(stage).slice(ROW, 64)
+    columns = w_tiles.index(stage).slice(COLUMN, 128).permute((1, 0))
+    return warpgroup_mma(rows, columns, registers, use_acc=is_added, is_async=True)
+
+
+@gluon.jit
+def _store(out, buffer, total, row, column):
+    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
+    tma.store_wait(0)
+    buffer.store(total.to(gl.bfloat16))
+    fence_async_shared()
+    store_tile(out, [row, column], buffer)
+
+
+@gluon.jit
+def _place(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
+    band = tile // (BAND * num_columns)
+    inner = tile % (BAND * num_columns)
+    height = gl.minimum(num_row_tiles - band * BAND, BAND)
+    return band * BAND + inner % height, inner // height
+
+
+@gluon.jit
+def _weight_rows(tile_expert, row_tile, column, N, K, GROUPED: gl.constexpr):
+    """First row of the weight's tile, and how many groups of 128 inputs there are to sum."""
+    row = column
+    groups = K // 128
+    if GROUPED:
+        expert = gl.load(tile_expert + row_tile)
+        row += expert * N
+        groups = gl.where(expert < 0, 0, groups)
+    return row, groups

@@ -1,0 +1,37 @@
+"""Routed experts on weights prepared for NVIDIA SM90."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.gemm import HopperWeight
+from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.gluon_kernel import check_rows, expert_linear_gluon, hopper_tile
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.launch import check_tensor
+
+from .pair_order import order_pairs
+from .triton_kernel import sum_of_pairs, swiglu_quantized
+
+
+def experts_gluon(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: HopperWeight,
+    down: HopperWeight,
+    limit: float,
+) -> Tensor:
+    """As ``experts_triton``."""
+    check_rows(x, gate_up)
+    check_tensor("ids", ids, torch.int64, (len(x), None), x)
+    check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), x)
+    if not ids.numel():
+        return torch.zeros(len(x), down.num_rows, dtype=torch.float32, device=x.device)
+    tile = hopper_tile(gate_up, ids.numel() // gate_up.members)
+    rows = order_pairs(ids, gate_up.members, tile.rows)
+    acts = quantize_activations(x, MatrixPath.FP8, gate_up.order, rows)
+    hidden = expert_linear_gluon(acts, gate_up, rows, tile)
+    activated = swiglu_quantized(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
+    return sum_of_pairs(expert_linear_gluon(activated, down, rows, tile), rows)

@@ -1,0 +1,94 @@
+"""Weights prepared for the Gluon kernels of SM90 are the same numbers in another layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.gemm import HopperWeight, Weight
+from deepinfer.kernels.gemm.hopper_weights import prepare_weight, recast_weight
+from deepinfer.kernels.gemm.k_order import KOrder, fragment_order
+from deepinfer.kernels.testing import assert_bitwise_equal
+
+
+def _fp4(*shape: int, spread: int) -> Weight:
+    *members, n, k = shape
+    values = torch.randint(-128, 128, (*members, n, k // 2), dtype=torch.int8)
+    scales = torch.randint(100, 101 + spread, (*members, n, k // 32), dtype=torch.uint8)
+    return Weight(values, scales.view(torch.float8_e8m0fnu))
+
+
+def _fp8(n: int, k: int, spread: int) -> Weight:
+    values = torch.randn(n, k).mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scales = torch.randint(100, 101 + spread, (n // 32, k // 32), dtype=torch.uint8)
+    return Weight(values, scales.view(torch.float8_e8m0fnu))
+
+
+def _prepared(weight: Weight) -> HopperWeight:
+    prepared = prepare_weight(weight)
+    assert prepared is not None
+    return prepared
+
+
+def _numbers(weight: HopperWeight) -> Tensor:
+    """[E N, K] f32 in the order of ``weight``."""
+    values = recast_weight(weight).values if weight.steps is not None else weight.values
+    return values.float() * weight.factors[: len(values), None]
+
+
+def test_fp4_is_exact_while_scales_span_11_steps() -> None:
+    weight = _fp4(2, 128, 512, spread=11)
+    prepared = _prepared(weight)
+    assert (prepared.num_rows, prepared.k, prepared.members) == (128, 512, 2)
+    assert prepared.order is KOrder.FRAGMENT
+    assert prepared.values.nbytes == weight.values.nbytes
+    exact = fragment_order(weight.dense.float().view(256, 512))
+    assert_bitwise_equal(_numbers(prepared), exact)
+
+
+def test_fp4_below_11_steps_counts_as_0() -> None:
+    weight = _fp4(64, 256, spread=40)
+    exact = fragment_order(weight.dense.float())
+    assert weight.scales is not None
+    exponents = weight.scales.view(torch.uint8).int()
+    is_kept = (exponents >= exponents.amax(1, keepdim=True) - 11).repeat_interleave(32, 1)
+    kept = fragment_order(is_kept.float())
+    assert torch.equal(_numbers(_prepared(weight)), exact * kept)
+
+
+def test_fp8_keeps_what_counts_in_a_row() -> None:
+    weight = _fp8(96, 256, spread=12)
+    assert prepare_weight(weight) is None, "96 rows are not whole tiles of 64"
+    weight = _fp8(128, 512, spread=12)
+    prepared = _prepared(weight)
+    assert prepared.order is KOrder.PLAIN
+    exact, numbers = weight.dense.float(), _numbers(prepared)
+    top = prepared.factors[:128, None]
+    assert bool(((numbers - exact).abs() <= top * 2.0**-10).all())
+    large = exact.abs() >= top * 2.0**-6
+    assert_bitwise_equal(numbers[large], exact[large])
+
+
+def test_fp8_of_a_few_steps_is_exact_but_for_the_smallest() -> None:
+    weight = _fp8(64, 256, spread=3)
+    exact, numbers = weight.dense.float(), _numbers(_prepared(weight))
+    assert float((numbers - exact).norm() / exact.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (32, 256), (64, 160)])
+def test_sizes_that_do_not_fit_are_left_alone(shape: tuple[int, int]) -> None:
+    assert prepare_weight(_fp4(*shape, spread=2)) is None
+    assert prepare_weight(Weight(torch.zeros(64, 256, dtype=torch.bfloat16))) is None
+
+
+def test_fragment_order_gives_a_thread_its_block() -> None:
+    """Thread t of matrix instruction i reads 4 t + j and 16 + 4 t + j of 32: from block t."""
+    order = fragment_order(torch.arange(256.0))
+    for group in range(2):
+        for i in range(4):
+            for t in range(4):
+                start = 128 * group + 32 * i + 4 * t
+                read = torch.cat([order[start : start + 4], order[start + 16 : start + 20]])
+                first = 128 * group + 32 * t + 8 * i
+                assert read.tolist() == list(range(first, first + 8))

@@ -1,0 +1,148 @@
+"""The Gluon forms on an NVIDIA SM90: against references, and the same bits from every kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight, quantized_linear
+from deepinfer.kernels.gemm.hopper_weights import recast_weight
+from deepinfer.kernels.gemm.reference import quantized_linear_reference
+from deepinfer.kernels.moe import experts, native_experts
+from deepinfer.kernels.moe.reference import experts_reference
+from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
+
+pytestmark = pytest.mark.gpu
+_LIMIT = 10.0
+_CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> Iterator[None]:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no NVIDIA SM90")
+    torch.manual_seed(0)
+    yield
+
+
+def _fp8(n: int, k: int) -> Weight:
+    values = torch.randn(n, k, device=_CUDA).mul(60).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scales = torch.randint(116, 120, (n // 32, k // 32), dtype=torch.uint8, device=_CUDA)
+    return Weight(values, scales.view(torch.float8_e8m0fnu))
+
+
+def _fp4(members: int, n: int, k: int) -> Weight:
+    shape = (members, n, k // 2)
+    values = torch.randint(-128, 128, shape, dtype=torch.int8, device=_CUDA)
+    scales = torch.randint(118, 124, (members, n, k // 32), dtype=torch.uint8, device=_CUDA)
+    return Weight(values, scales.view(torch.float8_e8m0fnu))
+
+
+def _rows(rows: int, k: int) -> Tensor:
+    x = torch.randn(rows, k, device=_CUDA)
+    sizes = torch.exp2(torch.randint(-2, 3, (rows, k // 32), device=_CUDA).float())
+    return (x * sizes.repeat_interleave(32, 1)).to(torch.bfloat16)
+
+
+def _choices(tokens: int, per_token: int, count: int) -> Tensor:
+    return torch.rand(tokens, count, device=_CUDA).argsort(1)[:, :per_token].sort(1).values
+
+
+@pytest.mark.parametrize("n, k", [(1792, 5120), (32768, 1280), (5120, 8192), (192, 512)])
+def test_linear_layers_of_the_model(n: int, k: int) -> None:
+    weight, x = _fp8(n, k), _rows(1100, k)
+    native = native_weight(weight)
+    assert isinstance(native, HopperWeight)
+    whole = quantized_linear(x, native)
+    expected = quantized_linear_reference(x, weight)
+    assert float(relative_error(whole, expected).max()) < 4e-3
+    for rows in (1, 2, 7, 16, 17, 63, 64, 65, 129, 256, 300):
+        part = quantized_linear(x[:rows].contiguous(), native)
+        assert_bitwise_equal(part, whole[:rows], f"{rows} rows")
+    assert_bitwise_equal(quantized_linear(x, native), whole, "second run")
+    assert quantized_linear(x[:0], native).shape == (0, n)
+
+
+def test_a_row_of_nan_harms_no_other() -> None:
+    native, x = native_weight(_fp8(256, 512)), _rows(70, 512)
+    whole = quantized_linear(x, native)
+    x[2] = float("nan")
+    harmed = quantized_linear(x, native)
+    assert harmed[2].isnan().all()
+    rest = [row for row in range(70) if row != 2]
+    assert_bitwise_equal(harmed[rest], whole[rest])
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 300, 2000])
+def test_experts(tokens: int) -> None:
+    gate_up, down = _fp4(12, 4608, 5120), _fp4(12, 5120, 2304)
+    x, ids = _rows(tokens, 5120), _choices(tokens, 6, 12)
+    weights = torch.rand(tokens, 6, device=_CUDA)
+    native = native_experts(gate_up, down)
+    assert isinstance(native[0], HopperWeight)
+    actual = experts(x, ids, weights, *native, _LIMIT)
+    expected = experts_reference(x, ids, weights, gate_up, down, _LIMIT)
+    assert float(relative_error(actual, expected).max()) < 2e-2
+    recast = [recast_weight(weight) for weight in native if isinstance(weight, HopperWeight)]
+    same = experts(x, ids, weights, recast[0], recast[1], _LIMIT)
+    assert_bitwise_equal(same, actual, "weights recast to E4M3")
+
+
+def test_a_token_has_the_same_bits_in_any_batch() -> None:
+    """Batches that choose every tile, in another order, twice."""
+    native = native_experts(_fp4(16, 1024, 1024), _fp4(16, 1024, 512))
+    x, ids = _rows(4000, 1024), _choices(4000, 6, 16)
+    weights = torch.rand(4000, 6, device=_CUDA)
+
+    def run(rows: Tensor) -> Tensor:
+        return experts(x[rows], ids[rows], weights[rows], *native, _LIMIT)
+
+    everyone = torch.arange(4000, device=_CUDA)
+    whole = run(everyone)
+    for count in (1, 2, 7, 64, 150, 256, 1500):
+        assert_bitwise_equal(run(everyone[:count]), whole[:count], f"{count} tokens")
+    shuffled = torch.randperm(4000, device=_CUDA)
+    assert_bitwise_equal(run(shuffled), whole[shuffled], "shuffled")
+    assert_bitwise_equal(run(everyone), whole, "second run")
+
+
+def test_experts_of_other_ranks_add_nothing() -> None:
+    gate_up, down = _fp4(3, 512, 256), _fp4(3, 256, 256)
+    x = _rows(5, 256)
+    ids = torch.tensor([[-1, 0], [-1, -1], [0, 3], [0, 2], [-1, 2]], device=_CUDA)
+    weights = torch.rand(5, 2, device=_CUDA)
+    actual = experts(x, ids, weights, *native_experts(gate_up, down), _LIMIT)
+    absent = (ids < 0) | (ids > 2)
+    expected = experts_reference(
+        x, ids.masked_fill(absent, 0), weights.masked_fill(absent, 0), gate_up, down, _LIMIT
+    )
+    assert not actual[1].any()
+    assert float(relative_error(actual, expected)[[0, 2, 3, 4]].max()) < 2e-2
+
+
+def test_experts_in_a_graph() -> None:
+    """Captured with one routing, replayed with another: nothing in it depends on the routing."""
+    native = native_experts(_fp4(8, 512, 256), _fp4(8, 256, 256))
+    x, ids, weights = _rows(64, 256), _choices(64, 2, 8), torch.rand(64, 2, device=_CUDA)
+    experts(x, ids, weights, *native, _LIMIT)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = experts(x, ids, weights, *native, _LIMIT)
+    ids.fill_(7)
+    x.normal_()
+    graph.replay()
+    assert_bitwise_equal(out, experts(x, ids, weights, *native, _LIMIT))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    native = native_weight(_fp8(64, 256))
+    with pytest.raises(TensorError, match=r"x: expected .* \[\.\.\., 256\]"):
+        quantized_linear(torch.zeros(2, 128, dtype=torch.bfloat16, device=_CUDA), native)
+    gate_up, down = native_experts(_fp4(3, 512, 256), _fp4(3, 256, 256))
+    with pytest.raises(TensorError, match="ids: expected"):
+        ids = torch.zeros(2, 2, dtype=torch.int32, device=_CUDA)
+        experts(_rows(2, 256), ids, torch.zeros(2, 2, device=_CUDA), gate_up, down, _LIMIT)
