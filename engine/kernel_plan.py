@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.rehearsal import Launch, PretendedDevice, rehearse
+from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.sampling import exponential_noise, sample
 
 from .batch import ForwardBatch
@@ -37,7 +37,7 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
 
     The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
     """
-    model = _model_of_zeros(config)
+    model = _model_of_zeros(config, device)
     _leave_out_repeats(model)
     longest = max(_contexts(config))
     with rehearse(device) as launches, torch.inference_mode():
@@ -161,7 +161,7 @@ def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
 
 
-def _model_of_zeros(config: ModelConfig) -> Model:
+def _model_of_zeros(config: ModelConfig, device: PretendedDevice) -> Model:
     """A model whose weights are all the same zeros, which no memory is spent on."""
     specs = expected_tensors(config)
     tensors = {
@@ -169,7 +169,8 @@ def _model_of_zeros(config: ModelConfig) -> Model:
         for name, spec in specs.items()
     }
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
-    model = Model(config, tensors, device="meta", token_map=token_map)
+    with pretend(device):  # weights take the form that the device wants
+        model = Model(config, tensors, device="meta", token_map=token_map)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)
     _materialise(model, memory)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from deepinfer.kernels.attention import sparse_attention
-from deepinfer.kernels.gemm import Weight, grouped_linear, quantized_linear
+from deepinfer.kernels.gemm import Weight, grouped_linear, native_weight, quantized_linear
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.rows import pack_latents, store_latents
 
@@ -37,13 +37,15 @@ class Attention:
         share, part = tensors.share, tensors.share.tensor_rank
         self.gather_groups = share.gather_groups
         self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
-        self.wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
+        wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
+        self.wq_a_kv = native_weight(wq_a_kv)
         self.q_norm = tensors["attn.q_norm.weight"]
         self.kv_norm = tensors["attn.kv_norm.weight"]
-        self.wq_b = tensors.weight("attn.wq_b").split_rows(share.tensor_size)[part]
+        wq_b = tensors.weight("attn.wq_b").split_rows(share.tensor_size)[part]
+        self.wq_b = native_weight(wq_b)
         wo_a = tensors.weight("attn.wo_a").split_rows(share.tensor_size)[part]
         self.wo_a = wo_a.split_rows(config.o_groups // share.tensor_size)
-        self.wo_b = tensors.weight("attn.wo_b")
+        self.wo_b = native_weight(tensors.weight("attn.wo_b"))
         self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
         self.absent_heads = None
         if share.tensor_size > 1 and self.sink.device.type == "cpu":

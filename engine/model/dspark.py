@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.engine.batch import DraftOutput
 from deepinfer.engine.kv_cache import KVCache, ring_size
 from deepinfer.kernels.dspark import confidence_logits, markov_logits
-from deepinfer.kernels.gemm import Weight, fp32_linear, quantized_linear
+from deepinfer.kernels.gemm import Weight, fp32_linear, native_weight, quantized_linear
 from deepinfer.kernels.hyper_connection import collapse_streams
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.numeric import sigmoid
@@ -56,7 +56,7 @@ class DraftModel:
             Block(config, plan, stage)
             for plan, stage in zip(config.draft_stages, stages, strict=True)
         ]
-        self.main_proj = stages[0].weight("main_proj")
+        self.main_proj = native_weight(stages[0].weight("main_proj"))
         self.main_norm = stages[0]["main_norm.weight"]
         self.norm = stages[-1]["norm.weight"]
         self.markov_embed = stages[-1]["markov_head.embed.weight"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
-from deepinfer.kernels.gemm import quantized_linear
+from deepinfer.kernels.gemm import native_weight, quantized_linear
 
 from .layer_tensors import LayerTensors
 from .residual import Settled
@@ -37,7 +37,7 @@ class Engram:
         # 203 GB at full size, a few kB read per token: whoever loads it decides where it lies.
         self.table = tensors.stored("engram.embed.weight")
         self.scales = tensors.stored("engram.embed.scale")
-        self.wkv = tensors.weight("engram.wkv")
+        self.wkv = native_weight(tensors.weight("engram.wkv"))
         self.q_weight = tensors["engram.q_weight"]
         self.k_weight = tensors["engram.k_weight"]
 

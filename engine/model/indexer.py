@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import linear, quantized_linear
+from deepinfer.kernels.gemm import linear, native_weight, quantized_linear
 from deepinfer.kernels.indexer import candidate_blocks, paged_index_scores, select_topk
 from deepinfer.kernels.rows import pack_latents
 
@@ -38,7 +38,7 @@ class Indexer:
         self.candidate_block_size = config.candidate_block_size
         self.candidate_topk_blocks = config.candidate_topk_blocks
         self.weight_scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
-        self.wq_b = tensors.weight("attn.indexer.wq_b")
+        self.wq_b = native_weight(tensors.weight("attn.indexer.wq_b"))
         self.weights_proj = tensors.weight("attn.indexer.weights_proj")
 
     def select(self, x: Tensor, latent_q: Tensor, tokens: Tokens, kv: GlobalKV) -> Tensor:

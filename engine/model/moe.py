@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import quantized_linear
+from deepinfer.kernels.gemm import native_weight, quantized_linear
 from deepinfer.kernels.moe import route, swiglu
 
 from .layer_tensors import LayerTensors
@@ -33,7 +33,8 @@ class MoE:
         self.image_bias = self.bias if image_bias is None else image_bias
         self.routed: RoutedExperts = tensors.share.routed_experts(plan, tensors, self.limit)
         shared = tensors.under("ffn.shared_experts.")
-        self.shared_gate_up, self.shared_down = gate_up(shared), shared.weight("w2")
+        self.shared_gate_up = native_weight(gate_up(shared))
+        self.shared_down = native_weight(shared.weight("w2"))
 
     def __call__(self, x: Tensor, is_image: Tensor | None) -> Tensor:
         """x [T, d] bf16 (normalised) -> [T, d] bf16; is_image [T, 1] bool or None."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.moe import experts
+from deepinfer.kernels.moe import experts, native_experts
 
 if TYPE_CHECKING:
     from .layer_tensors import LayerTensors
@@ -69,8 +69,10 @@ class LocalExperts:
 
     def __init__(self, tensors: LayerTensors, members: Sequence[int], limit: float) -> None:
         layers = [tensors.under(f"ffn.experts.{expert}.") for expert in members]
-        self.gate_up = Weight.stack([gate_up(layer) for layer in layers])
-        self.down = Weight.stack([layer.weight("w2") for layer in layers])
+        self.gate_up, self.down = native_experts(
+            Weight.stack([gate_up(layer) for layer in layers]),
+            Weight.stack([layer.weight("w2") for layer in layers]),
+        )
         self.limit = limit
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
