@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from deepinfer.kernels.attention import sparse_attention
-from deepinfer.kernels.gemm import Weight, grouped_linear, native_weight, quantized_linear
+from deepinfer.kernels.gemm import (
+    Weight,
+    grouped_linear,
+    native_grouped_weight,
+    native_weight,
+    quantized_linear,
+)
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.rows import pack_latents, store_latents
 
@@ -44,7 +50,7 @@ class Attention:
         wq_b = tensors.weight("attn.wq_b").split_rows(share.tensor_size)[part]
         self.wq_b = native_weight(wq_b)
         wo_a = tensors.weight("attn.wo_a").split_rows(share.tensor_size)[part]
-        self.wo_a = wo_a.split_rows(config.o_groups // share.tensor_size)
+        self.wo_a = native_grouped_weight(wo_a.split_rows(config.o_groups // share.tensor_size))
         self.wo_b = native_weight(tensors.weight("attn.wo_b"))
         self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
         self.absent_heads = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .dispatch import fp32_linear as fp32_linear
 from .dispatch import grouped_linear as grouped_linear
 from .dispatch import linear as linear
+from .dispatch import native_grouped_weight as native_grouped_weight
 from .dispatch import native_weight as native_weight
 from .dispatch import quantized_linear as quantized_linear
 from .hopper_weights import HopperWeight as HopperWeight
@@ -16,6 +17,7 @@ __all__ = [
     "fp32_linear",
     "grouped_linear",
     "linear",
+    "native_grouped_weight",
     "native_weight",
     "quantized_linear",
 ]

@@ -21,9 +21,21 @@ def native_weight(weight: Weight) -> Weight | HopperWeight:
     On NVIDIA SM90 a copy of the same size in another layout, unless its sizes do not fit; else the
     weight itself.  The form decides the order of summation, so make it once and use it always.
     """
-    if weight.values.is_cuda and torch.cuda.get_device_capability(weight.values.device)[0] == 9:
-        return prepare_weight(weight) or weight
-    return weight
+    return (prepare_weight(weight) if _is_hopper(weight) else None) or weight
+
+
+def native_grouped_weight(weight: Weight) -> Weight:
+    """``weight`` as its device multiplies it fastest, for ``grouped_linear``.
+
+    On NVIDIA SM90 the same numbers in bf16: decoding them for each product takes longer than
+    reading twice the bytes.
+    """
+    return Weight(weight.dense) if _is_hopper(weight) else weight
+
+
+def _is_hopper(weight: Weight) -> bool:
+    device = weight.values.device
+    return weight.values.is_cuda and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:

@@ -56,7 +56,7 @@ class WideTile:
     stages: int
     registers: int
     decode_registers: int
-    run: int = 2
+    run: int = 4
 
     @property
     def constants(self) -> dict[str, int]:
