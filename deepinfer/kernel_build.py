@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.kernels.bundle import Bundle, Identity, Json, cache_folder, nvidia_identity
+from deepinfer.kernels.ascend.environment import (
+    PINS,
+    ascend_environment,
+    code_generator,
+    worker_environment,
+)
+from deepinfer.kernels.bundle import (
+    Bundle,
+    Identity,
+    Json,
+    ascend_identity,
+    cache_folder,
+    nvidia_identity,
+)
 from deepinfer.kernels.bundle_builder import build_bundle
 from deepinfer.kernels.targets import NVIDIA_TARGETS
 from deepinfer.recipes.embedded import embedded_model_path
@@ -26,6 +38,16 @@ class Built:
     was_there: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiler:
+    """Who compiles: a worker module, the variables of its process, and what each task says more."""
+
+    worker: str
+    environment: Mapping[str, str]
+    capability: tuple[int, int] | None
+    more: Json
+
+
 def model_config(name: str) -> ModelConfig:
     """``full``, ``tiny`` (the model in the package), or the folder or file of a config.json.
 
@@ -38,26 +60,35 @@ def model_config(name: str) -> ModelConfig:
     return ModelConfig.from_file(name)
 
 
-def build_nvidia(
+def build_kernels(
     config_name: str,
     target: str,
     store: Path,
     *,
+    stage: str = "binary",
     jobs: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Built:
-    """The bundle of a model for ``target`` (a key of ``NVIDIA_TARGETS``); needs no GPU.
+    """The bundle of a model for ``target`` (of ``targets.py``); needs no accelerator.
 
-    Raises: ConfigError about the config; EngineError if a kernel does not compile.
+    ``stage`` is how far kernels for Ascend are taken; where one gets less far, the bundle says so.
+    Raises: ConfigError about the config; EngineError if the tools cannot be had, or a kernel for
+    NVIDIA does not compile.
     """
     config = model_config(config_name)
-    identity = nvidia_identity(config.to_dict(), config_name, target)
+    is_nvidia = target in NVIDIA_TARGETS
+    identity = (
+        nvidia_identity(config.to_dict(), config_name, target)
+        if is_nvidia
+        else ascend_identity(config.to_dict(), config_name, stage, _ascend_versions())
+    )
     was_there = (store / identity.name).is_dir()
 
     def compile() -> tuple[list[Json], list[Json]]:
+        compiler = _nvidia(target) if is_nvidia else _ascend(stage, progress)
         progress("finding the kernels", 0, 0)
-        tasks = _nvidia_tasks(config, target)
-        return tasks, _compile(tasks, identity, jobs or os.cpu_count() or 1, progress)
+        tasks = _tasks(config, compiler)
+        return tasks, _compile(tasks, identity, compiler, jobs or os.cpu_count() or 1, progress)
 
     bundle = build_bundle(
         store,
@@ -68,19 +99,50 @@ def build_nvidia(
     return Built(bundle, was_there)
 
 
-def _nvidia_tasks(config: ModelConfig, target: str) -> list[Json]:
+def _nvidia(target: str) -> _Compiler:
+    major, minor = NVIDIA_TARGETS[target]
+    environment = {"TRITON_CACHE_DIR": str(_objects()), "TRITON_DEFAULT_FP_FUSION": "1"}
+    return _Compiler(
+        worker="deepinfer.kernels.compile_worker",
+        environment=environment,
+        capability=(major, minor),
+        more={"target": ["cuda", 10 * major + minor, 32]},
+    )
+
+
+def _ascend(stage: str, progress: Progress) -> _Compiler:
+    folder = ascend_environment(lambda: progress("installing the tools for Ascend", 0, 0))
+    return _Compiler(
+        worker="deepinfer.kernels.ascend.worker",
+        environment=worker_environment(folder),
+        capability=None,
+        more={"stage": stage, "objects": str(_objects() / "ascend")},
+    )
+
+
+def _ascend_versions() -> dict[str, str]:
+    found = code_generator()
+    return {**PINS, "cann": "none" if found is None else found}
+
+
+def _objects() -> Path:
+    """What compilers made, kept so that a build goes on where another was stopped."""
+    return cache_folder() / "objects"
+
+
+def _tasks(config: ModelConfig, compiler: _Compiler) -> list[Json]:
     # Here, because torch and Triton take seconds to load.
     from deepinfer.engine.kernel_plan import model_launches
     from deepinfer.kernels.compile_task import task_of
     from deepinfer.kernels.rehearsal import PretendedDevice
 
-    device = PretendedDevice(NVIDIA_TARGETS[target])
-    made_for = [device.target.backend, device.target.arch, device.target.warp_size]
-    launches = model_launches(config, device)
-    return [task_of(launch) | {"target": made_for} for launch in launches]
+    launches = model_launches(config, PretendedDevice(compiler.capability))
+    return [task_of(launch) | compiler.more for launch in launches]
 
 
-def _compile(tasks: list[Json], identity: Identity, jobs: int, progress: Progress) -> list[Json]:
+def _compile(
+    tasks: list[Json], identity: Identity, compiler: _Compiler, jobs: int, progress: Progress
+) -> list[Json]:
     from deepinfer.kernels.compile_pool import compile_all
 
     done = 0
@@ -90,9 +152,10 @@ def _compile(tasks: list[Json], identity: Identity, jobs: int, progress: Progres
         done += 1
         progress(f"{identity.target} {task['kernel'].strip('_')}", done, len(tasks))
 
-    objects = cache_folder() / "objects"
-    environment: dict[str, Any] = {
-        "TRITON_CACHE_DIR": str(objects),
-        "TRITON_DEFAULT_FP_FUSION": "1",
-    }
-    return compile_all(tasks, jobs=jobs, environment=environment, on_result=count)
+    return compile_all(
+        tasks,
+        jobs=jobs,
+        environment=compiler.environment,
+        worker=compiler.worker,
+        on_result=count,
+    )

@@ -18,7 +18,7 @@ from deepinfer.errors import ConfigError
 from deepinfer.kernels.targets import ASCEND_TARGETS, NVIDIA_TARGETS, check_targets, nvidia_target
 
 ACCELERATORS = ("auto", "nvidia", "ascend")
-STAGES = ("linalg", "binary")
+STAGES = ("linalg", "middle-end", "binary")
 _PLAIN_SECONDS = 5.0
 
 Progress = Callable[[str, int, int], None]
@@ -40,7 +40,7 @@ class BuildRequest:
 
 def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) -> int:
     """Make the bundles; their folders go to stdout.  Raises: ConfigError, EngineError."""
-    from deepinfer.kernel_build import build_nvidia
+    from deepinfer.kernel_build import build_kernels
     from deepinfer.kernels.bundle import default_store
 
     accelerator = _accelerator(request, environment)
@@ -54,10 +54,16 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
     reports = []
     with _progress(quiet=request.quiet) as progress:
         for target in targets:
-            built = build_nvidia(
-                request.config, target, store, jobs=request.jobs, progress=progress
+            built = build_kernels(
+                request.config,
+                target,
+                store,
+                stage=request.stage,
+                jobs=request.jobs,
+                progress=progress,
             )
-            reports.append(_report(built.bundle, was_there=built.was_there))
+            describe = _nvidia_report if accelerator == "nvidia" else _ascend_report
+            reports.append(describe(built.bundle, was_there=built.was_there))
     if request.json:
         print(json.dumps(reports, indent=1))
     else:
@@ -65,7 +71,7 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
             print(report["folder"])
     if not request.quiet:
         _summarize(reports, time.perf_counter() - started)
-    return 0
+    return 0 if all(report["is_complete"] for report in reports) else 1
 
 
 def _accelerator(request: BuildRequest, environment: Mapping[str, str]) -> str:
@@ -113,33 +119,81 @@ def _machine_targets() -> list[str]:
     return list(dict.fromkeys(name for name in found if name))
 
 
-def _report(bundle: Any, *, was_there: bool) -> dict[str, Any]:
+def _nvidia_report(bundle: Any, *, was_there: bool) -> dict[str, Any]:
     kernels = bundle.kernels
+    return _common(bundle, was_there) | {
+        "most_registers": max((kernel["registers"] for kernel in kernels), default=0),
+        "most_stack_bytes": max((kernel["stack_bytes"] for kernel in kernels), default=0),
+        "most_shared_bytes": max((kernel["shared_bytes"] for kernel in kernels), default=0),
+        "is_complete": True,
+    }
+
+
+def _ascend_report(bundle: Any, *, was_there: bool) -> dict[str, Any]:
+    depths = [_depth(kernel["stage"]) for kernel in bundle.kernels]
+    wanted = bundle.identity.stage
+    short = [
+        {"kernel": kernel["kernel"], "stage": kernel["stage"], "reason": kernel["reason"]}
+        for kernel in bundle.kernels
+        if STAGES.index(wanted) > _depth(kernel["stage"])
+    ]
+    return _common(bundle, was_there) | {
+        "stage": wanted,
+        "reached": {stage: sum(depth >= i for depth in depths) for i, stage in enumerate(STAGES)},
+        "short_of_stage": short,
+        "is_complete": not short,
+    }
+
+
+def _depth(stage: str) -> int:
+    """Place among the stages; -1 for none of them."""
+    return STAGES.index(stage) if stage in STAGES else -1
+
+
+def _common(bundle: Any, was_there: bool) -> dict[str, Any]:
     return {
         "folder": str(bundle.folder),
         "target": bundle.identity.target,
         "model": bundle.identity.model_name,
         "compilers": dict(bundle.identity.compilers),
         "was_there": was_there,
-        "kernels": len({kernel["kernel"] for kernel in kernels}),
-        "specialisations": len(kernels),
-        "most_registers": max((kernel["registers"] for kernel in kernels), default=0),
-        "most_stack_bytes": max((kernel["stack_bytes"] for kernel in kernels), default=0),
-        "most_shared_bytes": max((kernel["shared_bytes"] for kernel in kernels), default=0),
+        "kernels": len({kernel["kernel"] for kernel in bundle.kernels}),
+        "specialisations": len(bundle.kernels),
     }
 
 
 def _summarize(reports: Sequence[Mapping[str, Any]], seconds: float) -> None:
     for report in reports:
         state = "was there already" if report["was_there"] else "compiled"
+        words = _ascend_words(report) if "stage" in report else _nvidia_words(report)
         print(
             f"{report['target']}: {report['specialisations']} specialisations of "
-            f"{report['kernels']} kernels {state}; at most {report['most_registers']} registers, "
-            f"{report['most_stack_bytes']} bytes of stack, "
-            f"{report['most_shared_bytes'] // 1024} KiB of shared memory",
+            f"{report['kernels']} kernels {state}; {words}",
             file=sys.stderr,
         )
     print(f"{seconds:.1f} s", file=sys.stderr)
+
+
+def _nvidia_words(report: Mapping[str, Any]) -> str:
+    return (
+        f"at most {report['most_registers']} registers, {report['most_stack_bytes']} bytes of "
+        f"stack, {report['most_shared_bytes'] // 1024} KiB of shared memory"
+    )
+
+
+def _ascend_words(report: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count} reached {stage}" for stage, count in report["reached"].items())
+    short = report["short_of_stage"]
+    if not short:
+        return counts
+    reasons = dict.fromkeys(entry["reason"] for entry in short)
+    if "CANN is not installed" in reasons:
+        return (
+            f"{counts}. What was lowered is kept, but machine code needs CANN's code generator "
+            "(hivmc-a5 on PATH), which is not installed; --stage middle-end or --stage linalg asks "
+            "for what can be had here"
+        )
+    return f"{counts}; {short[0]['kernel']}: {short[0]['reason']}"
 
 
 @contextmanager

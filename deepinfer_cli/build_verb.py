@@ -49,8 +49,8 @@ def add_build_verb(app: typer.Typer) -> None:
         ] = None,
         stage: Annotated[
             str,
-            typer.Option("--stage", metavar="NAME", help="Where to stop on ascend: linalg needs no "
-                         "CANN, binary does."),
+            typer.Option("--stage", metavar="NAME", help="Where to stop on ascend: linalg, "
+                         "middle-end (on-chip memory laid out), or binary, which needs CANN."),
         ] = "binary",
         jobs: Annotated[
             int | None,

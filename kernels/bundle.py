@@ -33,6 +33,7 @@ class Identity:
     """What a bundle is made from; two that are equal hold the same kernels.
 
     target      "sm90a", "ascend950"
+    stage       how far kernels were to be taken: "binary", or an earlier one (Ascend)
     model       digest of the model's config
     model_name  how the one who built it called the model; not compared
     sources     digest of our own code
@@ -44,6 +45,7 @@ class Identity:
     model_name: str
     sources: str
     compilers: Mapping[str, str]
+    stage: str = "binary"
 
     @property
     def name(self) -> str:
@@ -84,6 +86,20 @@ def nvidia_identity(config: Mapping[str, Any], model_name: str, target: str) -> 
         model_name=model_name,
         sources=source_digest(),
         compilers={"triton": installed_version("triton")},
+    )
+
+
+def ascend_identity(
+    config: Mapping[str, Any], model_name: str, stage: str, compilers: Mapping[str, str]
+) -> Identity:
+    """The identity of a bundle for Ascend 950, taken as far as ``stage``."""
+    return Identity(
+        target="ascend950",
+        model=digest(config),
+        model_name=model_name,
+        sources=source_digest(),
+        compilers=compilers,
+        stage=stage,
     )
 
 

@@ -68,13 +68,13 @@ def _keep(folder: Path, task: Json, result: Json) -> Json:
     """Copy a kernel's files; its entry in the manifest."""
     stem = f"{task['kernel'].strip('_')}-{result['key'][:12].lower()}"
     files = {}
-    for kind in ("binary", "metadata"):
-        source = Path(result[kind])
-        content = source.read_bytes()
-        (folder / (stem + source.suffix)).write_bytes(content)
-        files[stem + source.suffix] = file_digest(content)
-    facts = {name: result[name] for name in result if name not in ("binary", "metadata", "seconds")}
-    return task | facts | {"files": files}
+    for suffix, source in result["files"].items():
+        content = Path(source).read_bytes()
+        (folder / (stem + suffix)).write_bytes(content)
+        files[stem + suffix] = file_digest(content)
+    asked = {name: task[name] for name in task if name != "objects"}
+    facts = {name: result[name] for name in result if name != "seconds"}
+    return asked | facts | {"files": files}
 
 
 def _publish(partial: Path, folder: Path) -> None:

@@ -33,8 +33,7 @@ def compile_task(task: Json) -> Json:
     ptx = compiled.asm["ptx"]
     return {
         "key": Path(files[".json"]).parent.name,
-        "metadata": files[".json"],
-        "binary": files[".cubin"],
+        "files": {suffix: files[suffix] for suffix in (".json", ".cubin")},
         "registers": resources.registers,
         "stack_bytes": resources.stack_bytes,
         "shared_bytes": compiled.metadata.shared,

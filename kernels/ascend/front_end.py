@@ -12,7 +12,7 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import AttrsDescriptor, GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from .compile_task import Json, decode, kernel_of
+from deepinfer.kernels.compile_task import Json, decode, kernel_of
 
 CHIP = "Ascend950PR_9599"
 _OPTIONS = {"compile_on_910_95": True, "multibuffer": False, "enable_auto_bind_sub_block": False}
