@@ -5,6 +5,7 @@ Rows go to the rank that has the fewest; every rank renders, computes and parses
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -14,14 +15,15 @@ from typing import Any
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.parallel.groups import host_store
+from deepinfer.engine.parallel.groups import TIMEOUT_S, host_store
 from deepinfer.engine.parallel.launch import Lost, RankProcesses, make_link
+from deepinfer.engine.parallel.launched import accept_ranks, launched_place, meeting_place
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.types import Thinking
 
-from .errors import EngineError
+from .errors import ConfigError, EngineError
 from .merged_stats import merge_stats
 from .outputs import RequestOutput
 from .rank_messages import Begin, End, Finished, RankOrder, Ready, Row
@@ -37,14 +39,27 @@ class RankedEngine:
     """
 
     def __init__(self, order: RankOrder) -> None:
-        self._store = host_store(order.host)
         sizes = order.sizes
+        remote, host, port = None, order.host, 0
+        place = launched_place(os.environ, sizes.world_size)
+        if place is None:
+            self._store: Any = host_store(order.host)
+            port = self._store.port
+        else:
+            if sizes.has_roles:
+                raise ConfigError(
+                    "prefill_ranks and decode_ranks need processes of one machine: start the run "
+                    "without a launcher"
+                )
+            self._store, host, port = meeting_place(place), place.host, place.port
+            remote = accept_ranks(place, self._store, TIMEOUT_S)
         links = _links(sizes)
         orders = [
             replace(
                 order,
                 rank=rank,
-                port=self._store.port,
+                host=host,
+                port=port,
                 profile_path=order.profile_path if rank == 0 else None,
                 links=links[rank],
             )
@@ -55,6 +70,7 @@ class RankedEngine:
             orders,
             preload=(rank_main.__module__,),
             expendable=frozenset(sizes.prefill),
+            remote=remote,
         )
         for link in (end for ends in links for end in ends.values()):
             link.close()

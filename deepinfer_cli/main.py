@@ -20,6 +20,7 @@ from .engine_arguments import engine_arguments
 from .flags import with_settings
 from .helptext import Command, Group
 from .job import Engine, MakeEngine
+from .launched import run_as_rank
 from .plan_cli import add_plan
 from .report_cli import add_report
 from .run import RunRequest, run
@@ -96,7 +97,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
             json=json,
             quiet=quiet,
         )
-        raise typer.Exit(run(request, resolved, make_engine))
+        raise typer.Exit(run_as_rank(resolved, lambda: run(request, resolved, make_engine)))
 
     run_verb.__doc__ = _RUN_HELP
     app.command("run", cls=Command)(with_settings(run_verb))

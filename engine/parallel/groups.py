@@ -79,18 +79,7 @@ def meet(
 ) -> None:
     """The first half of ``join``: everybody is there, and everybody is the same."""
     store.set(f"facts/{rank}", json.dumps(dict(facts)))
-    deadline = time.monotonic() + timeout_s
-    for other in range(world_size):
-        remaining = max(deadline - time.monotonic(), 0.001)
-        try:
-            store.wait([f"facts/{other}"], timedelta(seconds=remaining))
-        except RuntimeError as error:
-            missing = [r for r in range(world_size) if not store.check([f"facts/{r}"])]
-            names = ", ".join(map(str, missing))
-            raise EngineError(
-                f"rank {rank} waited {timeout_s:g} s for rank {names} of {world_size}, which did "
-                "not come: look at what that process says, or whether it was started"
-            ) from error
+    wait_for_all(store, "facts", range(world_size), rank, timeout_s)
     reference = json.loads(store.get("facts/0"))
     for name, value in facts.items():
         if reference.get(name) != value:
@@ -98,6 +87,24 @@ def meet(
                 f"{name} is {value} on rank {rank} and {reference.get(name)} on rank 0: all ranks "
                 "need the same"
             )
+
+
+def wait_for_all(
+    store: Store, prefix: str, ranks: Sequence[int], rank: int, timeout_s: float
+) -> None:
+    """Until the key ``prefix/R`` of each rank is there.  Raises: EngineError naming the missing."""
+    deadline = time.monotonic() + timeout_s
+    for other in ranks:
+        remaining = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"{prefix}/{other}"], timedelta(seconds=remaining))
+        except RuntimeError as error:
+            missing = [r for r in ranks if not store.check([f"{prefix}/{r}"])]
+            names = ", ".join(map(str, missing))
+            raise EngineError(
+                f"rank {rank} waited {timeout_s:g} s for rank {names} of {ranks[-1] + 1}, which "
+                "did not come: look at what that process says, or whether it was started"
+            ) from error
 
 
 class Group:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -43,6 +43,11 @@ class Lost:
 
     rank: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The driver has ended well: so does the rank that reads this."""
 
 
 class Mailbox:
@@ -85,7 +90,10 @@ class Mailbox:
     def _read(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._messages.put(self._connection.recv())
+                message = self._connection.recv()
+                if isinstance(message, Bye):
+                    os._exit(0)
+                self._messages.put(message)
         self.is_open = False
         if self._is_driver:
             os._exit(1)
@@ -100,6 +108,7 @@ class RankProcesses:
     main         an importable function; an error it raises becomes ours
     preload      modules to import once, before the processes are forked from a fresh one
     expendable   ranks whose end is a message (``Lost``), not a failure
+    remote       connections to ranks that a launcher has started; they wait for their argument
 
     Raises: EngineError, or the rank's own DeepInferError with the rank's name, as soon as
     ``receive`` or ``send`` finds that a rank failed; all ranks are stopped then.
@@ -112,13 +121,19 @@ class RankProcesses:
         *,
         preload: Sequence[str] = (),
         expendable: frozenset[int] = frozenset(),
+        remote: Mapping[int, Connection] | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", __name__, *preload])
         self._expendable = expendable
         self._connections: list[Connection | None] = []
-        self._processes: list[BaseProcess] = []
-        for argument in arguments:
+        self._processes: list[BaseProcess | None] = []
+        for rank, argument in enumerate(arguments):
+            if remote is not None and rank in remote:
+                remote[rank].send(argument)
+                self._connections.append(remote[rank])
+                self._processes.append(None)
+                continue
             ours, theirs = context.Pipe()
             process = context.Process(target=_run, args=(main, theirs, argument), daemon=True)
             process.start()
@@ -131,7 +146,8 @@ class RankProcesses:
 
     @property
     def process_ids(self) -> list[int]:
-        return [process.pid or 0 for process in self._processes]
+        """Of the ranks that are processes of ours."""
+        return [process.pid or 0 for process in self._processes if process is not None]
 
     def send(self, rank: int, message: Any) -> None:
         """Give a rank a message; one for a lost expendable rank is dropped."""
@@ -162,13 +178,17 @@ class RankProcesses:
         return messages
 
     def close(self) -> None:
-        """Stop all processes.  May be called twice."""
-        for process in self._processes:
+        """Stop all processes; those of a launcher end when they lose us.  May be called twice."""
+        own = [process for process in self._processes if process is not None]
+        for process in own:
             process.kill()
-        for process in self._processes:
+        for process in own:
             process.join()
-        for connection in self._connections:
+        for place, connection in zip(self._processes, self._connections, strict=True):
             if connection is not None:
+                with contextlib.suppress(OSError):
+                    if place is None:
+                        connection.send(Bye())
                 connection.close()
 
     def _fail(self, rank: int, message: Failed | None = None) -> None:
@@ -208,10 +228,13 @@ class RankProcesses:
             return Failed(_Gone())
 
     def _ending(self, rank: int, message: Failed) -> str:
-        name = f"rank {rank} of {len(self)} (process {self._processes[rank].pid})"
+        process = self._processes[rank]
+        where = "of the launcher" if process is None else f"process {process.pid}"
+        name = f"rank {rank} of {len(self)} ({where})"
         if not isinstance(message.error, _Gone):
             return f"{name}: {message.error}"
-        process = self._processes[rank]
+        if process is None:
+            return f"{name} is gone: look at what the launcher says about it"
         process.join(_GRACE_S)
         code = process.exitcode
         if code is not None and code < 0:
@@ -229,9 +252,14 @@ def _is_consequence(failure: Failed) -> bool:
 
 def _run(main: RankMain, connection: Connection, argument: Any) -> None:
     """A rank's process.  Ctrl-C is for the driver, which decides what happens to the ranks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    run_rank(main, connection, argument)
+
+
+def run_rank(main: RankMain, connection: Connection, argument: Any) -> None:
+    """``main`` in this process, which ends with it; an error goes to the driver."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         main(Mailbox(connection), argument)
     except DeepInferError as error:
