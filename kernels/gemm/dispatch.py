@@ -41,6 +41,8 @@ def _is_hopper(weight: Weight) -> bool:
 def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
     """``quantized_linear_reference``; on a GPU the weight stays packed."""
     if isinstance(weight, HopperWeight):
+        if not x.is_cuda:
+            return quantized_linear_reference(x, weight.plain[0])
         from .gluon_kernel import quantized_linear_gluon
 
         return quantized_linear_gluon(x, weight)

@@ -13,6 +13,7 @@ smaller ones are off by at most 2**-10 of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from deepinfer.kernels.quant import decode_e2m1, power_of_two
 
-from .k_order import KOrder, fragment_order
+from .k_order import KOrder, fragment_order, plain_order
 from .weights import Weight
 
 COLUMNS = 64
@@ -49,6 +50,15 @@ class HopperWeight:
     def num_rows(self) -> int:
         """N."""
         return (len(self.factors) - _PADDING) // self.members
+
+    @cached_property
+    def plain(self) -> Weight:
+        """The same numbers for plain torch: [E, N, K] bf16; made once, on first use."""
+        values = self.values if self.steps is None else recast_weight(self).values
+        numbers = values.float() * self.factors[: len(values), None]
+        if self.order is KOrder.FRAGMENT:
+            numbers = plain_order(numbers)
+        return Weight(numbers.to(torch.bfloat16).view(self.members, self.num_rows, self.k))
 
     @property
     def k(self) -> int:

@@ -27,5 +27,11 @@ def fragment_order(x: Tensor) -> Tensor:
     Number 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j: thread t of the matrix instruction i
     reads 4 t + j and 16 + 4 t + j.
     """
-    parts = torch.unflatten(x, -1, (-1, 4, 4, 2, 4))
+    parts = torch.unflatten(x, -1, (-1, 4, 4, 2, 4))  # group, t, i, h, j
     return parts.permute(*range(x.dim() - 1), -5, -3, -2, -4, -1).flatten(-5)
+
+
+def plain_order(x: Tensor) -> Tensor:
+    """The inverse of ``fragment_order``."""
+    parts = torch.unflatten(x, -1, (-1, 4, 2, 4, 4))  # group, i, h, t, j
+    return parts.permute(*range(x.dim() - 1), -5, -2, -4, -3, -1).flatten(-5)

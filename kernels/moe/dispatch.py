@@ -66,6 +66,8 @@ def experts(
     Both weights come from ``native_experts``, or both are as on disk.
     """
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
+        if not x.is_cuda:
+            return experts_reference(x, ids, weights, gate_up.plain, down.plain, limit)
         from .gluon_experts import experts_gluon
 
         return experts_gluon(x, ids, weights, gate_up, down, limit)

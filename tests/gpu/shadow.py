@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm import HopperWeight, Weight
 
 OPERATIONS = {
     "quantized_linear", "grouped_linear", "linear", "fp32_linear", "rms_norm", "pack_latents",
@@ -108,17 +108,17 @@ def _compare(agreement: Agreement, actual: Tensor, wanted: Tensor) -> None:
         agreement.relative = max(agreement.relative, float(relative))
 
 
-_weights: dict[int, Weight] = {}
+_weights: dict[int, Weight | HopperWeight] = {}
 
 
 def _to_cpu(value: Any) -> Any:
     """Copies on the CPU, through tuples, mappings and dataclasses; a weight is copied once."""
     if isinstance(value, Tensor):
         return value.cpu()
-    if isinstance(value, Weight):
+    if isinstance(value, Weight | HopperWeight):
         if id(value) not in _weights:
-            scales = None if value.scales is None else value.scales.cpu()
-            _weights[id(value)] = Weight(value.values.cpu(), scales)
+            copies = {f.name: getattr(value, f.name) for f in fields(value)}
+            _weights[id(value)] = type(value)(**{n: _to_cpu(copy) for n, copy in copies.items()})
         return _weights[id(value)]
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{f.name: _to_cpu(getattr(value, f.name)) for f in fields(value)})

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import HopperWeight, Weight
+from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import HopperWeight, Weight, quantized_linear
 from deepinfer.kernels.gemm.hopper_weights import prepare_weight, recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder, fragment_order
+from deepinfer.kernels.moe import experts
 from deepinfer.kernels.testing import assert_bitwise_equal
 
 
@@ -45,6 +47,7 @@ def test_fp4_is_exact_while_scales_span_11_steps() -> None:
     assert prepared.values.nbytes == weight.values.nbytes
     exact = fragment_order(weight.dense.float().view(256, 512))
     assert_bitwise_equal(_numbers(prepared), exact)
+    assert_bitwise_equal(prepared.plain.values, weight.dense)
 
 
 def test_fp4_below_11_steps_counts_as_0() -> None:
@@ -92,3 +95,17 @@ def test_fragment_order_gives_a_thread_its_block() -> None:
                 read = torch.cat([order[start : start + 4], order[start + 16 : start + 20]])
                 first = 128 * group + 32 * t + 8 * i
                 assert read.tolist() == list(range(first, first + 8))
+
+
+def test_layers_on_prepared_weights_are_the_same_on_a_cpu() -> None:
+    """What a GPU's model is compared with, on weights moved to the CPU."""
+    x = torch.randn(5, 256).to(torch.bfloat16)
+    gate_up, down = _fp4(3, 512, 256, spread=4), _fp4(3, 256, 256, spread=4)
+    linear = Weight(gate_up.values[1], None if gate_up.scales is None else gate_up.scales[1])
+    assert_bitwise_equal(quantized_linear(x, _prepared(linear)), quantized_linear(x, linear))
+    ids, weights = torch.tensor([[0, 2]] * 5), torch.rand(5, 2)
+    expected = experts(x, ids, weights, gate_up, down, 10.0)
+    actual = experts(x, ids, weights, _prepared(gate_up), _prepared(down), 10.0)
+    assert_bitwise_equal(actual, expected)
+    with pytest.raises(TensorError, match="only one of gate_up and down"):
+        experts(x, ids, weights, _prepared(gate_up), down, 10.0)
