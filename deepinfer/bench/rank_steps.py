@@ -4,131 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deepinfer.engine.bound_model import BoundModel
 from deepinfer.engine.decode_step import DecodeStep
-from deepinfer.engine.draft_backlog import DraftBacklog
-from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.model.model import Model
 from deepinfer.engine.request_state import RequestState
-from deepinfer.engine.sampler import Sampler
-from deepinfer.engine.slot_table import SlotTable
-from deepinfer.engine.types import Request, SamplingParams
-from deepinfer.errors import ConfigError
 
 from .kernel_parts import kernel_parts
-from .limits import decode_row, prefill_row, rank_weight_bytes, request_bytes
+from .limits import decode_row, prefill_row
 from .plan import BenchPlan
-from .rank_share import RandomTensors, SliceShare, rank_config
+from .rank_model import RankModel
 from .results import LimitRow, Measurement
 
-_BLOCK = 64
 _WARM_STEPS = 3
 _CHUNK_TOKENS = 8_192
-# E4M3 and E8M0 bytes of a scale of 1.
-_ONE_E4M3, _ONE_E8M0 = 0x38, 127
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankModel:
-    """The share of one rank with room for ``num_slots`` requests of ``context`` tokens."""
-
-    config: ModelConfig
-    ranks: int
-    model: Model
-    cache: KVCache
-    context: int
-    num_slots: int
-    device: torch.device
-
-    @classmethod
-    def make(
-        cls,
-        model: ModelConfig,
-        *,
-        ranks: int,
-        context: int,
-        num_slots: int,
-        seed: int,
-        device: torch.device | str,
-    ) -> RankModel:
-        """Raises: ConfigError if weights and caches do not fit the device's free memory."""
-        device = torch.device(device)
-        config = rank_config(model, ranks)
-        _check_memory(model, ranks, context, num_slots, device)
-        generator = torch.Generator().manual_seed(seed)
-        most = max(1, config.engram_compressed_vocab_size)
-        built = Model(
-            config,
-            RandomTensors(config, seed, device),
-            device=device,
-            token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
-            share=SliceShare(ranks, seed),
-        )
-        blocks_each = -(-(context + config.dspark_block_size + 1) // _BLOCK)
-        cache = KVCache.allocate(
-            config,
-            num_blocks=num_slots * blocks_each,
-            block_size=_BLOCK,
-            num_slots=num_slots,
-            device=device,
-        )
-        _fill(cache, config)
-        return cls(
-            config=config,
-            ranks=ranks,
-            model=built,
-            cache=cache,
-            context=context,
-            num_slots=num_slots,
-            device=device,
-        )
-
-    def states(self, count: int, *, num_computed: int) -> list[RequestState]:
-        """Requests 0 to ``count`` - 1, each with blocks of its own and so many tokens computed."""
-        blocks_each = self.cache.num_blocks // self.num_slots
-        window = self.config.sliding_window
-        states = []
-        for slot in range(count):
-            state = RequestState(
-                request=Request(
-                    request_id=str(slot),
-                    prompt_token_ids=(0,),
-                    sampling=SamplingParams(temperature=1.0),
-                    seed=slot,
-                ),
-                arrival=slot,
-                arrived_s=0.0,
-                token_ids=[0],
-                num_prompt_tokens=1,
-                max_output_tokens=1,
-                decoder_start=max(0, self.context - window),
-                stop_token_ids=frozenset(),
-            )
-            state.slot = slot
-            state.blocks = list(range(slot * blocks_each, (slot + 1) * blocks_each))
-            state.num_computed_tokens = num_computed
-            states.append(state)
-        return states
-
-    def worker(self, num_drafts: int) -> DecodeStep:
-        table = SlotTable(
-            self.num_slots,
-            self.cache.num_blocks // self.num_slots * _BLOCK,
-            _BLOCK,
-            str(self.device),
-        )
-        window, device = self.config.sliding_window, str(self.device)
-        backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
-        bound = BoundModel(self.model, self.cache, backlog=backlog)
-        return DecodeStep(
-            bound, table, Sampler(self.num_slots, str(self.device)), num_drafts=num_drafts
-        )
 
 
 def measure_rank(
@@ -301,36 +192,3 @@ def _row(
         parts_s=parts,
         accepted_length=limit.num_tokens / limit.size if limit.phase == "decode" else None,
     )
-
-
-def _check_memory(
-    model: ModelConfig, ranks: int, context: int, num_slots: int, device: torch.device
-) -> None:
-    if device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(device)
-    weights, each = rank_weight_bytes(model, ranks), request_bytes(model, context)
-    # A tenth for activations, graphs and what loading needs beside.
-    room = 0.9 * free - weights
-    if room < num_slots * each:
-        fit = max(0, int(room // each))
-        raise ConfigError(
-            f"{num_slots} requests of {context:,} tokens and the weights of 1 of {ranks} ranks "
-            f"({weights / 1e9:,.0f} GB) do not fit {free / 1e9:,.0f} GB of free memory: "
-            f"{fit} requests fit"
-        )
-
-
-def _fill(cache: KVCache, config: ModelConfig) -> None:
-    """Random values under scales of 1, so that nothing is NaN and nothing is equal."""
-    half, index_half = config.head_dim // 2, config.index_head_dim // 2
-    for pool in cache.main.values():
-        pool[..., :half].random_(0, 256)
-        pool[..., half:] = _ONE_E4M3
-    for pool in cache.index.values():
-        pool[..., :index_half].random_(0, 256)
-        pool[..., index_half:] = _ONE_E8M0
-    for rings in (cache.window, cache.draft):
-        rings[..., : config.head_dim].random_(0, 256)
-        rings[..., : config.head_dim] &= 0xBF
-        rings[..., config.head_dim :] = _ONE_E8M0

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_share import ExpectedRouting, RandomTensors, rank_config
-from deepinfer.bench.rank_steps import RankModel, measure_decode, measure_prefill
+from deepinfer.bench.rank_steps import measure_decode, measure_prefill
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.recipes.embedded import embedded_model_path
 
