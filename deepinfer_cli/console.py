@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .background import every
-from .report import Report
+
+if TYPE_CHECKING:
+    from .report import Report
 
 _PLAIN_SECONDS = 5.0
 _PLAIN_SECONDS_LATER = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,18 +14,16 @@ from deepinfer.errors import DeepInferError
 
 from .bench.app import add_bench_verbs
 from .build_verb import add_build_verb
-from .constraint import run_constraint
 from .doctor.flags import add_doctor
-from .engine_arguments import engine_arguments
 from .flags import with_settings
 from .helptext import Command, Group
-from .job import Engine, MakeEngine
-from .launched import run_as_rank
 from .plan_cli import add_plan
 from .report_cli import add_report
-from .run import RunRequest, run
 from .run_verbs import add_run_verbs
 from .settings import Settings, resolve
+
+if TYPE_CHECKING:  # a help page must not wait for what a run needs
+    from .job import Engine, MakeEngine
 
 _USAGE = 2
 # The base of all usage errors; typer exports only its children.
@@ -41,15 +39,15 @@ def load_engine(settings: Settings) -> Engine:
     """The real engine.  Imported here: help and checks must not wait for torch."""
     from deepinfer import OfflineEngine
 
+    from .engine_arguments import engine_arguments
+
     return OfflineEngine(settings.model, **engine_arguments(settings))
 
 
 def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     """The application; tests give it another engine."""
     app = typer.Typer(cls=Group, help=_HELP, rich_markup_mode=None, context_settings=_CONTEXT)
-    config = typer.Typer(
-        cls=Group, help="Shows the settings in force, or writes a file of all of them."
-    )
+    config = typer.Typer(cls=Group, help=_CONFIG_HELP)
     app.add_typer(config, name="config")
 
     @app.callback(invoke_without_command=True)
@@ -86,6 +84,10 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
         *,
         flags: dict[str, object],
     ) -> None:  # fmt: skip
+        from .constraint import run_constraint
+        from .launched import run_as_rank
+        from .run import RunRequest, run
+
         resolved = resolve(flags, config=config)
         request = RunRequest(
             source=source,
@@ -118,7 +120,13 @@ def _add_config_verbs(config: typer.Typer) -> None:
         config: Config = None,
         json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
     ) -> None:
-        """Print every setting as a run would use it."""
+        """Print every setting as a run would use it.
+
+        Examples:
+          deepinfer config show
+          deepinfer config show --origin
+          DEEPINFER_TOP_P=0.9 deepinfer config show --json | jq .top_p
+        """
         from .config import show
 
         show(resolve({}, config=config), origin=origin, as_json=json)
@@ -128,7 +136,13 @@ def _add_config_verbs(config: typer.Typer) -> None:
         path: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("deepinfer.yaml"),
         force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     ) -> None:
-        """Write a settings file with every key, its default and what it does."""
+        """Write a settings file with every key, its default and what it does.
+
+        Examples:
+          deepinfer config init
+          deepinfer config init - | less
+          deepinfer config init night.yaml && deepinfer run in.jsonl --config night.yaml
+        """
         from .config import init
 
         init(path, force=force)
@@ -186,6 +200,16 @@ Examples:
   deepinfer report prompts.out.jsonl
   deepinfer doctor
   deepinfer run --help
+
+Completion of verbs and flags in your shell: deepinfer --install-completion
+"""
+
+_CONFIG_HELP = """\
+Shows the settings in force, or writes a file of all of them.
+
+Examples:
+  deepinfer config init
+  deepinfer config show --origin
 """
 
 _RUN_HELP = """\

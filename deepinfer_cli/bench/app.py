@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deepinfer_cli.console import make_console
 from deepinfer_cli.flags import with_settings
 from deepinfer_cli.helptext import Command, Group
-from deepinfer_cli.job import MakeEngine
 from deepinfer_cli.values import parse_count, parse_number
+
+if TYPE_CHECKING:
+    from deepinfer_cli.job import MakeEngine
 
 _HELP = """\
 Measures this machine, and says what a deployment could do at most.

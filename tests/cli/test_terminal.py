@@ -70,6 +70,24 @@ def test_no_color_and_dumb_terminals(in_tmp: Path, command: list[str]) -> None:
     assert "\x1b" not in sent and "invalid_json 1" in sent
 
 
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_plans_fit_the_terminal(in_tmp: Path, command: list[str], columns: int) -> None:
+    rows = ['{"prompt":"%s"}' % ("word " * (3 * i + 1)) for i in range(20)]
+    Path("in.jsonl").write_text("\n".join([*rows, "bad"]))
+    code, sent = _run_in_terminal([*command, "plan", "in.jsonl", "--calibrate", "0"], columns)
+    lines = _visible(sent)
+    assert code == 3 and max(map(len, lines)) <= columns
+    assert any(line.startswith("will fail   1 (4.8 %)") for line in lines)
+    assert sum("█" in line or "#" in line for line in lines) > 3
+
+
+def test_doctor_in_a_terminal(in_tmp: Path, command: list[str]) -> None:
+    code, sent = _run_in_terminal([*command, "doctor"], 60, NO_COLOR="1")
+    lines = _visible(sent)
+    assert code == 0 and max(map(len, lines)) <= 60
+    assert "\x1b" not in sent and "Ready: deepinfer run would start." in sent
+
+
 def test_results_on_stdout_are_not_mixed_with_progress(in_tmp: Path, command: list[str]) -> None:
     Path("in.jsonl").write_bytes(b'{"prompt":"hello"}\n' * 3)
     done = subprocess.run([*command, "run", "in.jsonl", "-o", "-"], capture_output=True)

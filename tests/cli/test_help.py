@@ -1,0 +1,76 @@
+"""Help pages, completion, and what cron gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from deepinfer_cli.main import make_app
+
+_SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe")
+
+
+def _verbs(group: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every verb of the program, groups included."""
+    group = group or typer.main.get_command(make_app())
+    found = [path]
+    for name, command in group.commands.items():
+        is_group = hasattr(command, "commands")
+        found += _verbs(command, (*path, name)) if is_group else [(*path, name)]
+    return found
+
+
+@pytest.mark.parametrize("verb", _verbs(), ids=" ".join)
+def test_every_page_has_examples_fits_and_is_light(verb: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from deepinfer_cli.main import main; code = main(sys.argv[1:]);"
+        f"print(code, [name for name in {_SLOW} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *verb, "--help"], capture_output=True, text=True
+    )
+    assert done.stderr == "0 []\n"
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    examples = lines.index("Examples:")
+    assert examples <= 8 and lines[examples + 1].startswith("  ")
+    assert "deepinfer" in lines[examples + 1]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [("deepinfer re", ["report"]), ("deepinfer plan --top-", ["--top-p", "--top-k"])],
+)
+def test_completion(command: list[str], words: str, expected: list[str]) -> None:
+    environment = {
+        **os.environ,
+        "_DEEPINFER_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and set(expected) <= set(done.stdout.split())
+
+
+def test_cron_gets_plain_lines(in_tmp: Path, command: list[str]) -> None:
+    """No terminal, no HOME, no TERM: words on stdout, talk with a time on stderr."""
+    Path("in.jsonl").write_text('{"prompt":"hello"}\n')
+    done = subprocess.run(
+        [*command, "report", "in.jsonl"],
+        stdin=subprocess.DEVNULL, capture_output=True, env={"PATH": os.defpath},
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr.startswith(b"deepinfer: no report of in.jsonl")
+    plan = subprocess.run(
+        [*command, "plan", "in.jsonl", "--calibrate", "0.1s"],
+        stdin=subprocess.DEVNULL, capture_output=True, env={"PATH": os.defpath, "LC_ALL": "C"},
+    )  # fmt: skip
+    assert plan.returncode == 0 and b"\x1b" not in plan.stdout + plan.stderr
+    assert plan.stdout.startswith(b"rows        1 in in.jsonl: prompt 1\n")
+    assert plan.stderr[4:5] == b"-" and b"answering some rows" in plan.stderr
