@@ -22,6 +22,7 @@ from .prompts import run_constraint
 from .row_stream import ROWS_AHEAD, RowStream
 
 _LONGER = 4
+_OPEN_SHARE = 0.2  # of the first answers may be unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,10 @@ class _TimedEngine:
     engine: LLMEngine
     deadline: float
     last_deadline: float
-    num_ended: int = 0
     prefills: list[tuple[int, float, float]] = field(default_factory=list)
     decodes: list[tuple[int, int, float, float]] = field(default_factory=list)
     cut_lengths: list[int] = field(default_factory=list)
+    first_wave: set[str] | None = None  # whose answers were begun before any had ended
     endless: set[str] = field(default_factory=set)  # requests that ignore the end-of-text token
     step_s: float = 0.0
     step_cpu_s: float = 0.0
@@ -78,8 +79,9 @@ class _TimedEngine:
     def step(self) -> list[Completion]:
         if time.monotonic() > self.deadline:
             lengths = self.engine.unfinished_lengths()
-            self.cut_lengths = [lengths[name] for name in lengths.keys() - self.endless]
-            if self._knows_enough():
+            cut = lengths.keys() - self.endless
+            self.cut_lengths = [lengths[name] for name in cut if lengths[name]]
+            if self._knows_enough(lengths):
                 raise _TimeIsUp
         before = self.engine.stats().num_prefill_tokens
         self.last_decode = None
@@ -90,18 +92,22 @@ class _TimedEngine:
         self.step_cpu_s += cpu
         if (result := self.last_decode) is not None:
             self.decodes.append((len(result.tokens), sum(map(len, result.tokens)), wall, cpu))
+            if self.first_wave is None:
+                begun = self.engine.unfinished_lengths().items()
+                self.first_wave = {name for name, length in begun if length} - self.endless
         elif tokens := self.engine.stats().num_prefill_tokens - before:
             self.prefills.append((tokens, wall, cpu))
-        self.num_ended += sum(c.finish_reason == "stop" for c in completions)
         return completions
 
-    def _knows_enough(self) -> bool:
+    def _knows_enough(self, lengths: Mapping[str, int]) -> bool:
         """There is nothing to plan with before a step of each kind was run; and lengths are a
-        guess as long as more answers are being cut than have ended."""
-        if not self.prefills or not self.decodes:
+        guess as long as most of the first answers are not finished.  ``lengths``: of those
+        that are not."""
+        if self.first_wave is None or not self.prefills:
             return False
-        num_cut = sum(length > 0 for length in self.cut_lengths)
-        return num_cut <= self.num_ended or time.monotonic() > self.last_deadline
+        num_open = len(self.first_wave & lengths.keys())
+        is_known = num_open <= _OPEN_SHARE * len(self.first_wave)
+        return is_known or time.monotonic() > self.last_deadline
 
 
 def rehearse(
@@ -117,7 +123,7 @@ def rehearse(
 ) -> Rehearsal | None:
     """Load the model as ``OfflineEngine`` does and answer ``rows`` for about ``seconds``.
 
-    It takes up to ``_LONGER`` times as long while too few answers have ended to tell lengths, and
+    It takes up to ``_LONGER`` times as long while too few of the first answers are finished, and
     runs at least one prefill and one decode step, however long they take.  None if no row reached
     the engine.  Raises: as ``OfflineEngine``.
     """
@@ -181,7 +187,7 @@ def _answer(
                 continue
             lengths += [(len(s.token_ids), s.finish_reason != "length") for s in output.samples]
     except _TimeIsUp:
-        lengths += [(length, False) for length in probe.cut_lengths if length]
+        lengths += [(length, False) for length in probe.cut_lengths]
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     if not probe.prefills:
         return None

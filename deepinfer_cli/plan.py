@@ -36,8 +36,8 @@ class Estimate:
     answer_tokens: int
     answer_tokens_per_s: float
     answer_lengths: Distribution
-    known_lengths: int = says(
-        "answers of the measurement that ended by themselves, or all of them where none can"
+    guessed_share: float = says(
+        "share of answers that are longer than any seen in the measurement, if it cut some"
     )
 
 

@@ -78,9 +78,12 @@ def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: Memor
     """The estimate of all rows of ``scan``."""
     drawn = measured.lengths.draw(scan.num_answers)
     lengths, ends = Histogram(), iter(drawn)
+    num_guessed = 0
 
     def length_of(most: int, endless: bool) -> int:
+        nonlocal num_guessed
         length = next(ends)
+        num_guessed += not endless and measured.lengths.is_guess(length, most)
         length = most if endless or length is None else min(length, most)
         lengths.add(length)
         return length
@@ -116,7 +119,7 @@ def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: Memor
         answer_tokens=lengths.total,
         answer_tokens_per_s=round(lengths.total / max(answer_s, 1e-9), 1),
         answer_lengths=lengths.report(),
-        known_lengths=measured.lengths.num_ended,
+        guessed_share=round(num_guessed / max(1, scan.num_answers), 3),
     )
 
 

@@ -68,8 +68,9 @@ def _answers(plan: Plan) -> str:
         return f"{count(plan.answers)}, of at most {count(most)} tokens"
     lengths = found.answer_lengths
     text = f"{count(plan.answers)}, about {count(found.answer_tokens)} tokens, {_spread(lengths)}"
-    if not found.known_lengths and plan.answer_limits.min != lengths.p50:
-        text += "; none ended while measuring: as long as they may get"
+    if found.guessed_share > 0.02:
+        text += f"; {percent(found.guessed_share)} of the lengths are a guess: these answers were "
+        text += "cut when measuring ended (a longer --calibrate knows more)"
     return text
 
 

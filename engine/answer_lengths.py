@@ -21,14 +21,15 @@ class AnswerLengths:
         cut: Counter[int] = Counter()
         for length, has_ended in answers:
             (ended if has_ended else cut)[length] += 1
-        self.num_ended = ended.total()
-        half = max(ended | cut, default=0) // 2
+        self.longest = max(ended | cut, default=0)
+        num_ended = ended.total()
+        half = self.longest // 2
         num_late = sum(num for length, num in ended.items() if length > half)
         num_tokens = sum(
             (ended + cut)[length] * (length - half) for length in ended | cut if length > half
         )
         self._chance = (num_late + 0.5) / max(num_tokens, 1)  # half a case more: never quite none
-        at_risk = ended.total() + cut.total()
+        at_risk = num_ended + cut.total()
         survival = 1.0
         self._steps: list[tuple[int, float]] = []  # (length, share of answers that are longer)
         for length in sorted(ended | cut):
@@ -36,6 +37,12 @@ class AnswerLengths:
                 survival *= 1 - ended[length] / at_risk
                 self._steps.append((length, survival))
             at_risk -= ended[length] + cut[length]
+
+    def is_guess(self, length: int | None, most: int) -> bool:
+        """Whether a drawn ``length`` is beyond all that ended, for an answer of at most ``most``
+        tokens, and no answer was seen to get that long."""
+        last = self._steps[-1][0] if self._steps else 0
+        return (length is None or length > last) and most > self.longest
 
     def draw(self, count: int, seed: int = 0) -> list[int | None]:
         """``count`` lengths that follow the distribution as evenly as possible, shuffled.

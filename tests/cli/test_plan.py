@@ -134,7 +134,7 @@ def test_limit_shard_and_settings_hold_as_in_a_run(real: Callable[..., Any]) -> 
         (["plan", "in.jsonl", "--calibrate", "soon"], 2, "--calibrate soon: expected a duration"),
         (["plan", "in.jsonl", "--like", "no.jsonl"], 2, "no report of no.jsonl"),
         (["plan", "in.jsonl", "--num-blocks=1", "--max-model-len=100"], 2, "raise num_blocks"),
-        (["plan", "in.jsonl", "--top-p", "7"], 2, "top_p"),
+        (["plan", "in.jsonl", "--top-p", "7"], 2, "expected above 0"),
         (["plan", "in.jsonl", "--regex", "("], 2, "invalid_regex"),
     ],
 )

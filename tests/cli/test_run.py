@@ -226,7 +226,7 @@ def test_limit_and_time_limit(cli: Cli) -> None:
     _write("in.jsonl", _prompts(50))
     assert cli("run", "in.jsonl", "-o", "a.jsonl", "--limit", "5").exit_code == 0
     assert len(_lines("a.jsonl")) == 5
-    early = cli("run", "in.jsonl", "-o", "b.jsonl", "--time-limit", "0.05", seconds=0.01)
+    early = cli("run", "in.jsonl", "-o", "b.jsonl", "--time-limit", "0.3", seconds=0.03)
     assert early.exit_code == 75 and "--time-limit" in early.err
     assert cli("run", "in.jsonl", "-o", "b.jsonl").exit_code == 0
     assert len(_lines("b.jsonl")) == 50 and _report("b.jsonl")["rows"]["resumed"] > 0

@@ -164,3 +164,10 @@ def test_shared_tokens_are_those_of_the_engine(
     assert sum(hit.num_tokens for hit in hits) == stats.num_cached_tokens
     computed = sum(len(text) - hit.start for text, hit in zip(order, hits, strict=True))
     assert computed == stats.num_prefill_tokens
+
+
+def test_what_is_a_guess() -> None:
+    known = AnswerLengths([(10, True), (30, False)])
+    assert not known.is_guess(10, most=1000)
+    assert known.is_guess(40, most=1000) and known.is_guess(None, most=31)
+    assert not known.is_guess(40, most=30)  # one was seen to get that long
