@@ -53,7 +53,7 @@ class OutputAssembler:
             kind=row.encoded.kind,
             prompt_token_ids=row.encoded.prompt_token_ids,
             samples=tuple(
-                _sample(row, index, completion, answer)
+                self._sample(row, index, completion, answer)
                 for index, (completion, answer) in enumerate(zip(completions, answers, strict=True))
             ),
             usage=_usage(row, completions, answers),
@@ -72,44 +72,49 @@ class OutputAssembler:
             token_ids = token_ids[:-1] if ends else token_ids
         return self._parser.parse(token_ids, row.encoded.answer_format, num_cut_chars=num_cut_chars)
 
+    def _sample(
+        self, row: RowInFlight, index: int, completion: Completion, answer: Answer
+    ) -> Sample:
+        ends_in_calls = completion.finish_reason == "stop" and answer.tool_calls
+        if answer.is_tool_call_unfinished:
+            ends_in_calls = ()
+        finish_reason = "tool_calls" if ends_in_calls else completion.finish_reason
+        return Sample(
+            text=answer.content,
+            reasoning=answer.reasoning,
+            tool_calls=tuple(
+                ToolCall(
+                    id=f"call_{row.encoded.row_id}_{index}_{place}",
+                    name=call.name,
+                    arguments=call.arguments,
+                )
+                for place, call in enumerate(answer.tool_calls)
+            ),
+            token_ids=completion.output_token_ids,
+            finish_reason=finish_reason,
+            stop_reason=completion.stop_reason,
+            seed=row.seeds[index],
+            logprobs=completion.logprobs,
+            warnings=_warnings(answer),
+            constraint=self._verdict(row.encoded, completion, answer),
+            timing=completion.timing,
+            num_preemptions=completion.num_preemptions,
+            num_draft_tokens=completion.num_draft_tokens,
+            num_accepted_tokens=completion.num_accepted_tokens,
+        )
+
+    def _verdict(self, row: EncodedRow, completion: Completion, answer: Answer) -> Verdict | None:
+        """An answer that a stop string or token has cut is incomplete, whatever is left of it."""
+        if row.constraint is None:
+            return None
+        if completion.stop_reason not in (None, self._eos_id):
+            return "incomplete"
+        return judge(row.constraint, answer, completion.finish_reason)
+
 
 def error_output(number: int, row_id: str, kind: str, message: str) -> RequestOutput:
     """The output of a row that has no answer."""
     return RequestOutput(row=number, request_id=row_id, error_kind=kind, error=message)
-
-
-def _sample(row: RowInFlight, index: int, completion: Completion, answer: Answer) -> Sample:
-    ends_in_calls = completion.finish_reason == "stop" and answer.tool_calls
-    if answer.is_tool_call_unfinished:
-        ends_in_calls = ()
-    finish_reason = "tool_calls" if ends_in_calls else completion.finish_reason
-    return Sample(
-        text=answer.content,
-        reasoning=answer.reasoning,
-        tool_calls=tuple(
-            ToolCall(
-                id=f"call_{row.encoded.row_id}_{index}_{place}",
-                name=call.name,
-                arguments=call.arguments,
-            )
-            for place, call in enumerate(answer.tool_calls)
-        ),
-        token_ids=completion.output_token_ids,
-        finish_reason=finish_reason,
-        stop_reason=completion.stop_reason,
-        seed=row.seeds[index],
-        logprobs=completion.logprobs,
-        warnings=_warnings(answer),
-        constraint=_verdict(row.encoded, answer, finish_reason),
-        timing=completion.timing,
-        num_preemptions=completion.num_preemptions,
-        num_draft_tokens=completion.num_draft_tokens,
-        num_accepted_tokens=completion.num_accepted_tokens,
-    )
-
-
-def _verdict(row: EncodedRow, answer: Answer, finish_reason: str) -> Verdict | None:
-    return None if row.constraint is None else judge(row.constraint, answer, finish_reason)
 
 
 def _warnings(answer: Answer) -> tuple[str, ...]:

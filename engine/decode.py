@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from .request_state import RequestState
 from .sampler import apply_rules, new_logprobs
 from .schedule import DecodeBatch
 from .staging import Returned
+from .step_profile import step_clock
 from .types import TokenLogprobs
 
 
@@ -89,13 +89,15 @@ class DecodeWorker:
         self.planner = planner or VerifyAll()
         self.calibration = calibration or Calibration()
         self.rejects = rejects
+        self._clock = step_clock(step.table.device)
+        self._finished = self._clock()
 
     def run(self, batch: DecodeBatch) -> DecodeResult:
         return self.finish(self.launch(batch))
 
     def launch(self, batch: DecodeBatch) -> LaunchedDecode:
         """Start a step; nothing waits for the device unless it drafts."""
-        started = time.perf_counter()
+        started = self._clock()
         states = batch.states
         block = None
         if any(batch.num_drafts) and self.planner.is_worth_drafting(batch.num_drafts):
@@ -129,7 +131,9 @@ class DecodeWorker:
                 drawn = self._reject(launched, tokens)
             self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
-        seconds = time.perf_counter() - launched.started
+        # A step launched early has waited for the one before it.
+        begun, self._finished = max(launched.started, self._finished), self._clock()
+        seconds = self._finished - begun
         self.planner.took(seconds, len(states), sum(num_drafts) if block else None)
         return DecodeResult(
             tokens=tokens,

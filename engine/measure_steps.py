@@ -13,7 +13,7 @@ import torch
 from .batch import ForwardBatch, ForwardOutput
 from .config import EngineConfig
 from .runner import Cache, Runner
-from .step_profile import StepProfile
+from .step_profile import StepProfile, step_clock
 
 BUDGET_S = 0.6
 NUM_REQUESTS = (1, 64, 8, 16, 256)
@@ -80,13 +80,13 @@ def _measured_drafts(config: EngineConfig, number: int) -> int:
 
 
 def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
-    seconds = []
+    seconds, clock = [], step_clock(device)
     for action in actions:
-        started = time.perf_counter()
+        started = clock()
         action()
         if device != "cpu":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     return seconds
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import numpy as np
 from deepinfer.errors import ConfigError
 
 SCHEMA = "deepinfer.step_profile/2"
+
+
+def step_clock(device: str) -> Callable[[], float]:
+    """Seconds to compare steps by.  On a CPU those that this thread ran: steps there are short, and
+    other programs come and go between them."""
+    return time.thread_time if device == "cpu" else time.perf_counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class ConstraintMatcher:
         if forced is not None:
             _allow(out, forced)
             return
-        num_words = min(len(out), -(-self._vocabulary.ll_tokenizer.vocab_size // 32))
+        num_words = min(len(out), -(-self._vocabulary.num_tokens // 32))
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, num_words * 4)
         self._raise_if_failed()
 
@@ -172,7 +172,7 @@ class ConstraintMatcher:
         return self.is_accepting if is_end else self._takes(token_id)
 
     def _takes(self, token_id: int) -> bool:
-        if self._matcher.is_stopped() or token_id >= self._vocabulary.ll_tokenizer.vocab_size:
+        if self._matcher.is_stopped() or token_id >= self._vocabulary.num_tokens:
             return False
         return bool(self._matcher.validate_tokens([token_id]) == 1)
 

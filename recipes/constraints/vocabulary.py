@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,32 @@ from deepinfer.recipes.tokenizer import Tokenizer
 
 
 class ConstraintVocabulary:
-    """Made once for a model: it takes seconds for 129,280 tokens.
+    """Made once for a model.
 
-    ``vocab_size`` is the width of the logits; ids beyond the tokenizer's are never allowed.
+    ``vocab_size`` is the width of the logits; ids beyond the tokenizer's ``num_tokens`` are never
+    allowed.
+    The trie of the tokens is built when it is first needed, by the thread that needs it: for
+    129,280 tokens that takes about a second.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+        self.num_tokens = tokenizer.size
         self.eos_id = tokenizer.eos_id
         self.marker = SpecialToken.Dsml.default_str()
         self.marker_id = tokenizer.tool_marker_id
-        self.ll_tokenizer: Any = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer))
-        )
+        self._tokenizer = tokenizer
+        self._ll_tokenizer: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def ll_tokenizer(self) -> Any:
+        """What llguidance's matchers are made with."""
+        with self._lock:
+            if self._ll_tokenizer is None:
+                wrapper = llguidance.TokenizerWrapper(_Tokens(self._tokenizer))
+                self._ll_tokenizer = llguidance.LLTokenizer(wrapper)
+            return self._ll_tokenizer
 
     @property
     def num_mask_words(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import llguidance
 import numpy as np
 import pytest
 
@@ -44,6 +47,9 @@ def outputs_of(stream, rows, **defaults):
         ({"regex": "[ab]+"}, "abc", "invalid"),
         ({"regex": "[ab]+", "raw": True}, "abba", "valid"),
         ({"regex": "[ab]+", "max_tokens": 1}, "abbabbabab", "incomplete"),
+        ({"regex": "[ab]+", "stop": ["bb"]}, "abbabbabab", "incomplete"),
+        ({"regex": "a(bb)?", "stop": ["bb"]}, "abb", "incomplete"),
+        ({"regex": "[ab]+", "stop": ["c"]}, "ab", "valid"),
         ({"regex": "[ab]+", "thinking": "default"}, "hm</think>ab", "valid"),
         ({"regex": "[ab]+", "thinking": "default"}, "hm", "incomplete"),
         ({"grammar": 'root ::= "a" | "b"'}, "b", "valid"),
@@ -61,6 +67,25 @@ def test_finished_answers_are_judged(make_stream, row, script, verdict):
     output = outputs_of(stream, [{"prompt": "x", **row}])[0]
     assert output.error is None
     assert [sample.constraint for sample in output.samples] == [verdict]
+
+
+def test_free_rows_go_on_while_the_vocabulary_is_built(make_stream, monkeypatch):
+    stream, _ = make_stream("a")
+    is_answered = threading.Event()
+    was_answered = []
+    build = llguidance.LLTokenizer
+
+    def wait_and_build(wrapper):
+        was_answered.append(is_answered.wait(timeout=30))
+        return build(wrapper)
+
+    monkeypatch.setattr(llguidance, "LLTokenizer", wait_and_build)
+    rows = [{"prompt": "x", "regex": "a"}, {"prompt": "x"}]
+    order = []
+    for output in stream.run((number, row, PARAMS) for number, row in enumerate(rows)):
+        order.append(output.row)
+        is_answered.set()
+    assert order == [1, 0] and was_answered == [True]
 
 
 def test_each_answer_gets_a_matcher_of_its_own(make_stream, tokenizer):
