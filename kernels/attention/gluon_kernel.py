@@ -46,8 +46,7 @@ def attention_gluon_kernel(
     q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
     out_ptr, state_ptr, log2_scale, num_queries,
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
-    MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PREFETCH: gl.constexpr,
+    MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
     queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], TILE_BF16)
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, WIDTH], TILE_BF16)
@@ -76,7 +75,7 @@ def attention_gluon_kernel(
                 produce,
                 (
                     shared, sources, num_items, PIECES, PIECE_TILES, WINDOW_LENGTH, MAIN_LENGTH,
-                    ROTARY, PRODUCER_WARPS, PREFETCH,
+                    ROTARY,
                 ),
             ),
             (
@@ -89,7 +88,8 @@ def attention_gluon_kernel(
             ),
         ],
         [4, 4],
-        [CONSUMER_REGISTERS, CONSUMER_REGISTERS],
+        # 120 are left for the producer.  With fewer the consumers spill 32 registers.
+        [192, 192],
     )  # fmt: skip
 
 

@@ -40,9 +40,6 @@ def sparse_attention_gluon(
     *,
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
-    producer_warps: int = 4,
-    consumer_registers: int = 192,
-    prefetch: bool = False,
 ) -> Tensor:
     """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
 
@@ -79,8 +76,7 @@ def sparse_attention_gluon(
         main_index if main_index.numel() else window_index,
         sink, cos, sin, parts, state, scale * _LOG2_E, num_queries,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
-        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, PRODUCER_WARPS=producer_warps,
-        CONSUMER_REGISTERS=consumer_registers, PREFETCH=prefetch, num_warps=producer_warps,
+        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, num_warps=4,
     )  # fmt: skip
     if not is_whole:
         combine_pieces_kernel[(num_queries, _HEADS // 4)](

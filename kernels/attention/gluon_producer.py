@@ -14,7 +14,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.gluon_names import async_load, seen_as
 
-from .gluon_rows import decode_main, decode_window, rows_of, twice
+from .gluon_rows import (
+    decode_main,
+    decode_window,
+    e4m3_factors,
+    e8m0_factors,
+    main_tables,
+    rows_of,
+    twice,
+)
 
 HEADS = gl.constexpr(64)
 WIDTH = gl.constexpr(512)
@@ -26,39 +34,31 @@ MAIN_STEP = gl.constexpr(18)
 TILE_PAIRS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
 
 
-@gluon.constexpr_function
-def _value_layout(num_warps):
-    """[64 rows, 32 words].
-
-    A thread reads 32 bytes next to each other, and all numbers of the words of scales that it
-    reads.  Eight lanes that store together have eight rows, so they meet all banks.
-    """
-    warps, rows = [[8, 0], [16, 0], [32, 0]], []
-    if num_warps == 4:
-        warps, rows = warps[:2], warps[2:]
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], *rows],
+# [64 rows, 32 words].  A thread reads 32 bytes next to each other and uses all numbers of the words
+# of scales that it reads.  Eight lanes that store together have eight rows, so they meet all banks.
+VALUES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [32, 0]],
         lane_bases=[[1, 0], [2, 0], [4, 0], [0, 8], [0, 16]],
-        warp_bases=warps,
+        warp_bases=[[8, 0], [16, 0]],
         block_bases=[],
         shape=[64, 32],
     )
-
-
-@gluon.constexpr_function
-def _scale_layout(layout):
-    """The layout of one word of scales for every eight words of values."""
-
-    def eighth(bases):
-        return [[row, column // 8] for row, column in bases if row or column >= 8]
-
-    return gl.DistributedLinearLayout(
-        reg_bases=eighth(layout.reg_bases),
-        lane_bases=eighth(layout.lane_bases),
-        warp_bases=eighth(layout.warp_bases),
+)
+# One word of scales for every eight words of values.
+SCALES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[32, 0]],
+        lane_bases=[[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]],
+        warp_bases=[[8, 0], [16, 0]],
         block_bases=[],
         shape=[64, 4],
     )
+)
+BY_ROW = gl.constexpr(gl.SliceLayout(1, VALUES.value))
+# The last 64 values of a head, as such and as pairs.
+LAST = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
+LAST_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
 
 
 @gluon.jit
@@ -100,14 +100,13 @@ def _next_unit(
 @gluon.jit
 def _load_index(
     item, unit, num_items, sources, PIECES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
-    MAIN_LENGTH: gl.constexpr, WINDOW_TILES: gl.constexpr, LAYOUT: gl.constexpr,
-    TIMES: gl.constexpr = 1,
+    MAIN_LENGTH: gl.constexpr, WINDOW_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Rows of a unit's 64 keys, each TIMES times, [64 TIMES] i32, -1 for none."""
+    """Rows of a unit's 64 keys, [64] i32, -1 for none."""
     is_window = unit < 2 * WINDOW_TILES
     length = gl.where(is_window, WINDOW_LENGTH, MAIN_LENGTH)
     place = gl.where(is_window, unit // 2, unit - 2 * WINDOW_TILES) * TILE
-    place = place + gl.arange(0, TIMES * TILE, LAYOUT) // TIMES
+    place = place + gl.arange(0, TILE, BY_ROW)
     base = gl.where(is_window, sources[2], sources[4])
     is_listed = (place < length) & (item < num_items)
     start = (item // PIECES).to(gl.int64) * length
@@ -116,7 +115,7 @@ def _load_index(
 
 @gluon.jit
 def _load_part(
-    index, unit, sources, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr, LAYOUT: gl.constexpr
+    index, unit, sources, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr
 ):  # fmt: skip
     """Half of a unit's values, [64, 32] i32, and words that hold its scales, [64, 4] i32.
 
@@ -128,9 +127,8 @@ def _load_part(
     words = gl.where(is_window, sources[1], sources[3]).to(gl.pointer_type(gl.int32), bitcast=True)
     start = words + (gl.where(is_window, half * 64, 0) + SIDE * 32)
     place = (index.to(gl.int64) * step * 4)[:, None]
-    column = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
+    column = gl.arange(0, 32, gl.SliceLayout(0, VALUES))
     values = gl.load(start + place + column[None, :], mask=(index >= 0)[:, None], other=0)
-    SCALES: gl.constexpr = _scale_layout(LAYOUT)
     index = gl.convert_layout(index, gl.SliceLayout(1, SCALES))
     piece = gl.arange(0, 4, gl.SliceLayout(0, SCALES))
     offset = gl.where(is_window, 128 + half * 2 + SIDE, 64 + SIDE * 4 + piece)
@@ -139,86 +137,52 @@ def _load_part(
 
 
 @gluon.jit
-def _prefetch(index, unit, sources, WINDOW_TILES: gl.constexpr):
-    """Asks the second-level cache for rows; index [128] i32 lists each twice, for its halves."""
-    is_window = unit < 2 * WINDOW_TILES
-    part = gl.arange(0, 128, index.type.layout) % 2
-    first = gl.where(is_window, 272, 144)
-    size = gl.where(is_window, gl.where(part == 0, 272, 256), 144)
-    step = gl.where(is_window, WINDOW_STEP, MAIN_STEP)
-    base = gl.where(is_window, sources[1], sources[3])
-    address = base + (index.to(gl.int64) * step * 16 + part * first)
-    gl.inline_asm_elementwise(
-        """
-        {
-        .reg .pred p;
-        setp.ge.s32 p, $3, 0;
-        @p cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.b32 $0, 0;
-        }
-        """,
-        "=r,l,r,r",
-        [address.to(gl.int64, bitcast=True), size, index],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _scale_bytes(scales, place, LAYOUT: gl.constexpr):
-    """The byte at ``place`` [32] of the words [64, 4] that hold scales, for 32 words of values."""
-    words = gl.convert_layout(twice(twice(twice(scales))), LAYOUT, assert_trivial=True)
-    return (words >> (place * 8)[None, :]) & 0xFF
-
-
-@gluon.jit
 def _store_part(
-    values, scales, unit, slot, keys, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr,
-    LAYOUT: gl.constexpr,
+    values, scales, unit, slot, keys, tables, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr,
 ):  # fmt: skip
     """Decodes a part into its place: 128 E4M3 or 256 E2M1 values of 64 rows."""
-    column = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
     halves = seen_as(keys, gl.int32, [4, TILE, HALF // 2], TILE_PAIRS)
     if unit < 2 * WINDOW_TILES:
-        exponents = _scale_bytes(scales, column // 8, LAYOUT)
+        # Each word of scales is the same: a factor for eight words of values.
+        place = gl.arange(0, 4, gl.SliceLayout(0, scales.type.layout))
+        exact = twice(twice(twice(e8m0_factors(scales, place[None, :]))))
+        exponents = gl.convert_layout(exact, VALUES, assert_trivial=True)
         target = halves.index(2 * slot + unit % 2).slice(SIDE * 64, 64, dim=1)
         target.store(decode_window(values, exponents))
     else:
-        codes = _scale_bytes(scales, column // 2 % 4, LAYOUT)
+        # A word holds four scales: each is a factor for two words of values.
+        words = twice(twice(scales))
+        block = gl.arange(0, 16, gl.SliceLayout(0, words.type.layout)) % 4
+        factors = twice(e4m3_factors(words, block[None, :]))
+        factors = gl.convert_layout(factors, VALUES, assert_trivial=True)
         half_tile = halves.index(2 * slot + SIDE)
-        if len(LAYOUT.reg_bases) == 3:
-            half_tile.store(decode_main(values, codes))
-        else:
-            # In two steps, so that fewer results are held at a time.
-            upper, lower = rows_of(values)
-            upper_codes, lower_codes = rows_of(codes)
-            half_tile.slice(0, 32).store(decode_main(upper, upper_codes))
-            half_tile.slice(32, 32).store(decode_main(lower, lower_codes))
+        # In two steps, so that fewer results are held at a time.
+        upper, lower = rows_of(values)
+        upper_factors, lower_factors = rows_of(factors)
+        half_tile.slice(0, 32).store(decode_main(upper, upper_factors, tables))
+        half_tile.slice(32, 32).store(decode_main(lower, lower_factors, tables))
 
 
 @gluon.jit
 def produce(
     shared, sources, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr,
-    NUM_WARPS: gl.constexpr, PREFETCH: gl.constexpr,
 ):  # fmt: skip
     queries, keys, _, biases, _, barriers = shared
-    LAYOUT: gl.constexpr = _value_layout(NUM_WARPS)
-    BY_ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     TOTAL_TILES: gl.constexpr = WINDOW_TILES + (MAIN_LENGTH + TILE - 1) // TILE
+    tables = main_tables()
     item = gl.program_id(0)
     unit = _first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
     index = _load_index(
-        item, unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH, WINDOW_TILES, BY_ROW
+        item, unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH, WINDOW_TILES
     )
-    left, left_scales = _load_part(index, unit, sources, 0, WINDOW_TILES, LAYOUT)
-    right, right_scales = _load_part(index, unit, sources, 1, WINDOW_TILES, LAYOUT)
+    left, left_scales = _load_part(index, unit, sources, 0, WINDOW_TILES)
+    right, right_scales = _load_part(index, unit, sources, 1, WINDOW_TILES)
     next_item, next_unit = _next_unit(item, unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES)
     next_index = _load_index(
         next_item, next_unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH,
-        WINDOW_TILES, BY_ROW,
+        WINDOW_TILES,
     )  # fmt: skip
     slot = 0
     phase = 1
@@ -229,35 +193,28 @@ def produce(
         if is_start:
             mbarrier.wait(barriers.index(7), query_phase)
             query_phase ^= 1
-            _copy_query(sources[0], query, queries, NUM_WARPS)
+            _copy_query(sources[0], query, queries)
         if ROTARY > 0:
-            TURN: gl.constexpr = gl.SliceLayout(0, _turn_layout(NUM_WARPS))
+            TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
             cos, sin = rotation(sources[5], sources[6], query, ROTARY, TURN, is_start)
         third_item, third_unit = _next_unit(
             next_item, next_unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES
         )
         third_index = _load_index(
             third_item, third_unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH,
-            WINDOW_TILES, BY_ROW,
+            WINDOW_TILES,
         )  # fmt: skip
-        if PREFETCH:
-            prefetched = _load_index(
-                third_item, third_unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH,
-                WINDOW_TILES, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]), 2,
-            )  # fmt: skip
         is_window = unit < 2 * WINDOW_TILES
         if (not is_window) | (unit % 2 == 0):
             mbarrier.wait(barriers.index(2 + slot), phase)
-        _store_part(left, left_scales, unit, slot, keys, 0, WINDOW_TILES, LAYOUT)
-        left, left_scales = _load_part(next_index, next_unit, sources, 0, WINDOW_TILES, LAYOUT)
-        _store_part(right, right_scales, unit, slot, keys, 1, WINDOW_TILES, LAYOUT)
-        right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES, LAYOUT)
-        if PREFETCH:
-            _prefetch(prefetched, third_unit, sources, WINDOW_TILES)
+        _store_part(left, left_scales, unit, slot, keys, tables, 0, WINDOW_TILES)
+        left, left_scales = _load_part(next_index, next_unit, sources, 0, WINDOW_TILES)
+        _store_part(right, right_scales, unit, slot, keys, tables, 1, WINDOW_TILES)
+        right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES)
         if is_start:
             async_copy.wait_group(0)
             if ROTARY > 0:
-                _turn_query(queries, cos, sin, NUM_WARPS)
+                _turn_query(queries, cos, sin)
             fence_async_shared()
             mbarrier.arrive(barriers.index(6), count=1)
         if (not is_window) | (unit % 2 == 1):
@@ -272,9 +229,9 @@ def produce(
 
 
 @gluon.jit
-def _copy_query(q_ptr, query, queries, NUM_WARPS: gl.constexpr):
+def _copy_query(q_ptr, query, queries):
     """Starts to copy a query's 64 heads x 512 bf16."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [NUM_WARPS, 1], [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     head = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
     column = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
     source = q_ptr + query.to(gl.int64) * (HEADS * WIDTH) + head[:, None] * WIDTH + column[None, :]
@@ -282,24 +239,17 @@ def _copy_query(q_ptr, query, queries, NUM_WARPS: gl.constexpr):
     async_copy.commit_group()
 
 
-@gluon.constexpr_function
-def _turn_layout(num_warps):
-    """[64 heads, 32 pairs]: a thread has four pairs next to each other."""
-    return gl.BlockedLayout([1, 4], [8, 4], [num_warps, 1], [1, 0])
-
-
 @gluon.jit
-def _turn_query(queries, cos, sin, NUM_WARPS: gl.constexpr):
+def _turn_query(queries, cos, sin):
     """Rotates the last 64 values of every head where they lie; cos and sin are [32]."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [NUM_WARPS, 1], [1, 0])
     last = queries.index(0).slice(WIDTH - 64, 64, dim=1)
-    even, odd = gl.split(gl.reshape(last.load(LAYOUT).to(gl.float32), (HEADS, 32, 2)))
+    even, odd = gl.split(gl.reshape(last.load(LAST).to(gl.float32), (HEADS, 32, 2)))
     COLUMN: gl.constexpr = gl.SliceLayout(0, even.type.layout)
     cos = gl.convert_layout(cos, COLUMN, assert_trivial=True)[None, :]
     sin = gl.convert_layout(sin, COLUMN, assert_trivial=True)[None, :]
     turned = gl.join(even * cos - odd * sin, even * sin + odd * cos)
     turned = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
-    last.store(gl.convert_layout(turned, LAYOUT, assert_trivial=True))
+    last.store(gl.convert_layout(turned, LAST, assert_trivial=True))
 
 
 @gluon.jit

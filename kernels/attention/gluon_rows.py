@@ -7,8 +7,8 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def decode_window(raw, scales):
-    """E4M3 bytes [R, C] i32 and E8M0 exponents [R, C] i32 -> bf16 pairs [R, 2 C] i32.
+def decode_window(raw, factors):
+    """E4M3 bytes [R, C] i32 and pairs of factors [R, C] i32 -> bf16 pairs [R, 2 C] i32.
 
     A byte's exponent and mantissa bits are moved into a bf16; one exact product corrects the bias
     (2**120), a second one is the scale.
@@ -16,25 +16,24 @@ def decode_window(raw, scales):
     low, high = gl.inline_asm_elementwise(
         """
         {
-        .reg .b32 x, y, s, bias;
+        .reg .b32 x, y, bias;
         mov.b32 bias, 0x7B807B80;
-        mul.lo.u32 s, $3, 0x00800080;
         prmt.b32 x, $2, 0, 0x1404;
         shr.b32 y, x, 4;
         and.b32 y, y, 0x07F007F0;
         lop3.b32 x, x, 0x80008000, y, 0xEA;
         mul.rn.bf16x2 x, x, bias;
-        mul.rn.bf16x2 $0, x, s;
+        mul.rn.bf16x2 $0, x, $3;
         prmt.b32 x, $2, 0, 0x3424;
         shr.b32 y, x, 4;
         and.b32 y, y, 0x07F007F0;
         lop3.b32 x, x, 0x80008000, y, 0xEA;
         mul.rn.bf16x2 x, x, bias;
-        mul.rn.bf16x2 $1, x, s;
+        mul.rn.bf16x2 $1, x, $3;
         }
         """,
-        "=r,=r,r,r",
-        [raw, scales],
+        "=&r,=r,r,r",
+        [raw, factors],
         dtype=(gl.int32, gl.int32),
         is_pure=True,
         pack=1,
@@ -43,8 +42,60 @@ def decode_window(raw, scales):
 
 
 @gluon.jit
-def decode_main(raw, scales):
-    """E2M1 nibbles [R, C] i32 and E4M3 scales [R, C] i32 -> bf16 pairs [R, 4 C] i32.
+def e8m0_factors(words, place):
+    """Pairs of bf16 factors from the bytes at ``place`` of words that hold E8M0 exponents, i32."""
+    return ((words >> (place * 8)) & 0xFF) * 0x00800080
+
+
+@gluon.jit
+def e4m3_factors(words, place):
+    """Pairs of bf16 factors from the bytes at ``place`` of words that hold E4M3 scales, i32."""
+    bits = ((words >> (place * 8)) & 0x7F) * 0x00100010
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 bias; mov.b32 bias, 0x7B807B80; mul.rn.bf16x2 $0, $1, bias; }",
+        "=r,r",
+        [bits],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def in_register(CONSTANT: gl.constexpr):
+    """A constant that the compiler cannot know, so that it stays in a register.
+
+    It would keep it in a uniform one and copy it for each byte permute.  Added is a number that
+    differs from lane to lane as far as the compiler can see, and is 0.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x, y;
+        mov.u32 x, %smid;
+        mov.u32 y, %laneid;
+        add.u32 x, x, y;
+        shr.u32 x, x, 20;
+        add.u32 $0, x, $1;
+        }
+        """,
+        "=r,r",
+        [CONSTANT],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def main_tables():
+    """What ``decode_main`` looks up: the lower halves of magnitudes, the upper ones, signs."""
+    return in_register(-0x3F800000), in_register(0x3F3F3F00), in_register(-0x7F7F7F80)
+
+
+@gluon.jit
+def decode_main(raw, factors, tables):
+    """E2M1 nibbles [R, C] i32 and pairs of factors [R, C] i32 -> bf16 pairs [R, 4 C] i32.
 
     The three bits of a magnitude choose a byte of each half of its bf16 (byte permutes); products
     of a magnitude and a scale are exact in bf16.
@@ -52,36 +103,32 @@ def decode_main(raw, scales):
     a, b, c, d = gl.inline_asm_elementwise(
         """
         {
-        .reg .b32 m, s, x, lo, hi, bias;
-        mov.b32 bias, 0x7B807B80;
-        and.b32 s, $5, 0x7F;
-        mul.lo.u32 s, s, 0x00100010;
-        mul.rn.bf16x2 s, s, bias;
+        .reg .b32 m, x, lo, hi;
         and.b32 m, $4, 0x77777777;
-        prmt.b32 lo, 0xC0800000, 0xC0804000, m;
-        prmt.b32 hi, 0x3F3F3F00, 0x40404040, m;
-        prmt.b32 x, 0x80808080, 0x80808080, $4;
+        prmt.b32 lo, $6, 0xC0804000, m;
+        prmt.b32 hi, $7, 0x40404040, m;
+        prmt.b32 x, $8, $8, $4;
         shl.b32 x, x, 1;
         lop3.b32 hi, x, 0x80808080, hi, 0xEA;
         prmt.b32 x, lo, hi, 0x5140;
-        mul.rn.bf16x2 $0, x, s;
+        mul.rn.bf16x2 $0, x, $5;
         prmt.b32 x, lo, hi, 0x7362;
-        mul.rn.bf16x2 $1, x, s;
+        mul.rn.bf16x2 $1, x, $5;
         shr.b32 m, m, 16;
-        prmt.b32 lo, 0xC0800000, 0xC0804000, m;
-        prmt.b32 hi, 0x3F3F3F00, 0x40404040, m;
+        prmt.b32 lo, $6, 0xC0804000, m;
+        prmt.b32 hi, $7, 0x40404040, m;
         shr.b32 x, $4, 16;
-        prmt.b32 x, 0x80808080, 0x80808080, x;
+        prmt.b32 x, $8, $8, x;
         shl.b32 x, x, 1;
         lop3.b32 hi, x, 0x80808080, hi, 0xEA;
         prmt.b32 x, lo, hi, 0x5140;
-        mul.rn.bf16x2 $2, x, s;
+        mul.rn.bf16x2 $2, x, $5;
         prmt.b32 x, lo, hi, 0x7362;
-        mul.rn.bf16x2 $3, x, s;
+        mul.rn.bf16x2 $3, x, $5;
         }
         """,
-        "=r,=r,=r,=r,r,r",
-        [raw, scales],
+        "=&r,=&r,=&r,=r,r,r,r,r,r",
+        [raw, factors, tables[0], tables[1], tables[2]],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
         is_pure=True,
         pack=1,

@@ -13,6 +13,9 @@ from .checks import check_operands
 from .gluon_kernel import score_gluon_kernel
 
 _TILE_ENTRIES = 64
+# Six queries of a request (a token and five drafts) share the work on its keys.
+_GROUP_PAIRS = 3
+_CHUNK_TILES = 32
 
 
 def paged_index_scores_gluon(
@@ -26,10 +29,6 @@ def paged_index_scores_gluon(
     kept: Tensor | None = None,
     *,
     kept_size: int = 8,
-    group_pairs: int = 3,
-    chunk_tiles: int = 16,
-    num_programs: int = 2,
-    registers: int | None = None,
 ) -> Tensor:
     """``paged_index_scores_triton`` of 32 heads x 128 on SM90 (H100, H200).
 
@@ -47,17 +46,20 @@ def paged_index_scores_gluon(
     scores = head_weights.new_empty(num_queries, stride)[:, :num_entries]
     if not scores.numel():
         return scores
-    size = 2 * group_pairs
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
-    group_kernel[(1,)](request_rows, groups, num_queries, SIZE=size, TILE=1024, num_warps=8)
-    chunks = triton.cdiv(num_entries, chunk_tiles * _TILE_ENTRIES)
-    score_gluon_kernel[(min(num_queries * chunks, num_programs * multiprocessors(pool.device)),)](
+    group_kernel[(1,)](
+        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8
+    )
+    # Three blocks on a processor hide more; with kept blocks their registers do not suffice.
+    blocks, registers = (3, 168) if kept is None else (2, None)
+    chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
+    score_gluon_kernel[(min(num_queries * chunks, blocks * multiprocessors(pool.device)),)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, num_visible, query_rows if kept is None else kept.view(torch.uint8),
         groups, scores, num_queries, num_entries, stride, block_table.shape[1],
         0 if kept is None else kept.shape[1], chunks,
         BLOCK_ENTRIES=pool.shape[1], KEPT_SIZE=0 if kept is None else kept_size,
-        PAIRS=group_pairs, CHUNK=chunk_tiles,
+        PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
         num_warps=4, maxnreg=registers,
     )  # fmt: skip
     return scores

@@ -1,0 +1,118 @@
+"""The Hopper form of sparse attention against the reference, and against itself in other batches.
+
+Runs on an H100 or H200 (``pytest -m gpu``); ``test_hopper_compile.py`` compiles it anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.attention.reference import sparse_attention_reference
+from deepinfer.kernels.launch import is_hopper
+from deepinfer.kernels.quant import pack_main_rows, pack_window_rows
+from deepinfer.kernels.rope import rope_frequencies, rope_table
+from deepinfer.kernels.rope.reference import apply_rope_reference
+from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
+
+pytestmark = pytest.mark.gpu
+Case = dict[str, Tensor | float | None]
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _needs_hopper() -> None:
+    if not (torch.cuda.is_available() and is_hopper(CUDA)):
+        pytest.skip("no Hopper GPU")
+
+
+def _attend(case: Case, **options: object) -> Tensor:
+    from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
+
+    return sparse_attention_gluon(**case, **options)
+
+
+def _case(queries: int, window: int = 128, picks: int = 512, absent: float = 0.3) -> Case:
+    def index(count: int) -> Tensor:
+        listed = torch.randint(0, 900, (queries, count), device=CUDA)
+        return listed.masked_fill_(torch.rand(queries, count, device=CUDA) < absent, -1)
+
+    return {
+        "q": torch.randn(queries, 64, 512, device=CUDA).bfloat16(),
+        "window_rows": pack_window_rows(torch.randn(900, 512, device=CUDA) / 4),
+        "window_index": index(window),
+        "main_rows": pack_main_rows(torch.randn(900, 512, device=CUDA) / 4) if picks else None,
+        "main_index": index(picks) if picks else None,
+        "sink": torch.randn(64, device=CUDA),
+        "scale": 512**-0.5,
+    }
+
+
+def _check(actual: Tensor, expected: Tensor) -> None:
+    assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
+    a, e = actual.double().flatten(), expected.double().flatten()
+    norm = a.square().sum() + e.square().sum()
+    assert not norm or float(1 - 2 * (a @ e) / norm) < 5e-6
+
+
+@pytest.mark.parametrize("pieces", [None, 128, 384])
+@pytest.mark.parametrize(
+    "queries, window, picks",
+    [(2, 128, 512), (300, 128, 512), (5, 128, 0), (5, 133, 100), (3, 7, 1), (0, 128, 512)],
+)
+def test_matches_reference(queries: int, window: int, picks: int, pieces: int | None) -> None:
+    case = _case(queries, window, picks)
+    _check(_attend(case, piece_keys=pieces), sparse_attention_reference(**case))
+
+
+@pytest.mark.parametrize("pieces", [None, 128])
+@pytest.mark.parametrize("width", [64, 32])
+def test_rotation(width: int, pieces: int | None) -> None:
+    case, positions = _case(7), torch.randint(0, 1 << 20, (7,))
+    rope = tuple(x.to(CUDA) for x in rope_table(rope_frequencies(width, 1e4), positions))
+    turned = case | {"q": apply_rope_reference(case["q"], *rope)}
+    expected = apply_rope_reference(sparse_attention_reference(**turned), *rope, inverse=True)
+    _check(_attend(case, rope=rope, piece_keys=pieces), expected)
+
+
+@pytest.mark.parametrize("pieces", [None, 128])
+def test_same_bits_in_any_batch_and_every_run(pieces: int | None) -> None:
+    case = _case(300)
+    whole = _attend(case, piece_keys=pieces)
+    for count in (1, 2, 7, 64, 256, 300):
+        part = {name: case[name][:count] for name in ("q", "window_index", "main_index")}
+        assert_bitwise_equal(_attend(case | part, piece_keys=pieces), whole[:count], f"{count=}")
+
+
+@pytest.mark.parametrize("pieces", [None, 128])
+def test_queries_without_keys_and_sinks(pieces: int | None) -> None:
+    case = _case(3)
+    case["window_index"][0], case["main_index"][0] = -1, -1
+    case["sink"][:2] = torch.tensor([math.inf, -math.inf])
+    out = _attend(case, piece_keys=pieces)
+    assert not out[0].any()
+    assert not out[:, 0].any()
+    _check(out, sparse_attention_reference(**case))
+
+
+def test_rows_that_are_not_listed_are_not_read() -> None:
+    case = _case(4)
+    expected = _attend(case)
+    for rows, index in (("window_rows", "window_index"), ("main_rows", "main_index")):
+        unlisted = torch.ones(900, dtype=torch.bool, device=CUDA)
+        unlisted[case[index][case[index] >= 0]] = False
+        case[rows][unlisted] = 0x7F  # NaN as value and as scale
+    assert_bitwise_equal(_attend(case), expected)
+
+
+def test_addresses_beyond_4_gib() -> None:
+    case = _case(2)
+    rows = torch.empty((10_000_000, 528), dtype=torch.uint8, device=CUDA)
+    shift = len(rows) - 900
+    rows[shift:] = case["window_rows"]
+    moved = torch.where(case["window_index"] < 0, -1, case["window_index"] + shift)
+    far = _attend(case | {"window_rows": rows, "window_index": moved})
+    assert_bitwise_equal(far, _attend(case))
