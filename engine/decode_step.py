@@ -76,52 +76,36 @@ class DecodeStep:
     ) -> StepOutput:
         """Logits after each request's newest token, which stands at ``first``, and after each of
         its drafts; requests one after the other.  Nothing waits for the device."""
-        num_tokens = len(states) + sum(map(len, drafts or ()))
-        if len(states) > len(self.newest) or num_tokens > len(self.newest) * (1 + self._num_drafts):
-            raise EngineError(
-                f"a decode step of {len(states)} requests and {num_tokens} tokens: this engine is "
-                f"made for {len(self.newest)} requests with {self._num_drafts} drafts each; make "
-                "it with a larger max_num_seqs"
-            )
         self.table.send_new_blocks(states)
-        lens = np.ones(len(states), dtype=np.int64)
-        token_ids = np.full(len(states), NEWEST)
-        if drafts is not None:
-            lens += [len(ids) for ids in drafts]
-            token_ids = np.array([t for ids in drafts for t in (NEWEST, *ids)], dtype=np.int64)
-        rows = np.repeat(np.arange(len(states)), lens)
-        places = np.arange(len(rows))
-        begins = np.asarray(first, dtype=np.int64)
-        own_slots = np.array([state.slot for state in states])
-        positions = begins[rows] + places - (np.cumsum(lens) - lens)[rows]
-        requests = _padded(
-            np.stack([own_slots, begins, *self.table.starts(own_slots)]), self._size(len(states))
-        )
-        tokens = _padded(np.stack([token_ids, positions, rows, places]), self._size(len(places)))
-        query_lens, context_lens = lens.tolist(), (begins + lens).tolist()
+        slots = np.array([state.slot for state in states])
+        requests, tokens, lens = _arrays(slots, first, self.table.starts(slots), drafts)
+        num_tokens, is_plain = tokens.shape[1], drafts is None
+        self._check_size(len(states), num_tokens)
+        query_lens, context_lens = lens.tolist(), (requests[1] + lens).tolist()
+        has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
-            query_lens = [1 if drafts is None else 1 + self._num_drafts] * requests.shape[1]
+            requests = _padded(requests, self._size(len(states)))
+            tokens = _padded(tokens, self._size(num_tokens))
+            query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
             context_lens = [self._context(max(context_lens))] * requests.shape[1]
-        has_images = self._may_have_images(states, token_ids)
         sent = self._staged.send(*requests, *tokens)
         logits, hidden = self.graphs.run(
-            ("step", requests.shape, tokens.shape, query_lens[0], context_lens[0], drafts is None),
-            lambda: self._step(
-                sent, tuple(query_lens), tuple(context_lens), has_images, is_plain=drafts is None
-            ),
-        )  # fmt: skip
-        count = len(rows)
-        slots, at = sent[0][sent[7][:count]], sent[6][:count].clone()
-        if drafts is None:
-            self.model.note_plain(hidden[:count], at, slots)
+            ("step", requests.shape, tokens.shape, is_plain, context_lens[0]),
+            lambda: self._step(sent, tuple(query_lens), tuple(context_lens), has_images, is_plain),
+        )
+        token_slots, at = sent[0][sent[7][:num_tokens]], sent[6][:num_tokens].clone()
+        if is_plain:
+            self.model.note_plain(hidden[:num_tokens], at, token_slots)
         else:
             self.model.note(sent[0])
-        return StepOutput(logits[:count], slots, at + 1)
+        return StepOutput(logits[:num_tokens], token_slots, at + 1)
 
     def draft(self, states: Sequence[RequestState]) -> DraftOutput:
         """Drafts after each request's newest token, drawn with the noise of their positions."""
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
-        requests = _padded(np.array(rows).T, self._size(len(states)))
+        requests = np.array(rows).T
+        if self.graphs.is_enabled:
+            requests = _padded(requests, self._size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
         output = self.graphs.run(("draft", requests.shape), lambda: self._draft(*sent))
@@ -143,7 +127,6 @@ class DecodeStep:
         query_lens: tuple[int, ...],
         context_lens: tuple[int, ...],
         may_have_images: bool,
-        *,
         is_plain: bool,
     ) -> tuple[Tensor, Tensor]:
         """Logits and what the draft stages would read."""
@@ -180,6 +163,15 @@ class DecodeStep:
             confidence=self._keep("draft confidence", output.confidence, most),
         )
 
+    def _check_size(self, num_requests: int, num_tokens: int) -> None:
+        most = len(self.newest)
+        if num_requests > most or num_tokens > most * (1 + self._num_drafts):
+            raise EngineError(
+                f"a decode step of {num_requests} requests and {num_tokens} tokens: this engine is "
+                f"made for {most} requests with {self._num_drafts} drafts each; make it with a "
+                "larger max_num_seqs"
+            )
+
     def _may_have_images(
         self, states: Sequence[RequestState], draft_token_ids: NDArray[np.int64]
     ) -> bool:
@@ -204,8 +196,6 @@ class DecodeStep:
 
     def _size(self, count: int) -> int:
         """The step of the ladder 1, 2, 3, 4, 6, 8, 12, 16, ... for so many requests or tokens."""
-        if not self.graphs.is_enabled:
-            return count
         power = 1 << (count - 1).bit_length()
         return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
@@ -213,6 +203,27 @@ class DecodeStep:
         """The power of two that bounds a context, within what a slot has room for."""
         most = self.table.blocks.shape[1] * self.table.block_size
         return min(most, max(_LEAST_CONTEXT, 1 << (length - 1).bit_length()))
+
+
+def _arrays(
+    slots: NDArray[np.int64],
+    first: Sequence[int],
+    starts: NDArray[np.int64],
+    drafts: Sequence[Sequence[int]] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """What a step of R requests needs: [5, R] by request (slot, first position, three starts),
+    [4, T] by token (id, position, request row, place), and R numbers of tokens."""
+    lens = np.ones(len(slots), dtype=np.int64)
+    token_ids = np.full(len(slots), NEWEST)
+    if drafts is not None:
+        lens += [len(ids) for ids in drafts]
+        token_ids = np.array([t for ids in drafts for t in (NEWEST, *ids)], dtype=np.int64)
+    rows = np.repeat(np.arange(len(slots)), lens)
+    places = np.arange(len(rows))
+    begins = np.asarray(first, dtype=np.int64)
+    positions = begins[rows] + places - (np.cumsum(lens) - lens)[rows]
+    requests = np.stack([slots, begins, *starts])
+    return requests, np.stack([token_ids, positions, rows, places]), lens
 
 
 def _padded(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:

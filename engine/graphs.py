@@ -22,14 +22,16 @@ class GraphCache:
     they do on a CPU.
 
     The first call of a key runs the function, which also compiles its kernels; the second captures
-    it.  A function must do the same work on the same addresses whenever its key is the same, keep
-    what it returns valid until the next call, and let the host wait for nothing.
+    it, unless there is no memory for that.  A function must do the same work on the same addresses
+    whenever its key is the same, keep what it returns valid until the next call, and let the host
+    wait for nothing.
     """
 
     def __init__(self, device: torch.device | str, *, captures: bool = True) -> None:
         self.is_enabled = captures and torch.device(device).type == "cuda"
         self._pool: Any = None
         self._seen: set[Hashable] = set()
+        self._plain: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
 
     @property
@@ -43,8 +45,16 @@ class GraphCache:
         if key not in self._seen:
             self._seen.add(key)
             return function()
+        if key in self._plain:
+            return function()
         if key not in self._graphs:
-            self._graphs[key] = self._capture(function)
+            try:
+                self._graphs[key] = self._capture(function)
+            except torch.OutOfMemoryError:
+                self._plain.add(
+                    key
+                )  # the plain run had room, a graph that keeps its memory has not
+                return function()
         captured = self._graphs[key]
         captured.graph.replay()
         result: Result = captured.result

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from gpu_models import ROOT, ask, greedy_requests, load_model, make_engine, token_data
+from gpu_models import ROOT, ask, greedy_requests, make_engine, token_data
 
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.decode_step import DecodeStep, StepOutput
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Completion, Request
@@ -87,6 +89,28 @@ def test_graphs_and_overlap() -> None:
     assert plain.graphs.num_captured == 0
 
 
+@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_launching_a_step_waits_for_nothing(
+    captures: bool, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises where the host would wait for the device; drafting waits for its confidences."""
+    step = DecodeStep.run
+
+    def watched(self: DecodeStep, *args: Any) -> StepOutput:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return step(self, *args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(DecodeStep, "run", watched)
+    fields = BASE | {"num_speculative_tokens": drafts, "max_num_seqs": 16}
+    assert_same(
+        ask(make_engine("embedded", "cuda", captures=captures, **fields), mixed_requests(16))
+    )
+
+
 def test_repeated_runs() -> None:
     for _ in range(2):
         assert_same(ask(make_engine("embedded", "cuda", **BASE), mixed_requests(64)))
@@ -117,5 +141,11 @@ def test_a_row_of_nan_ends_alone() -> None:
     assert_same(done)
 
 
-def test_the_model_is_on_the_gpu() -> None:
-    assert load_model("embedded", "cuda").head.values.is_cuda
+def test_caches_take_what_is_left() -> None:
+    """Without a number of blocks; all that was allocated stays within the share."""
+    share = 0.5
+    fields = BASE | {"num_blocks": None, "max_model_len": None, "gpu_memory": share}
+    engine = make_engine("embedded", "cuda", **fields)
+    assert_same(ask(engine, mixed_requests(64)))
+    free, total = torch.cuda.mem_get_info()
+    assert total - free < share * total
