@@ -40,9 +40,9 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
         levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, _SEGMENT))
     chosen: Tensor | None = None
     while levels:
+        upper = levels.pop() if len(levels) > 1 else None
         level = levels.pop()
-        kind = torch.int32 if levels else torch.int64
-        chosen = _select(level, None if levels else visible, chosen, k, kind)
+        chosen = _select(upper, level, None if levels else visible, chosen, k)
     assert chosen is not None
     return chosen.view(*lead, k)
 
@@ -95,18 +95,28 @@ def _segment_best(
 
 
 def _select(
-    bits: Tensor, visible: Tensor | None, parents: Tensor | None, k: int, kind: torch.dtype
+    upper: Tensor | None, bits: Tensor, visible: Tensor | None, parents: Tensor | None, k: int
 ) -> Tensor:
-    """The k best members, ascending, of every row or of its chosen segments, [rows, k]."""
+    """The k best entries, ascending, of every row, [rows, k] i64.
+
+    Only children of ``parents`` [rows, k] i64 are looked at, unless it is None: those of ``upper``,
+    the segments of ``bits``, if it is given, and then the children of the k best of these.
+    """
     rows, size = bits.shape
-    count = size if parents is None else _SEGMENT * k
-    tile = max(16, triton.next_power_of_2(count))
-    chosen = torch.empty(rows, k, dtype=kind, device=bits.device)
+    chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
+    has_upper = upper is not None
+    upper = bits if upper is None else upper
+    some = triton.next_power_of_2(max(16, _SEGMENT * k))
+    every = triton.next_power_of_2(max(16, upper.shape[1]))
+    upper_tile = some if parents is not None else every
+    tile = some if has_upper or parents is not None else every
     select_kernel[(rows,)](
-        bits, parents, visible, chosen, size, bits.stride(0), k,
-        BITS=8 * bits.element_size(), TILE=tile, SEGMENT=_SEGMENT,
-        HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
-        num_warps=min(32, max(4, tile // 1024)),
+        upper, bits, chosen if parents is None else parents, visible,
+        torch.empty_like(chosen) if has_upper else chosen, chosen,
+        upper.shape[1], size, upper.stride(0), bits.stride(0), k,
+        BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=_SEGMENT,
+        HAS_UPPER=has_upper, HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
+        num_warps=min(32, max(4, max(upper_tile, tile) // 512)),
     )  # fmt: skip
     return chosen
 
@@ -143,32 +153,71 @@ def segment_best_kernel(
 
 @triton.jit
 def select_kernel(
-    bits_ptr, parents_ptr, visible_ptr, chosen_ptr, size, stride, k,
-    BITS: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr, HAS_PARENTS: tl.constexpr,
-    HAS_VISIBLE: tl.constexpr,
+    upper_ptr, bits_ptr, parents_ptr, visible_ptr, between_ptr, chosen_ptr,
+    upper_size, size, upper_stride, stride, k,
+    BITS: tl.constexpr, UPPER_TILE: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
+    HAS_UPPER: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_VISIBLE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, TILE)
     end = size
     if HAS_VISIBLE:
         end = tl.minimum(tl.load(visible_ptr + row), size).to(tl.int32)
-    entry = place
-    is_seen = place < end
+    if HAS_UPPER:
+        entry, is_there = _children(
+            parents_ptr + row * k, upper_size, k, UPPER_TILE, SEGMENT, HAS_PARENTS
+        )
+        bound, count = _take_best(
+            upper_ptr + row * upper_stride, entry, is_there, between_ptr + row * k, k,
+            0, False, BITS, UPPER_TILE,
+        )  # fmt: skip
+        # Other threads wrote what comes next.
+        tl.debug_barrier()
+        entry, is_there = _children(between_ptr + row * k, end, k, TILE, SEGMENT, True)
+        # Each of k segments has a member that reaches the least of their maxima.
+        _take_best(
+            bits_ptr + row * stride, entry, is_there, chosen_ptr + row * k, k,
+            bound, count == k, BITS, TILE,
+        )  # fmt: skip
+    else:
+        entry, is_there = _children(parents_ptr + row * k, end, k, TILE, SEGMENT, HAS_PARENTS)
+        _take_best(
+            bits_ptr + row * stride, entry, is_there, chosen_ptr + row * k, k, 0, False, BITS, TILE
+        )
+
+
+@triton.jit
+def _children(
+    parents_ptr, end, k, TILE: tl.constexpr, SEGMENT: tl.constexpr, HAS_PARENTS: tl.constexpr
+):  # fmt: skip
+    """(entry, whether it exists) of all children of k parents, or of all entries before the end."""
+    place = tl.arange(0, TILE)
     if HAS_PARENTS:
         is_listed = place < SEGMENT * k
-        parent = tl.load(parents_ptr + row * k + place // SEGMENT, mask=is_listed, other=-1)
+        parent = tl.load(parents_ptr + place // SEGMENT, mask=is_listed, other=-1).to(tl.int32)
         entry = parent * SEGMENT + place % SEGMENT
-        is_seen = (parent >= 0) & (entry < end)
-    bits = tl.load(bits_ptr + row * stride + entry, mask=is_seen, other=0).to(tl.int32)
+        return entry, (parent >= 0) & (entry < end)
+    return place, place < end
+
+
+@triton.jit
+def _take_best(
+    bits_ptr, entry, is_there, chosen_ptr, k, bound, has_bound, BITS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Stores the k best entries of a row; returns (threshold, how many there are).
+
+    ``bound`` is a key that k entries reach, if ``has_bound``.
+    """
+    bits = tl.load(bits_ptr + entry, mask=is_there, other=0).to(tl.int32)
     MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
-    is_seen = is_seen & (bits != MINUS_INFINITY)
+    is_seen = is_there & (bits != MINUS_INFINITY)
     # Integers in the order of the scores; what is not seen comes below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
     key = tl.where(is_seen, _ordered(bits, BITS), LOWEST)
-
     # The largest threshold that k keys reach, or else the lowest key.
-    low = tl.min(tl.where(is_seen, key, HIGHEST), 0).to(tl.int64)
+    low = tl.min(tl.where(is_seen, key, HIGHEST), 0)
+    low = tl.where(has_bound, bound, low).to(tl.int64)
     high = tl.max(key, 0).to(tl.int64)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -185,12 +234,13 @@ def select_kernel(
     num_tied = tl.minimum(k - num_above, tl.sum(is_tied.to(tl.int32), 0))
     is_taken = is_above | (is_tied & (tied <= num_tied))
     rank = above + tl.minimum(tied, num_tied) - 1
-    kind = chosen_ptr.dtype.element_ty
-    tl.store(chosen_ptr + row * k + rank, entry.to(kind), mask=is_taken)
+    tl.store(chosen_ptr + rank, entry.to(tl.int64), mask=is_taken)
+    count = num_above + num_tied
     for first in range(0, k, TILE):
         rest = first + tl.arange(0, TILE)
-        is_rest = (rest >= num_above + num_tied) & (rest < k)
-        tl.store(chosen_ptr + row * k + rest, tl.full([TILE], -1, kind), mask=is_rest)
+        is_rest = (rest >= count) & (rest < k)
+        tl.store(chosen_ptr + rest, tl.full([TILE], -1, tl.int64), mask=is_rest)
+    return threshold, count
 
 
 @triton.jit

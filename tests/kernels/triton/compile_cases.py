@@ -95,7 +95,8 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_E": 128,
         "DOT": tl.bfloat16,
     }
-    select = {"BITS": 16, "TILE": 8192, "SEGMENT": 16, "HAS_PARENTS": True, "HAS_VISIBLE": True}
+    select = {"BITS": 16, "UPPER_TILE": 8192, "TILE": 8192, "SEGMENT": 16, "HAS_UPPER": True}
+    select |= {"HAS_PARENTS": False, "HAS_VISIBLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     return {
@@ -114,7 +115,9 @@ def cases(arch: int) -> dict[str, Case]:
         "index_scores": Case(
             score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
         ),
-        "select": Case(select_kernel, "*i16 *i32 *i64 *i64 i32 i32 i32", select, 8),
+        "select": Case(
+            select_kernel, "*i16 *i16 *i64 *i64 *i64 *i64 i32 i32 i32 i32 i32", select, 16
+        ),
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
