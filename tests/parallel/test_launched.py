@@ -62,14 +62,7 @@ def test_a_launched_run_gives_one_ranks_file(launcher: str, tmp_path: Path) -> N
     command += ["--expert-parallel-size", "2"]
     for _ in range(2):  # the second time there is nothing to do, and all ranks must end too
         if launcher == "torchrun":
-            torchrun = [
-                "-m",
-                "torch.distributed.run",
-                "--nproc-per-node",
-                "2",
-                "--master-port",
-                "0",
-            ]
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             arguments = [[sys.executable, *torchrun, *command, "--force"]]
             places: list[dict[str, str]] = [{}]
         else:
