@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer.engine.checks import is_whole
 from deepinfer.engine.config import check_fields
 from deepinfer.engine.parallel.sizes import ParallelSizes
 
@@ -43,6 +44,8 @@ class EngineArguments:
     num_redundant_experts: int = 0
     expert_rebalance_interval: int = 0
     exact_exchange: bool = True
+    cluster: str | None = None
+    num_replicas: int | None = None
     enable_flash_mla: bool = True
     enable_speculative_dspark: bool = True
     num_speculative_tokens: int | None = None
@@ -68,6 +71,7 @@ class EngineArguments:
         device = resolve_device(self.device)
         check_num_ranks(self.parallel_sizes().world_size, device)
         check_flash_mla(self.enable_flash_mla, device)
+        self._check_cluster()
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
@@ -79,6 +83,18 @@ class EngineArguments:
         settings = {name: getattr(self, name) for name in _OF_ENGINE_CONFIG}
         settings["num_speculative_tokens"] = drafts
         return {name: value for name, value in settings.items() if value is not None}
+
+    def _check_cluster(self) -> None:
+        if self.num_replicas is not None:
+            if not is_whole(self.num_replicas, 1, 2**16):
+                raise ConfigError(f"num_replicas={self.num_replicas!r}: expected at least 1")
+            if self.cluster is None:
+                raise ConfigError(f"num_replicas={self.num_replicas}: set cluster, too")
+        if self.cluster is not None and self.parallel_sizes().world_size > 1:
+            raise ConfigError(
+                f"cluster={self.cluster!r} runs whole engines on one GPU each; leave the parallel "
+                "sizes at 1, or start ranks of many machines with torchrun or srun"
+            )
 
     def parallel_sizes(self) -> ParallelSizes:
         return ParallelSizes(

@@ -34,8 +34,9 @@ class OfflineEngine:
     ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
     ``decode_ranks`` then answer.  Every ``expert_rebalance_interval`` passes the ranks move experts
     so that their loads are even, with ``num_redundant_experts`` further copies.  Answers are those
-    of one rank as long as ``exact_exchange`` is on.  Each rank is a process, on a GPU of its own or
-    on the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
+    of one rank as long as ``exact_exchange`` is on.  ``cluster`` is the address of a Ray cluster,
+    or auto, on which ``num_replicas`` whole engines answer.  Each rank is a process, on a GPU or
+    the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
     machine or model cannot honour raise ConfigError with the reason.
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
     run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
@@ -68,6 +69,8 @@ class OfflineEngine:
         num_redundant_experts: int = 0,
         expert_rebalance_interval: int = 0,
         exact_exchange: bool = True,
+        cluster: str | None = None,
+        num_replicas: int | None = None,
         enable_flash_mla: bool = True,
         enable_speculative_dspark: bool = True,
         num_speculative_tokens: int | None = None,
@@ -98,6 +101,8 @@ class OfflineEngine:
             num_redundant_experts=num_redundant_experts,
             expert_rebalance_interval=expert_rebalance_interval,
             exact_exchange=exact_exchange,
+            cluster=cluster,
+            num_replicas=num_replicas,
             enable_flash_mla=enable_flash_mla,
             enable_speculative_dspark=enable_speculative_dspark,
             num_speculative_tokens=num_speculative_tokens,
@@ -123,6 +128,8 @@ class OfflineEngine:
             model_path,
             arguments.engine_settings(),
             sizes=arguments.parallel_sizes(),
+            cluster=cluster,
+            num_replicas=num_replicas,
             device=resolve_device(device),
             num_threads=num_threads,
             profile_path=arguments.profile_file(),

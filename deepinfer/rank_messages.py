@@ -39,12 +39,14 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank that takes rows or only prefills has loaded its part."""
+    """A rank that takes rows or only prefills has loaded its part.  ``facts`` must be the same on
+    all ranks."""
 
     folder: Path
     model_config: ModelConfig
     engine_config: EngineConfig
     notes: Mapping[str, str]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

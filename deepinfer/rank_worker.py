@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -80,6 +81,50 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     RankRows(mailbox, loaded, rank, order.seed).serve()
 
 
+def replica_main(mailbox: RowMailbox, order: RankOrder) -> None:
+    """A whole engine that shares nothing with others: load, say so, answer rows."""
+    loaded = load_model(
+        order.model_path,
+        order.settings,
+        device=order.device,
+        num_threads=order.num_threads,
+        kernels=order.kernels,
+    )
+    config, notes = loaded.engine.config, loaded.notes
+    mailbox.send(Ready(loaded.folder, loaded.config, config, notes, _facts(order)))
+    RankRows(mailbox, loaded, Alone(), order.seed).serve()
+
+
+class RowMailbox(Protocol):
+    """What rows need of a ``Mailbox``."""
+
+    def send(self, message: Any) -> None: ...
+    def take(self) -> Any: ...
+    def wait(self) -> Any: ...
+
+
+class Others(Protocol):
+    """What rows need of a ``Rank``."""
+
+    @property
+    def balances(self) -> list[Balance]: ...
+
+    def rest(self) -> bool: ...
+    def finish(self) -> None: ...
+
+
+class Alone:
+    """No other ranks."""
+
+    balances: list[Balance] = []
+
+    def rest(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        pass
+
+
 def _facts(order: RankOrder) -> dict[str, str]:
     """What must be the same on all ranks for their answers to be one run's."""
     folder = resolve_model_folder(order.model_path or embedded_model_path())
@@ -95,7 +140,7 @@ def _facts(order: RankOrder) -> dict[str, str]:
 class RankRows:
     """Feeds the rows of a mailbox to an engine, and helps other ranks when there are none."""
 
-    def __init__(self, mailbox: Mailbox, loaded: LoadedModel, rank: Rank, seed: int) -> None:
+    def __init__(self, mailbox: RowMailbox, loaded: LoadedModel, rank: Others, seed: int) -> None:
         self._mailbox = mailbox
         self._engine = loaded.engine
         self._rank = rank

@@ -1,24 +1,20 @@
-"""``RankedEngine``: the driver of an engine whose ranks are processes of this machine.
+"""``RankedEngine``: the driver of ranks that take rows, wherever they run.
 
-Rows go to the rank that has the fewest; every rank renders, computes and parses its own.
+Rows go to the rank that has the fewest; every rank renders, computes and parses its own.  The rows
+of a rank that is lost go to the others.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.parallel.groups import TIMEOUT_S, host_store
-from deepinfer.engine.parallel.launch import Lost, RankProcesses, make_link
-from deepinfer.engine.parallel.launched import accept_ranks, launched_place, meeting_place
-from deepinfer.engine.parallel.sizes import ParallelSizes
+from deepinfer.engine.parallel.launch import Lost
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.types import Thinking
@@ -26,71 +22,52 @@ from deepinfer.recipes.types import Thinking
 from .errors import ConfigError, EngineError
 from .merged_stats import merge_stats
 from .outputs import RequestOutput
-from .rank_messages import Begin, End, Finished, RankOrder, Ready, Row
-from .rank_worker import rank_main
+from .rank_messages import Begin, End, Finished, Ready, Row
 from .row_stream import ROWS_AHEAD
 
 
-class RankedEngine:
-    """Starts the ranks and waits until they have loaded.  One ``run`` at a time.
+class Ranks(Protocol):
+    """``RankProcesses``, or the like in a cluster."""
 
-    ``order`` is that of rank 0, without a port.
-    Raises: what a rank raised, with its name.
+    @property
+    def process_ids(self) -> list[int]: ...
+
+    def send(self, rank: int, message: Any) -> None: ...
+
+    def receive(self, timeout_s: float | None = None) -> list[tuple[int, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+class RankedEngine:
+    """Waits until ranks have loaded.  One ``run`` at a time.
+
+    ``row_ranks`` take rows, ``other_ranks`` only say that they are ready.
+    Raises: what a rank raised, with its name; ConfigError if ranks have different versions.
     """
 
-    def __init__(self, order: RankOrder) -> None:
-        sizes = order.sizes
-        remote, host, port = None, order.host, 0
-        place = launched_place(os.environ, sizes.world_size)
-        if place is None:
-            self._store: Any = host_store(order.host)
-            port = self._store.port
-        else:
-            if sizes.has_roles:
-                raise ConfigError(
-                    "prefill_ranks and decode_ranks need processes of one machine: start the run "
-                    "without a launcher"
-                )
-            self._store, host, port = meeting_place(place), place.host, place.port
-            remote = accept_ranks(place, self._store, TIMEOUT_S)
-        links = _links(sizes)
-        orders = [
-            replace(
-                order,
-                rank=rank,
-                host=host,
-                port=port,
-                profile_path=order.profile_path if rank == 0 else None,
-                links=links[rank],
-            )
-            for rank in range(sizes.world_size)
-        ]
-        self._ranks = RankProcesses(
-            rank_main,
-            orders,
-            preload=(rank_main.__module__,),
-            expendable=frozenset(sizes.prefill),
-            remote=remote,
-        )
-        for link in (end for ends in links for end in ends.values()):
-            link.close()
-        self._row_ranks = list(sizes.row_ranks)
+    def __init__(
+        self, ranks: Ranks, row_ranks: Sequence[int], other_ranks: Sequence[int], device: str
+    ) -> None:
+        self._ranks = ranks
         self._stats: dict[int, EngineStats] = {}
         self._is_running = self._is_closed = False
+        self._row_ranks = list(row_ranks)
         ready: dict[int, Ready] = {}
         try:
-            while len(ready) < len(sizes.row_ranks) + len(sizes.prefill):
-                for rank, message in self._ranks.receive():
+            while len(ready) < len(row_ranks) + len(other_ranks):
+                for rank, message in ranks.receive():
                     if isinstance(message, Lost):
                         raise EngineError(message.reason)
                     ready[rank] = message
+            first = ready[row_ranks[0]]
+            _check_same(first, ready)
         except BaseException:
             self.close()
             raise
-        first = ready[0]
         self.folder: Path = first.folder
         self.model_config: ModelConfig = first.model_config
-        self.config: EngineConfig = replace(first.engine_config, device=order.device)
+        self.config: EngineConfig = replace(first.engine_config, device=device)
         self.notes = dict(first.notes)
         assert self.config.max_model_len is not None
         self.max_model_len: int = self.config.max_model_len
@@ -115,34 +92,12 @@ class RankedEngine:
             )
         self._is_running = True
         self._send_all(Begin(raw=raw, thinking=thinking, constraint=constraint))
-        source: Iterator[tuple[int, Any, SamplingParams]] | None = iter(rows)
-        in_flight = dict.fromkeys(self._row_ranks, 0)
-        finished: set[int] = set()
         try:
-            while len(finished) < len(self._row_ranks):
-                while source is not None and (rank := self._with_room(in_flight)) is not None:
-                    triple = next(source, None)
-                    if triple is None:
-                        source = None
-                        self._send_all(End())
-                        break
-                    in_flight[rank] += 1
-                    self._ranks.send(rank, Row(*triple))
-                for rank, message in self._ranks.receive():
-                    if isinstance(message, Lost):
-                        self.notes[f"rank {rank}"] = f"{message.reason}; others read its prompts"
-                        continue
-                    self._stats[rank] = message.stats
-                    if isinstance(message, Finished):
-                        finished.add(rank)
-                        self.notes.update(message.notes)
-                        continue
-                    for output in message.outputs:
-                        in_flight[rank] -= 1
-                        yield output
-                        self._check_open()
+            yield from self._answer(iter(rows))
+            self._end(End())
         except GeneratorExit:
-            self._forget(finished)
+            if not self._is_closed:
+                self._end(End(is_abort=True))
             raise
         except BaseException:
             self.close()
@@ -152,26 +107,70 @@ class RankedEngine:
 
     def stats(self) -> EngineStats:
         """The sum over all ranks, as far as they have told."""
-        return merge_stats(self._stats.values()) if self._stats else EngineStats()
+        return merge_stats(list(self._stats.values())) if self._stats else EngineStats()
 
     def close(self) -> None:
         """Stop the ranks.  May be called twice."""
         self._is_closed = True
         self._ranks.close()
 
-    def _forget(self, finished: set[int]) -> None:
-        """Have all ranks drop what they run, so that another run can begin."""
-        if self._is_closed:
-            return
-        self._send_all(End(is_abort=True))
-        while len(finished) < len(self._row_ranks):
+    def _answer(self, rows: Iterator[tuple[int, Any, SamplingParams]]) -> Iterator[RequestOutput]:
+        """Every row's output once, in the order in which they come."""
+        source: Iterator[tuple[int, Any, SamplingParams]] | None = rows
+        again: deque[Row] = deque()
+        in_flight: dict[int, list[Row]] = {rank: [] for rank in self._row_ranks}
+        while source is not None or again or any(in_flight.values()):
+            while (rank := self._with_room(in_flight)) is not None and (source or again):
+                if again:
+                    row = again.popleft()
+                else:
+                    assert source is not None
+                    triple = next(source, None)
+                    if triple is None:
+                        source = None
+                        break
+                    row = Row(*triple)
+                in_flight[rank].append(row)
+                self._ranks.send(rank, row)
+            if not any(in_flight.values()):
+                continue
             for rank, message in self._ranks.receive():
-                if isinstance(message, Finished):
-                    finished.add(rank)
+                if isinstance(message, Lost):
+                    again += in_flight.pop(rank, [])
+                    self._lose(message)
+                    continue
+                self._stats[rank] = message.stats
+                for output in message.outputs:
+                    flying = in_flight[rank]
+                    flying.remove(next(row for row in flying if row.number == output.row))
+                    yield output
+                    self._check_open()
 
-    def _with_room(self, in_flight: dict[int, int]) -> int | None:
-        rank = min(in_flight, key=in_flight.__getitem__)
-        return rank if in_flight[rank] < ROWS_AHEAD * self.config.max_num_seqs else None
+    def _end(self, message: End) -> None:
+        """Have all ranks end this run, so that another one can begin."""
+        self._send_all(message)
+        finished: set[int] = set()
+        while not finished.issuperset(self._row_ranks):
+            for rank, found in self._ranks.receive():
+                if isinstance(found, Lost):
+                    self._lose(found)
+                    continue
+                self._stats[rank] = found.stats
+                if isinstance(found, Finished):
+                    finished.add(rank)
+                    self.notes.update(found.notes)
+
+    def _lose(self, lost: Lost) -> None:
+        """Go on without a rank.  Raises: EngineError if no other takes rows."""
+        self.notes[f"rank {lost.rank}"] = f"{lost.reason}; others took its work"
+        if lost.rank in self._row_ranks:
+            self._row_ranks.remove(lost.rank)
+        if not self._row_ranks:
+            raise EngineError(f"{lost.reason}; no other is left")
+
+    def _with_room(self, in_flight: dict[int, list[Row]]) -> int | None:
+        rank = min(in_flight, key=lambda rank: len(in_flight[rank]))
+        return rank if len(in_flight[rank]) < ROWS_AHEAD * self.config.max_num_seqs else None
 
     def _send_all(self, message: Begin | End) -> None:
         for rank in self._row_ranks:
@@ -182,10 +181,11 @@ class RankedEngine:
             raise EngineError("the engine was closed while this stream was open")
 
 
-def _links(sizes: ParallelSizes) -> list[dict[int, Connection]]:
-    """By rank, its ends of the connections to each rank of the other role."""
-    links: list[dict[int, Connection]] = [{} for _ in range(sizes.world_size)]
-    if sizes.has_roles:
-        for decode, prefill in product(sizes.row_ranks, sizes.prefill):
-            links[decode][prefill], links[prefill][decode] = make_link()
-    return links
+def _check_same(first: Ready, ready: dict[int, Ready]) -> None:
+    for rank, other in ready.items():
+        for name, value in other.facts.items():
+            if first.facts.get(name) != value:
+                raise ConfigError(
+                    f"{name} is {value} on rank {rank} and {first.facts.get(name)} on rank 0: all "
+                    "ranks need the same"
+                )

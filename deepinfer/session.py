@@ -89,28 +89,34 @@ def open_session(
     profile_path: Path | None,
     kernels: Path | None,
     seed: int,
+    cluster: str | None = None,
+    num_replicas: int | None = None,
 ) -> Session:
     """Load a model; ``None`` is the embedded one.  ``settings`` are fields of ``EngineConfig``."""
-    if sizes.world_size > 1:
-        from .ranked_engine import RankedEngine
-
+    if sizes.world_size > 1 or cluster is not None:
         checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
         sizes.check_model(checkpoint.config)
-        ranks = RankedEngine(
-            RankOrder(
-                rank=0,
-                sizes=sizes,
-                host="127.0.0.1",
-                port=0,
-                model_path=model_path,
-                settings=dict(settings),
-                device=device,
-                num_threads=num_threads,
-                profile_path=profile_path,
-                kernels=kernels,
-                seed=seed,
-            )
+        order = RankOrder(
+            rank=0,
+            sizes=sizes,
+            host="127.0.0.1",
+            port=0,
+            model_path=model_path,
+            settings=dict(settings),
+            device=device,
+            num_threads=num_threads,
+            profile_path=profile_path,
+            kernels=kernels,
+            seed=seed,
         )
+        if cluster is not None:
+            from .cluster import start_replicas
+
+            ranks = start_replicas(cluster, num_replicas, order)
+        else:
+            from .local_ranks import start_ranks
+
+            ranks = start_ranks(order)
         return Session(
             folder=ranks.folder,
             model_config=ranks.model_config,

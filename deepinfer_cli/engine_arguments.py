@@ -18,6 +18,8 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         num_redundant_experts=settings.num_redundant_experts,
         expert_rebalance_interval=settings.expert_rebalance_interval,
         exact_exchange=settings.exact_exchange,
+        cluster=settings.cluster,
+        num_replicas=settings.num_replicas,
         **drafting(settings.speculative),
         profile_path=settings.speculation_profile,
         rejection_sampling=settings.rejection_sampling,

@@ -234,6 +234,14 @@ class Settings:
         True, SWITCH, "Engine", "Ranks that share experts give one rank's answers; off is faster.",
         answers=True,
     )  # fmt: skip
+    cluster: str | None = _setting(
+        None, optional(TEXT), "Engine", "Ray cluster on whose nodes whole engines answer: auto, or "
+        "its address.",
+    )  # fmt: skip
+    num_replicas: int | None = _setting(
+        None, optional(at_least(1, COUNT)), "Engine",
+        "Engines on the cluster; by default one per GPU, or per node without GPUs.",
+    )  # fmt: skip
 
     prometheus: str | None = _setting(
         None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."
