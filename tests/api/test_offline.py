@@ -127,7 +127,7 @@ def test_close(golden_model):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        ({"tensor_parallel_size": 10**6}, "tensor_parallel_size=1000000: expected"),
+        ({"tensor_parallel_size": 10**6}, "tensor_parallel_size=1000000 does not divide"),
         ({"expert_parallel_size": 0}, "expert_parallel_size"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_model_len": 10**9}, "max_model_len=1000000000: the model's context is"),
