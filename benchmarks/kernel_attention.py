@@ -12,8 +12,8 @@ import torch
 from kernel_timing import Ceilings, Row, microseconds, print_row
 from torch import Tensor
 
+from deepinfer.kernels.attention import sparse_attention
 from deepinfer.kernels.attention.reference import sparse_attention_reference
-from deepinfer.kernels.attention.triton_kernel import sparse_attention_triton
 from deepinfer.kernels.quant import pack_main_rows, pack_window_rows
 from deepinfer.kernels.rope import rope_frequencies, rope_table
 from deepinfer.kernels.rope.reference import apply_rope_reference
@@ -37,6 +37,23 @@ def random_case(queries: int, rows: int = 8192, absent: float = 0.0) -> dict[str
         "sink": torch.randn(_HEADS, device="cuda"),
         "scale": _WIDTH**-0.5,
     }
+
+
+def decode_case(requests: int, queries: int, absent: float = 0.0) -> dict[str, object]:
+    """Requests with rows of their own: 8,192 compressed ones, of which each query lists 512 in
+    ascending order, and a window ring of 136."""
+    count, own = requests * queries, 8192
+    few = pack_main_rows(torch.randn(4096, _WIDTH, device="cuda") / 4)
+    request = torch.arange(requests, device="cuda").repeat_interleave(queries)[:, None]
+    picks = torch.randint(0, own, (count, _PICKS), device="cuda").sort(dim=1).values + request * own
+    place = torch.arange(count, device="cuda")[:, None] % queries + request * 136
+    case = random_case(count, rows=1)
+    case["window_rows"] = pack_window_rows(torch.randn(requests * 136, _WIDTH, device="cuda") / 4)
+    case["window_index"] = place + torch.arange(_WINDOW, device="cuda")
+    case["main_rows"] = few[torch.randint(0, len(few), (requests * own,), device="cuda")]
+    is_absent = torch.rand(count, _PICKS, device="cuda") < absent
+    case["main_index"] = picks.masked_fill_(is_absent, -1)
+    return case
 
 
 def checks() -> Iterator[tuple[str, Callable[[], str]]]:
@@ -63,9 +80,7 @@ def _compare(actual: Tensor, expected: Tensor) -> str:
 
 def _check(absent: float, pieces: int | None) -> str:
     case = random_case(37, absent=absent)
-    return _compare(
-        sparse_attention_triton(**case, piece_keys=pieces), sparse_attention_reference(**case)
-    )
+    return _compare(sparse_attention(**case, piece_keys=pieces), sparse_attention_reference(**case))
 
 
 def _check_rotated() -> str:
@@ -74,19 +89,19 @@ def _check_rotated() -> str:
     rope = tuple(x.cuda() for x in rope_table(rope_frequencies(64, 1.6e5), positions))
     turned = case | {"q": apply_rope_reference(case["q"], *rope)}
     expected = apply_rope_reference(sparse_attention_reference(**turned), *rope, inverse=True)
-    return _compare(sparse_attention_triton(**case, rope=rope), expected)
+    return _compare(sparse_attention(**case, rope=rope), expected)
 
 
 def _check_bits() -> str:
     case = random_case(512, absent=0.2)
     per_query = ("q", "window_index", "main_index")
     for pieces in (None, 128):
-        whole = sparse_attention_triton(**case, piece_keys=pieces)
+        whole = sparse_attention(**case, piece_keys=pieces)
         for count in (1, 2, 7, 64, 256):
             part = case | {name: case[name][:count] for name in per_query}
-            out = sparse_attention_triton(**part, piece_keys=pieces)
+            out = sparse_attention(**part, piece_keys=pieces)
             assert torch.equal(out, whole[:count]), f"{count} queries differ from those of 512"
-        again = sparse_attention_triton(**case, piece_keys=pieces)
+        again = sparse_attention(**case, piece_keys=pieces)
         assert torch.equal(again, whole), "a second run differs"
     return "1 to 512 queries"
 
@@ -96,23 +111,27 @@ def _check_empty() -> str:
     case["window_index"].fill_(-1)
     case["main_index"].fill_(-1)
     for pieces in (None, 64):
-        assert not sparse_attention_triton(**case, piece_keys=pieces).any(), "not zero"
+        assert not sparse_attention(**case, piece_keys=pieces).any(), "not zero"
     return "zero"
 
 
 def timings(ceilings: Ceilings) -> Iterator[Row]:
-    keys = _WINDOW + _PICKS
-    for queries, absent, pieces in [
-        (8, 0.0, None), (8, 0.0, 64), (8, 0.0, 128), (8, 0.0, 320),
-        (48, 0.0, None), (48, 0.0, 320), (256, 0.0, None), (256, 0.3, None),
-        (1536, 0.0, None), (1536, 0.3, None), (4096, 0.0, None),
+    for requests, queries, absent, pieces in [
+        (8, 1, 0.0, None), (8, 1, 0.0, 128), (8, 6, 0.0, None), (8, 6, 0.0, 128), (8, 6, 0.0, 384),
+        (256, 1, 0.0, None), (256, 1, 0.3, None), (256, 6, 0.0, None), (256, 6, 0.3, None),
     ]:  # fmt: skip
-        case = random_case(queries, 65536, absent)
-        us = microseconds(partial(sparse_attention_triton, **case, piece_keys=pieces))
-        flop = 4 * queries * _HEADS * _WIDTH * keys
-        num_bytes = queries * (_WINDOW * 528 + _PICKS * 288 + 4 * _HEADS * _WIDTH)
-        name = f"attention {queries} x {_WINDOW}+{_PICKS}, {absent:.0%} absent, pieces {pieces}"
-        yield ceilings.row(name, us, flop, num_bytes)
+        name = f"attention {requests} x {queries}, {absent:.0%} absent, pieces {pieces}"
+        yield _timed(ceilings, name, decode_case(requests, queries, absent), pieces)
+    yield _timed(ceilings, "attention, prefill of 4096", random_case(4096, 65536), None)
+
+
+def _timed(ceilings: Ceilings, name: str, case: dict[str, object], pieces: int | None) -> Row:
+    queries = case["q"].shape[0]  # type: ignore[attr-defined]
+    positions = torch.arange(queries)
+    rope = tuple(x.cuda() for x in rope_table(rope_frequencies(64, 1.6e5), positions))
+    us = microseconds(partial(sparse_attention, **case, rope=rope, piece_keys=pieces))
+    num_bytes = queries * (_WINDOW * 528 + _PICKS * 288 + 4 * _HEADS * _WIDTH)
+    return ceilings.row(name, us, 4 * queries * _HEADS * _WIDTH * (_WINDOW + _PICKS), num_bytes)
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import torch
 from kernel_timing import Ceilings, Row, microseconds, print_row
 from torch import Tensor
 
+from deepinfer.kernels.indexer import paged_index_scores
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
 from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
-from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
 from deepinfer.kernels.indexer.triton_select import candidate_blocks_triton, select_topk_triton
 from deepinfer.kernels.quant import pack_index_rows
 from deepinfer.kernels.sampling.reference import exponential_noise, sample
@@ -65,7 +65,7 @@ def checks() -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _check_scores(requests: int, queries: int) -> str:
     case = _paged(requests, queries, 1024)
-    actual, expected = paged_index_scores_triton(**case), paged_index_scores_reference(**case)
+    actual, expected = paged_index_scores(**case), paged_index_scores_reference(**case)
     differing = float((actual != expected).float().mean())
     a, e = actual.double(), expected.double()
     error = float((a - e).norm() / e.norm())
@@ -116,9 +116,14 @@ def _check_sample(temperature: float, top_p: float) -> str:
 
 
 def timings(ceilings: Ceilings) -> Iterator[Row]:
-    for requests, queries, entries in ((256, 6, 65_536), (8, 6, 65_536), (1, 1024, 65_536)):
+    for requests, queries, entries in (
+        (256, 6, 65_536),
+        (256, 1, 65_536),
+        (8, 6, 65_536),
+        (1, 1024, 65_536),
+    ):
         case = _paged(requests, queries, entries)
-        us = microseconds(partial(paged_index_scores_triton, **case), repeats=5)
+        us = microseconds(partial(paged_index_scores, **case), repeats=5)
         tokens = requests * queries
         flop = 2 * tokens * entries * _HEADS * _WIDTH
         num_bytes = requests * entries * 68 + 2 * tokens * entries
