@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,24 +77,18 @@ def from_report(report: Report) -> Measured:
 
 def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: MemoryPlan) -> Estimate:
     """The estimate of all rows of ``scan``."""
+    lengths, num_guessed = array("I"), 0
+    histogram = Histogram()
     drawn = measured.lengths.draw(scan.num_answers)
-    lengths, ends = Histogram(), iter(drawn)
-    num_guessed = 0
-
-    def length_of(most: int, endless: bool) -> int:
-        nonlocal num_guessed
-        length = next(ends)
+    for length, (most, endless) in zip(drawn, scan.limits(), strict=True):
         num_guessed += not endless and measured.lengths.is_guess(length, most)
-        length = most if endless or length is None else min(length, most)
-        lengths.add(length)
-        return length
-
-    requests = list(scan.requests(length_of))
+        lengths.append(most if endless or length is None else min(length, most))
+        histogram.add(lengths[-1])
     num_rows = sum(scan.kinds.values())
 
     def play(times: StepTimes) -> RunEstimate:
         return estimate_run(
-            requests,
+            scan.requests(lengths),
             times,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -116,9 +111,9 @@ def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: Memor
         prefill_steps=played.num_prefill_steps,
         decode_steps=played.num_decode_steps,
         answers_at_a_time=round(rows, 2),
-        answer_tokens=lengths.total,
-        answer_tokens_per_s=round(lengths.total / max(answer_s, 1e-9), 1),
-        answer_lengths=lengths.report(),
+        answer_tokens=histogram.total,
+        answer_tokens_per_s=round(histogram.total / max(answer_s, 1e-9), 1),
+        answer_lengths=histogram.report(),
         guessed_share=round(num_guessed / max(1, scan.num_answers), 3),
     )
 

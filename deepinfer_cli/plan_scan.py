@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -65,12 +65,16 @@ class Scan:
             except RowError as error:
                 self._fail(row, error)
 
-    def requests(self, length_of: Callable[[int, bool], int]) -> Iterator[PlannedRequest]:
-        """Every answer; ``length_of(most, endless)`` says how long one gets."""
-        sizes = self._sizes
-        for at in range(0, len(sizes), 4):
-            prompt, computed, most, endless = sizes[at : at + 4]
-            yield PlannedRequest(prompt, computed, length_of(most, bool(endless)))
+    def limits(self) -> Iterator[tuple[int, bool]]:
+        """Of every answer the most tokens it may have, and whether it takes them all."""
+        for most, endless in zip(self._sizes[2::4], self._sizes[3::4], strict=True):
+            yield most, bool(endless)
+
+    def requests(self, lengths: Sequence[int]) -> Iterator[PlannedRequest]:
+        """Every answer, given how long each gets."""
+        columns = (self._sizes[0::4], self._sizes[1::4], lengths)
+        for prompt, computed, length in zip(*columns, strict=True):
+            yield PlannedRequest(prompt, computed, length)
 
     def _prepare(self, row: InputRow, constraint: Any) -> RowInFlight:
         if row.error is not None:

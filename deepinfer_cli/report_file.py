@@ -68,7 +68,7 @@ def _find(run: Path) -> Path:
     if found is None:
         looked = " or ".join(map(str, places))
         raise ConfigError(
-            f"no report of {run}: expected {looked}; give the output of a run (deepinfer run "
-            "writes the report when it ends), or the report file"
+            f"no report of {run}: expected {looked}; give the output of a run, or the report file "
+            "(it is written when the run ends; deepinfer status says how far one is)"
         )
     return found

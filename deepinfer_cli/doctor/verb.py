@@ -37,14 +37,25 @@ def doctor(flags: Mapping[str, object], config: str | None, *, as_json: bool) ->
 
 
 def _all_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Check]:
-    device = str(flags.get("device", ""))
     yield from _guarded("software", software_checks)
     yield from _guarded("machine", machine_checks)
     yield from _guarded("GPU", gpu_checks)
-    yield from _guarded("compilers", lambda: compiler_checks(device.startswith("cuda")))
+    yield from _guarded("compilers", lambda: compiler_checks(_needs_gpu(flags, config)))
     yield from _guarded("kernels", _bundles)
     yield from _guarded("disk", lambda: disk_checks(Path.cwd()))
     yield from _guarded("run", lambda: _run(flags, config))
+
+
+def _needs_gpu(flags: Mapping[str, object], config: str | None) -> bool:
+    """Whether the run would be on a GPU.  What is wrong with the settings is found elsewhere."""
+    from deepinfer.errors import DeepInferError
+    from deepinfer.machine import resolve_device
+    from deepinfer_cli.settings import resolve
+
+    try:
+        return resolve_device(resolve(flags, config=config).settings.device).startswith("cuda")
+    except DeepInferError:
+        return False
 
 
 def _bundles() -> Iterator[Check]:
