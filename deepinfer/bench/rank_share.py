@@ -101,7 +101,7 @@ class SliceShare:
 
     def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
         held = padded_experts(plan.n_routed_experts, self.ranks)
-        local = LocalExperts(tensors, range(held), limit)
+        local = LocalExperts(tensors, range(held), limit, plan.n_routed_experts)
         if self.ranks == 1:
             return local
         routing = ExpectedRouting(

@@ -61,22 +61,31 @@ class WholeModel:
         return groups
 
     def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
-        return LocalExperts(tensors, range(plan.n_routed_experts), limit)
+        return LocalExperts(tensors, range(plan.n_routed_experts), limit, plan.n_routed_experts)
 
 
 class LocalExperts:
-    """Experts whose weights this rank holds, in the given order; ids count within it."""
+    """Experts whose weights this rank holds, in the given order; ids count within it.
 
-    def __init__(self, tensors: LayerTensors, members: Sequence[int], limit: float) -> None:
+    Where they are not all of ``num_experts``, only tokens come that chose at least one of them.
+    """
+
+    def __init__(
+        self, tensors: LayerTensors, members: Sequence[int], limit: float, num_experts: int
+    ) -> None:
         layers = [tensors.under(f"ffn.experts.{expert}.") for expert in members]
         self.gate_up, self.down = native_experts(
             Weight.stack([gate_up(layer) for layer in layers]),
             Weight.stack([layer.weight("w2") for layer in layers]),
         )
         self.limit = limit
+        self._share = min(1.0, len(members) / num_experts)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return experts(x, ids, weights, self.gate_up, self.down, self.limit)
+        choices = ids.shape[1]
+        present = choices * self._share / (1 - (1 - self._share) ** choices)
+        num_pairs = round(len(x) * present)
+        return experts(x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs)
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         return lambda: self(x, ids, weights)

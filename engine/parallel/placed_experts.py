@@ -95,7 +95,8 @@ class PlacedExperts:
 
     def _make_exchanges(self) -> tuple[ExchangedExperts, FixedCapacityExperts | None]:
         table = RoutingTable.of(self.placement, 0, self._tensors.device)
-        local = LocalExperts(self._tensors, table.members[self.group.rank], self._limit)
+        members = table.members[self.group.rank]
+        local = LocalExperts(self._tensors, members, self._limit, self.plan.n_routed_experts)
         common = (PresentExperts(local), table, self.group)
         sizes: dict[str, Any] = {
             "hidden_size": local.down.num_rows,

@@ -54,7 +54,7 @@ class RankShare:
 
     def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
         if self.experts.size == 1:
-            return LocalExperts(tensors, range(plan.n_routed_experts), limit)
+            return LocalExperts(tensors, range(plan.n_routed_experts), limit, plan.n_routed_experts)
         routed = PlacedExperts(
             plan,
             tensors,

@@ -26,6 +26,8 @@ from .k_order import KOrder
 from .matrix_path import MatrixPath
 
 GROUP = 128
+# Rows are shared out among so many programs: those of no expert cost nothing then.
+MOST_PROGRAMS = 2048
 _CHUNK = 1024
 
 
@@ -102,9 +104,11 @@ def quantize_activations(
     out = Activations.empty(count, k, path, order, x.device)
     if count:
         pairs = bf16_pairs("x", x)
-        _quantize_kernel[(count, out.num_chunks)](
+        _quantize_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
             pairs,
             pairs if rows is None else rows.pair,
+            pairs if rows is None else rows.used,
+            count,
             *out.writer,
             out.scale_stride,
             k // 2,
@@ -116,10 +120,13 @@ def quantize_activations(
     return out
 
 
-@triton.jit
+# Sizes that follow the batch must not make new variants of the kernel.
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantize_kernel(
     x,
     row_pair,
+    used,
+    num_rows,
     values,
     scales,
     scale_stride,
@@ -132,19 +139,18 @@ def _quantize_kernel(
     NATIVE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    source = row
-    if PER_TOKEN > 0:
-        chosen = tl.load(row_pair + row)
-        if chosen < 0:
-            return
-        source = (chosen // PER_TOKEN).to(tl.int64)
     pair = chunk_pairs(tl.program_id(1), BLOCK)
-    both = tl.load(x + source * row_stride + pair, mask=pair < num_pairs, other=0)
-    store_quantized(
-        even_bf16(both), odd_bf16(both), pair, values, scales, row, scale_stride, padded,
-        BLOCK, PATH, ORDER, NATIVE,
-    )  # fmt: skip
+    end = tl.load(used) if PER_TOKEN > 0 else num_rows
+    for place in range(tl.program_id(0), end, tl.num_programs(0)):
+        row = tl.cast(place, tl.int64)
+        source = row
+        if PER_TOKEN > 0:  # rows that only fill a tile take any token
+            source = (tl.maximum(tl.load(row_pair + row), 0) // PER_TOKEN).to(tl.int64)
+        both = tl.load(x + source * row_stride + pair, mask=pair < num_pairs, other=0)
+        store_quantized(
+            even_bf16(both), odd_bf16(both), pair, values, scales, row, scale_stride, padded,
+            BLOCK, PATH, ORDER, NATIVE,
+        )  # fmt: skip
 
 
 @triton.jit

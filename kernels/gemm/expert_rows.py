@@ -15,11 +15,13 @@ class ExpertRows:
     pair [R] i32: the pair of each row, -1 for rows that only fill a tile, which may hold anything.
     row [P] i32: the row of each pair, -1 if its expert is not here.
     expert [R / tile_rows] i32: whose each tile is, -1 for the unused ones, which come last.
+    used [1] i32: rows of tiles that are not unused.
     Pair p belongs to token p // per_token.
     """
 
     pair: Tensor
     row: Tensor
     expert: Tensor
+    used: Tensor
     per_token: int
     tile_rows: int

@@ -76,6 +76,8 @@ WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64)
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
 # Fewer tiles than this leave too many of the 132 multiprocessors without work.
 _ENOUGH_TILES = 66
+# More rows than this are better in a wide tile, by form of the weight.
+_FEW_ROWS = {1: 64, 2: 160}
 
 
 def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
@@ -85,7 +87,7 @@ def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
     if rows <= narrow.rows:
         return narrow
     wide = WIDE_FP8 if form == 1 else WIDE_FP4
-    if rows > middle.rows:
+    if rows > _FEW_ROWS[form]:
         for tile in (wide, SQUARE_FP8) if form == 1 else (wide,):
             columns = triton.cdiv(weight.num_rows, tile.columns)
             if weight.members * triton.cdiv(rows, tile.rows) * columns >= _ENOUGH_TILES:
@@ -104,7 +106,7 @@ def expert_linear_gluon(
     acts: Activations, weight: HopperWeight, rows: ExpertRows, tile: NarrowTile | WideTile
 ) -> Tensor:
     """As ``expert_linear_triton``."""
-    return _multiply(acts, weight, rows.expert, tile)
+    return _multiply(acts, weight, rows, tile)
 
 
 def check_rows(x: Tensor, weight: HopperWeight) -> None:
@@ -122,7 +124,7 @@ def check_rows(x: Tensor, weight: HopperWeight) -> None:
 def _multiply(
     acts: Activations,
     weight: HopperWeight,
-    tile_expert: Tensor | None,
+    rows: ExpertRows | None,
     tile: NarrowTile | WideTile,
 ) -> Tensor:
     """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16."""
@@ -133,9 +135,9 @@ def _multiply(
     if not len(out):
         return out
     if isinstance(tile, NarrowTile):
-        _launch_narrow(acts.values, acts.scales, weight, tile_expert, out, tile)
+        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile)
     else:
-        _launch_wide(acts.values, acts.scales, weight, tile_expert, out, tile)
+        _launch_wide(acts.values, acts.scales, weight, rows, out, tile)
     return out
 
 
@@ -143,7 +145,7 @@ def _launch_narrow(
     values: Tensor,
     scales: Tensor,
     weight: HopperWeight,
-    tile_expert: Tensor | None,
+    expert_rows: ExpertRows | None,
     out: Tensor,
     tile: NarrowTile,
 ) -> None:
@@ -157,14 +159,14 @@ def _launch_narrow(
         _tiles(steps, 128),
         out,
         weight.factors,
-        weight.factors if tile_expert is None else tile_expert,
+        weight.factors if expert_rows is None else expert_rows.expert,
         rows,
         n,
         weight.k,
         FORMAT=form,
         TOKENS=tile.rows,
         STAGES=tile.stages,
-        GROUPED=tile_expert is not None,
+        GROUPED=expert_rows is not None,
         num_warps=4,
     )
 
@@ -173,7 +175,7 @@ def _launch_wide(
     values: Tensor,
     scales: Tensor,
     weight: HopperWeight,
-    tile_expert: Tensor | None,
+    expert_rows: ExpertRows | None,
     out: Tensor,
     tile: WideTile,
 ) -> None:
@@ -190,13 +192,14 @@ def _launch_wide(
         else _tiles(weight.steps.flatten(1), tile.columns // 64, 128),
         _tiles(out, 64, 128),
         weight.factors,
-        weight.factors if tile_expert is None else tile_expert,
+        weight.factors if expert_rows is None else expert_rows.expert,
+        weight.factors if expert_rows is None else expert_rows.used,
         count,
         n,
         weight.k,
         scales.stride(0),
         FORMAT=form,
-        GROUPED=tile_expert is not None,
+        GROUPED=expert_rows is not None,
         **tile.constants,
         num_warps=4,
     )

@@ -29,15 +29,15 @@ from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thre
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
 def wide_kernel(
-    x, x_scales, w, steps, out, factors, tile_expert, num_row_tiles, N, K, scale_stride,
+    x, x_scales, w, steps, out, factors, tile_expert, used, num_row_tiles, N, K, scale_stride,
     FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
     RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
-    ``tile_expert`` (GROUPED) gives the expert of each tile of rows, -1 for tiles without any, which
-    come last.  Programs walk over the tiles in bands of BAND row tiles that share columns.
+    GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
+    ``used`` [1] rows have.  Programs walk over tiles in bands of BAND row tiles that share columns.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -47,6 +47,8 @@ def wide_kernel(
     o_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], out.layout)
     # A stage is full when its copies, and what was decoded, have arrived.
     full, empty = _barriers(STAGES, FORMAT, 2)
+    if GROUPED:
+        num_row_tiles = gl.load(used) // ROWS
     work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
     sums = (out, factors, o_tiles)
@@ -75,7 +77,7 @@ def wide_kernel(
             [
                 (_multiply_first, (work, tiles, sums, GROUPED, BAND, RUN)),
                 (_multiply_second, (work, tiles, sums, GROUPED, BAND, RUN)),
-                (_decode, (work, tiles, packed, GROUPED, BAND)),
+                (_decode, (work, tiles, packed)),
                 (_fetch_packed, (source, work, tiles, packed, scale_stride, GROUPED, BAND)),
             ],
             [4, 4, 1],
@@ -104,8 +106,8 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
-        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
-        for group in range(groups):
+        w_row = _weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
             _wait_empty(empty, step)
@@ -129,8 +131,8 @@ def _fetch_packed(
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
-        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
-        for group in range(groups):
+        w_row = _weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        for group in range(K // 128):
             slot = step % c_tiles.shape[0]
             bar = c_full.index(slot)
             _wait_empty(c_empty, step)
@@ -155,7 +157,7 @@ def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
 
 
 @gluon.jit
-def _decode(work, tiles, packed, GROUPED: gl.constexpr, BAND: gl.constexpr):
+def _decode(work, tiles, packed):
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
@@ -166,10 +168,8 @@ def _decode(work, tiles, packed, GROUPED: gl.constexpr, BAND: gl.constexpr):
     step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
-    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
-        w_row, groups = _weight_rows(tile_expert, row_tile, column * COLUMNS, N, K, GROUPED)
-        for group in range(groups):
+    for _ in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        for group in range(K // 128):
             slot = step % PACKED_STAGES
             stage = step % STAGES
             mbarrier.wait(c_full.index(slot), (step // PACKED_STAGES) & 1)
@@ -218,29 +218,29 @@ def _multiply(
     FIRST: gl.constexpr = HALF * (ROWS // 2)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, COLUMNS)
+    groups = K // 128
     buffer = o_tiles.index(HALF)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
         n = column * COLUMNS
-        w_row, groups = _weight_rows(tile_expert, row_tile, n, N, K, GROUPED)
-        if groups > 0:
-            row = row_tile * ROWS + FIRST
-            place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
-            if ROWS + COLUMNS == 256:
-                total = _sum_piece(tiles, step, groups, FIRST, RUN, layout)
-                _store(out, buffer, total * gl.load(place)[None, :], row, n)
+        w_row = _weight_row(tile_expert, row_tile, n, N, GROUPED)
+        row = row_tile * ROWS + FIRST
+        place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
+        if ROWS + COLUMNS == 256:
+            total = _sum_piece(tiles, step, groups, FIRST, RUN, layout)
+            _store(out, buffer, total * gl.load(place)[None, :], row, n)
+        else:
+            left, right = _sum_pieces(tiles, step, groups, FIRST, layout)
+            if COLUMNS == 256:
+                factor, next_factor = gl.load(place), gl.load(place + 128)
+                _store(out, buffer, left * factor[None, :], row, n)
+                _store(out, buffer, right * next_factor[None, :], row, n + 128)
             else:
-                left, right = _sum_pieces(tiles, step, groups, FIRST, layout)
-                if COLUMNS == 256:
-                    factor, next_factor = gl.load(place), gl.load(place + 128)
-                    _store(out, buffer, left * factor[None, :], row, n)
-                    _store(out, buffer, right * next_factor[None, :], row, n + 128)
-                else:
-                    factor = gl.load(place)
-                    _store(out, buffer, left * factor[None, :], row, n)
-                    _store(out, buffer, right * factor[None, :], row + 64, n)
-            step += groups
+                factor = gl.load(place)
+                _store(out, buffer, left * factor[None, :], row, n)
+                _store(out, buffer, right * factor[None, :], row + 64, n)
+        step += groups
     tma.store_wait(0)
 
 
@@ -350,12 +350,9 @@ def _place(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _weight_rows(tile_expert, row_tile, column, N, K, GROUPED: gl.constexpr):
-    """First row of the weight's tile, and how many groups of 128 inputs there are to sum."""
+def _weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
+    """First row of the weight's tile."""
     row = column
-    groups = K // 128
     if GROUPED:
-        expert = gl.load(tile_expert + row_tile)
-        row += expert * N
-        groups = gl.where(expert < 0, 0, groups)
-    return row, groups
+        row += gl.load(tile_expert + row_tile) * N
+    return row

@@ -60,8 +60,13 @@ def experts(
     gate_up: Weight | HopperWeight,
     down: Weight | HopperWeight,
     limit: float,
+    *,
+    num_pairs: int | None = None,
 ) -> Tensor:
     """``experts_reference``; on a GPU weights stay packed and -1 among the ids adds nothing.
+
+    ``num_pairs``: about how many of the choices have an expert here, if not all.  It decides the
+    shape of tiles, which does not reach the bits.
 
     Both weights come from ``native_experts``, or both are as on disk.
     """
@@ -70,11 +75,11 @@ def experts(
             return experts_reference(x, ids, weights, gate_up.plain, down.plain, limit)
         from .gluon_experts import experts_gluon
 
-        return experts_gluon(x, ids, weights, gate_up, down, limit)
+        return experts_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
     if isinstance(gate_up, HopperWeight) or isinstance(down, HopperWeight):
         raise TensorError("experts: only one of gate_up and down is prepared for this device")
     if x.is_cuda:
         from .triton_kernel import experts_triton
 
-        return experts_triton(x, ids, weights, gate_up, down, limit)
+        return experts_triton(x, ids, weights, gate_up, down, limit, num_pairs)
     return experts_reference(x, ids, weights, gate_up, down, limit)

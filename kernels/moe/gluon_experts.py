@@ -22,6 +22,7 @@ def experts_gluon(
     gate_up: HopperWeight,
     down: HopperWeight,
     limit: float,
+    num_pairs: int | None = None,
 ) -> Tensor:
     """As ``experts_triton``."""
     check_rows(x, gate_up)
@@ -29,7 +30,8 @@ def experts_gluon(
     check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), x)
     if not ids.numel():
         return torch.zeros(len(x), down.num_rows, dtype=torch.float32, device=x.device)
-    tile = hopper_tile(gate_up, ids.numel() // gate_up.members)
+    num_pairs = ids.numel() if num_pairs is None else num_pairs
+    tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     rows = order_pairs(ids, gate_up.members, tile.rows)
     acts = quantize_activations(x, MatrixPath.FP8, gate_up.order, rows)
     hidden = expert_linear_gluon(acts, gate_up, rows, tile)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 
-_BLOCK = 1024
+# Pairs that a program looks at together: more where many belong to experts of other ranks.
+_FEW, _MANY = 1024, 8192
 
 
 def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
@@ -26,13 +27,15 @@ def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
     pair = torch.empty(most * tile_rows, dtype=torch.int32, device=device)
     row = torch.empty(pairs, dtype=torch.int32, device=device)
     expert = torch.empty(most, dtype=torch.int32, device=device)
+    used = torch.empty(1, dtype=torch.int32, device=device)
     if pairs:
-        _count_kernel[(num_experts,)](ids, counts, pairs, _BLOCK)
+        block, num_warps = (_FEW, 4) if pairs <= 4 * _FEW else (_MANY, 16)
+        _count_kernel[(num_experts,)](ids, counts, pairs, block, num_warps=num_warps)
         _place_kernel[(num_experts + 1,)](
-            ids, counts, pair, row, expert, pairs, num_experts, most,
-            tile_rows, triton.next_power_of_2(num_experts), _BLOCK,
+            ids, counts, pair, row, expert, used, pairs, num_experts, most,
+            tile_rows, triton.next_power_of_2(num_experts), block, num_warps=num_warps,
         )  # fmt: skip
-    return ExpertRows(pair, row, expert, ids.shape[1], tile_rows)
+    return ExpertRows(pair, row, expert, used, ids.shape[1], tile_rows)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -53,6 +56,7 @@ def _place_kernel(
     row_pair,
     pair_row,
     tile_expert,
+    used,
     num_pairs,
     num_experts,
     num_tiles,
@@ -74,6 +78,7 @@ def _place_kernel(
             tl.store(pair_row + pair, -1, mask=(chosen < 0) | (chosen >= num_experts))
         last = num_tiles
         next_row = first * TOKENS
+        tl.store(used, next_row)
     else:
         last = first + tl.sum(tl.where(expert == own, tiles, 0), axis=0)
         next_row = first * TOKENS

@@ -13,6 +13,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import (
+    MOST_PROGRAMS,
     Activations,
     chunk_pairs,
     quantize_activations,
@@ -80,8 +81,8 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
     if rows:
         words = out.view(torch.int32)
         chunks = triton.cdiv(both // 2, 1024)
-        _swiglu_kernel[(rows, chunks)](
-            halves, words if weights is None else weights, words, words, words,
+        _swiglu_kernel[(min(rows, MOST_PROGRAMS), chunks)](
+            halves, words if weights is None else weights, words, words, rows, words, words,
             0, both // 4, both // 2, limit,
             WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT,
         )  # fmt: skip
@@ -95,6 +96,7 @@ def experts_triton(
     gate_up: Weight,
     down: Weight,
     limit: float,
+    num_pairs: int | None = None,
     *,
     path: MatrixPath | None = None,
 ) -> Tensor:
@@ -115,7 +117,7 @@ def experts_triton(
     if not ids.numel():
         return torch.zeros(tokens, width, dtype=torch.float32, device=x.device)
     path = MatrixPath.of(x.device) if path is None else path
-    average = ids.numel() // num_experts
+    average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
     tile = tile_for(average, gate_up.values.shape[1], num_experts, path, x.device)
     rows = order_pairs(ids, num_experts, tile.tokens)
     acts = quantize_activations(x, path, k_order(gate_up), rows)
@@ -135,8 +137,8 @@ def swiglu_quantized(
     """The gated activation, [R, 2 I] bf16, as activations for the second product."""
     count, both = gate_up.shape
     out = Activations.empty(count, both // 2, path, order, gate_up.device)
-    _swiglu_kernel[(count, out.num_chunks)](
-        _halves(gate_up), weights, rows.pair, *out.writer,
+    _swiglu_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
+        _halves(gate_up), weights, rows.pair, rows.used, count, *out.writer,
         out.scale_stride, both // 4, out.values.shape[1], limit,
         WEIGHT=2, **out.layout,
     )  # fmt: skip
@@ -224,11 +226,14 @@ def _softplus(x):
     return tl.where(x > 20.0, x, log)
 
 
-@triton.jit
+# Sizes that follow the batch must not make new variants of the kernel.
+@triton.jit(do_not_specialize=["num_rows"])
 def _swiglu_kernel(
     gate_up,
     weights,
     row_pair,
+    used,
+    num_rows,
     values,
     scales,
     scale_stride,
@@ -241,31 +246,31 @@ def _swiglu_kernel(
     ORDER: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row, if it has one."""
-    row = tl.program_id(0).to(tl.int64)
+    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row (any for rows of none)."""
     pair = chunk_pairs(tl.program_id(1), BLOCK)
-    factor = row
-    if WEIGHT == 2:
-        factor = tl.load(row_pair + row).to(tl.int64)
-        if factor < 0:
-            return
     inside = pair < num_pairs
-    source = gate_up + row * (2 * num_pairs) + pair
-    gate = tl.load(source, mask=inside, other=0)
-    up = tl.load(source + num_pairs, mask=inside, other=0)
-    even = _gated(even_bf16(gate), even_bf16(up), limit)
-    odd = _gated(odd_bf16(gate), odd_bf16(up), limit)
-    if WEIGHT > 0:
-        weight = tl.load(weights + factor)
-        even = even * weight
-        odd = odd * weight
-    if PATH < 0:
-        tl.store(values + row * num_pairs + pair, bf16_pair(even, odd), mask=inside)
-    else:
-        store_quantized(
-            round_bf16(even), round_bf16(odd), pair, values, scales, row, scale_stride, padded,
-            BLOCK, PATH, ORDER, NATIVE,
-        )  # fmt: skip
+    end = tl.load(used) if WEIGHT == 2 else num_rows
+    for place in range(tl.program_id(0), end, tl.num_programs(0)):
+        row = tl.cast(place, tl.int64)
+        source = gate_up + row * (2 * num_pairs) + pair
+        gate = tl.load(source, mask=inside, other=0)
+        up = tl.load(source + num_pairs, mask=inside, other=0)
+        even = _gated(even_bf16(gate), even_bf16(up), limit)
+        odd = _gated(odd_bf16(gate), odd_bf16(up), limit)
+        if WEIGHT > 0:
+            factor = row
+            if WEIGHT == 2:
+                factor = tl.maximum(tl.load(row_pair + row), 0).to(tl.int64)
+            weight = tl.load(weights + factor)
+            even = even * weight
+            odd = odd * weight
+        if PATH < 0:
+            tl.store(values + row * num_pairs + pair, bf16_pair(even, odd), mask=inside)
+        else:
+            store_quantized(
+                round_bf16(even), round_bf16(odd), pair, values, scales, row, scale_stride, padded,
+                BLOCK, PATH, ORDER, NATIVE,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -155,7 +155,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
     if arch == 90:
         add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, False)
         layout = {"BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
-        types = "*i32 *i32 {} *fp32 n16 n16 n16 n16"
+        types = "*i32 *i32 *i32 n {} *fp32 n16 n16 n16 n16"
         add(
             "quantise", activations._quantize_kernel, types.format("*u8"),
             {**layout, "PER_TOKEN": 0},
@@ -166,7 +166,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             {**layout, "PER_TOKEN": 6},
         )  # fmt: skip
         add(
-            "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i16 *fp32 n16 n16 n16 fp32",
+            "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 n16 n16 fp32",
             {**layout, "WEIGHT": 2},
         )  # fmt: skip
         route = {
@@ -180,7 +180,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         add("route", moe._route_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32", route)
         add("count", pair_order._count_kernel, "*i64 *i32 n", {"BLOCK": 1024})
         place = {"TOKENS": 64, "EXPERTS": 512, "BLOCK": 1024}
-        add("place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 n n16 n", place)
+        add("place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 *i32 n n16 n", place)
         add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024})
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
             rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
@@ -200,7 +200,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
                 w,
                 steps,
                 descriptor("bf16", 64, 128),
-                *["*fp32", "*i32", "n", "n16", "n16", "n"],
+                *["*fp32", "*i32", "*i32", "n", "n16", "n16", "n"],
             ]
             constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
             add(

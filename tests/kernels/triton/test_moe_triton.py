@@ -60,6 +60,7 @@ def test_order_and_tiles_cover_each_pair_once(
     assert rows.pair[: len(expected)].tolist() == expected
     assert rows.expert.tolist() == owners + [-1] * (len(rows.expert) - len(owners))
     assert (rows.pair[len(expected) :] == -1).all()
+    assert not tokens or rows.used.tolist() == [len(expected)]
     places = {pair: row for row, pair in enumerate(expected) if pair >= 0}
     assert rows.row.tolist() == [places.get(pair, -1) for pair in range(tokens * per_token)]
 
