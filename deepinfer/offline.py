@@ -210,12 +210,16 @@ class OfflineEngine:
 
     def facts(self) -> EngineFacts:
         """Device, model and memory, as a report shows them."""
-        engine = self._open().engine
+        session = self._open()
         return EngineFacts(
             device=self.device,
             device_name=device_name(self.device),
             model_folder=self.model_folder,
-            memory=memory_plan(self.model_config, engine.config),
+            memory=memory_plan(
+                self.model_config,
+                session.engine.config,
+                num_expert_ranks=session.num_expert_ranks,
+            ),
         )
 
     @property

@@ -43,6 +43,8 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     store = connect(order.host, order.port)
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
     rank = Rank(order.sizes, capacity=0 if device == "cpu" else _DECODE_CAPACITY)
     if not rank.takes_rows:
         set_cpu_threads(order.num_threads, 0)

@@ -62,7 +62,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """``threads_before``: what torch could use in this process, None if that was not changed."""
+    """``threads_before``: what torch could use in this process, None if that was not changed.
+    ``num_expert_ranks`` share the routed experts."""
 
     folder: Path
     model_config: ModelConfig
@@ -70,6 +71,7 @@ class Session:
     rows: Rows
     notes: Mapping[str, str]
     threads_before: int | None
+    num_expert_ranks: int = 1
 
     def close(self) -> None:
         """Abort what runs and free the model and its caches."""
@@ -124,6 +126,7 @@ def open_session(
             rows=ranks,
             notes=ranks.notes,
             threads_before=None,
+            num_expert_ranks=sizes.num_expert_ranks,
         )
     loaded = load_model(
         model_path,

@@ -9,8 +9,11 @@ from .model.tensors import expected_tensors
 from .types import MemoryPlan
 
 
-def memory_plan(sizes: ModelConfig, config: EngineConfig) -> MemoryPlan:
-    """The plan of an engine with ``config``, whose sizes ``size_cache`` has filled in."""
+def memory_plan(
+    sizes: ModelConfig, config: EngineConfig, *, num_expert_ranks: int = 1
+) -> MemoryPlan:
+    """The plan of an engine with ``config``, whose sizes ``size_cache`` has filled in; of one of
+    its ranks if ``num_expert_ranks`` share the routed experts."""
     assert config.num_blocks is not None and config.max_model_len is not None
     num_snapshots = 0
     if config.enable_prefix_caching and config.restores_snapshots:
@@ -18,7 +21,10 @@ def memory_plan(sizes: ModelConfig, config: EngineConfig) -> MemoryPlan:
         if config.num_snapshots is not None:
             num_snapshots = config.num_snapshots
     return MemoryPlan(
-        weight_bytes=sum(spec.num_bytes for spec in expected_tensors(sizes).values()),
+        weight_bytes=sum(
+            spec.num_bytes // (num_expert_ranks if ".experts." in name else 1)
+            for name, spec in expected_tensors(sizes).items()
+        ),
         block_bytes=block_bytes(sizes, config.block_size),
         num_blocks=config.num_blocks,
         block_size=config.block_size,

@@ -239,7 +239,8 @@ class RankProcesses:
         code = process.exitcode
         if code is not None and code < 0:
             return f"{name} was killed by {signal.Signals(-code).name}"
-        return f"{name} ended unexpectedly with exit code {code}"
+        hint = " (a script that starts ranks needs: if __name__ == '__main__')" if code == 1 else ""
+        return f"{name} ended unexpectedly with exit code {code}{hint}"
 
 
 class _Gone(EngineError):
@@ -265,8 +266,6 @@ def run_rank(main: RankMain, connection: Connection, argument: Any) -> None:
     except DeepInferError as error:
         _send_failure(connection, error)
     except Exception as error:
-        if os.environ.get("DEEPINFER_DEBUG"):
-            traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
         _send_failure(
             connection,

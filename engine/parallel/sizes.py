@@ -103,6 +103,11 @@ class ParallelSizes:
         return [range(self.world_size)]
 
     @property
+    def num_expert_ranks(self) -> int:
+        """Ranks of the answering engine among which routed experts are divided."""
+        return self.decode_ranks if self.has_roles else self.expert_parallel_size
+
+    @property
     def row_ranks(self) -> range:
         """Ranks that take rows: the first of each that share heads."""
         return self.engines[0][:: self.tensor_parallel_size]

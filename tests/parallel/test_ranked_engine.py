@@ -24,9 +24,10 @@ def merged(parts: list[Answers], size: int) -> Answers:
     return whole[0]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["tiny-a", "kdim-a"])
-@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "size", "drafts"),
+    [("tiny-a", 2, 0), ("tiny-a", 4, 2), ("kdim-a", 2, 2), ("kdim-a", 4, 0)],
+)
 def test_experts_on_several_ranks(pool: RankPool, name: str, size: int, drafts: int) -> None:
     fields = {"num_speculative_tokens": drafts}
     parts = pool.run("answers", name, COUNT, size, fields)
@@ -75,8 +76,9 @@ def test_restored_rings_reach_the_ranks_that_follow(pool: RankPool) -> None:
     assert merged(parts, 2) == one_rank("kdim-a", COUNT, fields)
 
 
-@pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 1), (2, 2), (1, 2)])
-@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize(
+    ("num_prefill", "num_decode", "drafts"), [(1, 1, 0), (1, 1, 2), (2, 2, 2), (1, 2, 0)]
+)
 def test_prompts_on_some_ranks_and_answers_on_others(
     pool: RankPool, num_prefill: int, num_decode: int, drafts: int
 ) -> None:
