@@ -32,7 +32,8 @@ from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
 from deepinfer.engine.parallel.groups import Group, connect, host_store, join
-from deepinfer.engine.parallel.launch import Mailbox, RankProcesses
+from deepinfer.engine.parallel.launch import RankProcesses
+from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.payload import payload_bytes
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.routing_table import RoutingTable

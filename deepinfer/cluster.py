@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from deepinfer.engine.parallel.launch import Failed, Lost
+from deepinfer.engine.parallel.mailbox import Failed, Lost
 
 from .errors import ConfigError, DeepInferError, EngineError
 from .rank_messages import RankOrder

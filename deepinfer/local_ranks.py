@@ -8,8 +8,9 @@ from itertools import product
 from multiprocessing.connection import Connection
 
 from deepinfer.engine.parallel.groups import TIMEOUT_S, host_store
-from deepinfer.engine.parallel.launch import RankProcesses, make_link
+from deepinfer.engine.parallel.launch import RankProcesses
 from deepinfer.engine.parallel.launched import accept_ranks, launched_place, meeting_place
+from deepinfer.engine.parallel.mailbox import make_link
 from deepinfer.engine.parallel.sizes import ParallelSizes
 
 from .errors import ConfigError

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.parallel.launch import Lost
+from deepinfer.engine.parallel.mailbox import Lost
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.types import Thinking

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from deepinfer.errors import ConfigError, EngineError
 
-from .launch import PeerLostError
+from .mailbox import PeerLostError
 
 TIMEOUT_S = 600.0  # for a rank that waits while another one compiles or reads weights
 

@@ -7,96 +7,22 @@ import ctypes
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from deepinfer.errors import DeepInferError, EngineError
 
+from .mailbox import Bye, Failed, Lost, Mailbox, PeerLostError
+
 # How long the first failure waits for others that may be its cause.
 _GRACE_S = 1.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-
-
-class PeerLostError(EngineError):
-    """Another rank went away in the middle of an exchange; its own failure says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The last message of a rank that could not go on."""
-
-    error: DeepInferError
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """An expendable rank is gone; ``reason`` is a sentence about it."""
-
-    rank: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
-    """The driver has ended well: so does the rank that reads this."""
-
-
-class Mailbox:
-    """A rank's end of its connection to the driver, or to another rank.
-
-    Messages are read by a thread, so the other side never waits for a rank that computes.  Without
-    a driver a rank ends; ``is_open`` says whether another rank is still there.
-    """
-
-    def __init__(self, connection: Connection, *, is_driver: bool = True) -> None:
-        self.is_open = True
-        self._connection = connection
-        self._is_driver = is_driver
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def send(self, message: Any) -> None:
-        """Waits while the other side's system buffers are full; not for the other side itself."""
-        try:
-            self._connection.send(message)
-        except OSError:
-            if self._is_driver:
-                raise
-            self.is_open = False
-
-    def take(self) -> Any:
-        """The next message, None if there is none now."""
-        try:
-            return self._messages.get_nowait()
-        except queue.Empty:
-            return None
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """The next message; None after ``timeout_s``."""
-        try:
-            return self._messages.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                message = self._connection.recv()
-                if isinstance(message, Bye):
-                    os._exit(0)
-                self._messages.put(message)
-        self.is_open = False
-        if self._is_driver:
-            os._exit(1)
 
 
 RankMain = Callable[[Mailbox, Any], None]
@@ -208,7 +134,8 @@ class RankProcesses:
         found = failures[first]
         text = self._ending(first, found)
         self.close()
-        kind = EngineError if isinstance(found.error, PeerLostError) else type(found.error)
+        ours = isinstance(found.error, PeerLostError | _Gone)
+        kind = EngineError if ours else type(found.error)
         error = kind.__new__(kind)
         error.args = (text,)
         raise error from found.error
@@ -274,11 +201,6 @@ def run_rank(main: RankMain, connection: Connection, argument: Any) -> None:
     # Threads of communication libraries must not keep a rank alive that has nothing to do.
     sys.stderr.flush()
     os._exit(0)
-
-
-def make_link() -> tuple[Connection, Connection]:
-    """Two connected ends, one for each of two ranks: give them to ``Mailbox`` there."""
-    return multiprocessing.Pipe()
 
 
 def _send_failure(connection: Connection, error: DeepInferError) -> None:

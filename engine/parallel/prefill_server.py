@@ -14,7 +14,7 @@ from deepinfer.engine.schedule import PrefillBatch, PrefillChunk
 from deepinfer.engine.types import Request, SamplingParams
 
 from .handover import Prefilled, PrefilledBlocks, PrefillJob, read_blocks, read_rings, to_bytes
-from .launch import Mailbox
+from .mailbox import Mailbox
 
 _REST_S = 0.002
 

@@ -26,7 +26,7 @@ from .handover import (
     write_blocks,
     write_rings,
 )
-from .launch import Mailbox
+from .mailbox import Mailbox
 
 _HOLDING = (Phase.PREFILLING, Phase.TRANSFERRING)
 

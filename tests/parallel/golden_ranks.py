@@ -18,7 +18,7 @@ from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.parallel.launch import Mailbox
+from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker

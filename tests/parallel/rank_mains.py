@@ -7,7 +7,8 @@ import signal
 import time
 from typing import Any
 
-from deepinfer.engine.parallel.launch import Mailbox, PeerLostError, RankProcesses
+from deepinfer.engine.parallel.launch import RankProcesses
+from deepinfer.engine.parallel.mailbox import Mailbox, PeerLostError
 from deepinfer.errors import ConfigError
 
 

@@ -6,7 +6,8 @@ from itertools import combinations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from deepinfer.engine.parallel.launch import Mailbox, RankProcesses, make_link
+from deepinfer.engine.parallel.launch import RankProcesses
+from deepinfer.engine.parallel.mailbox import Mailbox, make_link
 
 WORLD_SIZE = 4
 

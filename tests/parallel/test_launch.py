@@ -13,7 +13,8 @@ from contextlib import closing, suppress
 import pytest
 import rank_mains
 
-from deepinfer.engine.parallel.launch import Lost, RankProcesses
+from deepinfer.engine.parallel.launch import RankProcesses
+from deepinfer.engine.parallel.mailbox import Lost
 from deepinfer.errors import ConfigError, DeepInferError, EngineError
 
 
