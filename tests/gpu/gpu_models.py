@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.kv_cache import KVCache
@@ -52,8 +52,11 @@ def load_model(name: str, device: str) -> Model:
 class Passes:
     """Requests 0, 1, ... with fixed slots and blocks, run through a model pass by pass."""
 
-    def __init__(self, model: Model, num_requests: int, most_tokens: int) -> None:
+    def __init__(
+        self, model: Model, num_requests: int, most_tokens: int, decoder_start: int = 0
+    ) -> None:
         self.model = model
+        self.decoder_start = decoder_start
         self.device = model.device
         self.blocks_each = -(-most_tokens // BLOCK_SIZE)
         self.cache = KVCache.allocate(
@@ -66,7 +69,7 @@ class Passes:
         self.num_done = [0] * num_requests
 
     def batch(self, parts: Sequence[tuple[int, Tensor]]) -> ForwardBatch:
-        """The next tokens of some requests; logits of all of them."""
+        """The next tokens of some requests; logits of all that the decoder layers compute."""
         requests = np.array([request for request, _ in parts])
         zeros = np.zeros_like(requests)
         lens = [len(token_ids) for _, token_ids in parts]
@@ -77,19 +80,42 @@ class Passes:
             block_table=requests[:, None] * self.blocks_each + np.arange(self.blocks_each),
             state_slots=requests,
             encoder_start=zeros,
-            decoder_start=zeros,
+            decoder_start=zeros + self.decoder_start,
             write_start=zeros,
-            logit_rows=range(sum(lens)),
+            logit_rows=range(max(0, self.decoder_start - self.num_done[parts[0][0]]), sum(lens)),
             device=self.device,
             image_token_id=self.model.config.image_token_id,
         )
 
     def run(self, parts: Sequence[tuple[int, Tensor]]) -> Tensor:
         """Logits [tokens, V] on the CPU."""
+        return self.forward(parts).logits.cpu()
+
+    def forward(self, parts: Sequence[tuple[int, Tensor]]) -> ForwardOutput:
         output = self.model.forward(self.batch(parts), self.cache)
         for request, token_ids in parts:
             self.num_done[request] += len(token_ids)
-        return output.logits.cpu()
+        return output
+
+    def seed(self, output: ForwardOutput) -> None:
+        """Show the draft stages what the newest ``forward`` of request 0 computed."""
+        done = self.num_done[0]
+        positions = torch.arange(done - len(output.main_rows), done, device=self.device)
+        slots = torch.zeros_like(positions)
+        self.model.seed_draft(output.main_hidden, positions, slots, [len(positions)], self.cache)
+
+    def draft(self, anchor: Tensor, given: Tensor) -> DraftOutput:
+        """A block after ``anchor`` [1] of request 0, its drawn tokens replaced by ``given``."""
+        forced = iter(given.to(self.device))
+
+        def numbers(value: int) -> Tensor:
+            return torch.tensor([value], device=self.device)
+
+        return self.model.draft(
+            anchor.to(self.device), numbers(self.num_done[0]), numbers(0),
+            numbers(self.decoder_start), self.cache,
+            lambda logits, positions: next(forced)[None],
+        )  # fmt: skip
 
 
 def make_engine(name: str, device: str, *, captures: bool = True, **fields: object) -> LLMEngine:

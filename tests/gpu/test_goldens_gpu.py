@@ -84,6 +84,36 @@ def test_decoding(name: str) -> None:
         check(actual, wanted, limits_of(name, int(from_length)))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bounded_replay(name: str) -> None:
+    """Encoder layers on all tokens, decoder layers on the last window."""
+    for length in lengths(name, "ced"):
+        replay = facts_of(name)["ced"][str(length)]["replay"]
+        passes = Passes(load_model(name, "cuda"), 1, 512, decoder_start=length - replay)
+        logits = passes.run([(0, data_of(name)[f"p{length}.input_ids"])])
+        check(logits, data_of(name)[f"ced{length}.logits"], limits_of(name, length))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts(name: str) -> None:
+    """Blocks along the greedy path, with every drawn token replaced by the golden one."""
+    data = data_of(name)
+    for length in lengths(name, "draft"):
+        case = f"draft{length}"
+        passes = Passes(load_model(name, "cuda"), 1, 512)
+        passes.seed(passes.forward([(0, data[f"p{length}.input_ids"])]))
+        blocks = []
+        for anchor, given in zip(data[f"{case}.x0"], data[f"{case}.draft_ids"], strict=False):
+            blocks.append(passes.draft(anchor[None], given))
+            passes.seed(passes.forward([(0, anchor[None])]))
+        limits = limits_of(name, length + len(blocks))
+        logits = torch.cat([block.logits.cpu() for block in blocks])
+        check(logits, data[f"{case}.draft_logits"][: len(blocks)], limits)
+        confidence = torch.cat([block.confidence.cpu() for block in blocks])
+        wanted = torch.sigmoid(data[f"{case}.confidence_logit"][: len(blocks)])
+        assert float((confidence - wanted).abs().median()) <= limits["confidence"]
+
+
 @pytest.mark.parametrize(
     "path, factor", [(MatrixPath.DECODED, 1.0), (None, 2.2)], ids=["decoded", "own path"]
 )
