@@ -49,7 +49,7 @@ def reopen(
                 raise _foreign(paths, "its rows have another content")
             journal.sync()
         folder.write_manifest(answers)
-    except Exception:
+    except BaseException:  # Ctrl-C too: half a journal is of no use
         folder.remove()
         raise
 

@@ -73,6 +73,8 @@ def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> in
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
     if output == "-" and request.retry_failed:
         raise ConfigError("--retry-failed: -o - keeps nothing to retry; give a file (-o FILE)")
+    if request.force and request.retry_failed:
+        raise ConfigError("--force answers all rows anew, --retry-failed the failed; keep one")
     console = make_console(quiet=request.quiet)
     try:
         if output == "-":

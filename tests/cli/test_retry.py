@@ -143,6 +143,7 @@ def test_other_inputs_and_settings_are_refused(cli: Cli) -> None:
     _write(_failing(2, 7))
     done = cli("run", "in.jsonl", "-o", "-", "--retry-failed")
     assert done.exit_code == 2 and "--retry-failed" in done.err
+    refused(2, "keep one", "--force")
     cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion")
     late = cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion", "--retry-failed")
     assert late.exit_code == 4 and "order of completion" in late.err
