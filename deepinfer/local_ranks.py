@@ -38,7 +38,8 @@ class LocalRanks(RankProcesses):
                     "without a launcher"
                 )
             self._store = found = meeting_place(place)
-            order = replace(order, host=place.host, port=place.port)
+            sizes = replace(sizes, ranks_per_node=place.ranks_per_node)
+            order = replace(order, host=place.host, port=place.port, sizes=sizes)
             remote = accept_ranks(place, found, TIMEOUT_S)
         links = _links(sizes)
         orders = [

@@ -22,13 +22,15 @@ _OVER = "over"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """``has_store``: the launcher already runs the store that ``host`` and ``port`` lead to."""
+    """``has_store``: the launcher already runs the store that ``host`` and ``port`` lead to.
+    ``ranks_per_node`` is 0 where the launcher does not say it."""
 
     rank: int
     world_size: int
     host: str
     port: int
     has_store: bool
+    ranks_per_node: int = 0
 
 
 def launched_place(environment: Mapping[str, str], world_size: int) -> Place | None:
@@ -54,7 +56,15 @@ def launched_place(environment: Mapping[str, str], world_size: int) -> Place | N
         raise ConfigError("MASTER_ADDR is not set: say where rank 0 runs")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else _PORT
     has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Place(rank=found[0], world_size=world_size, host=host, port=port, has_store=has_store)
+    per_node = environment.get("LOCAL_WORLD_SIZE", environment.get("SLURM_NTASKS_PER_NODE", "0"))
+    return Place(
+        rank=found[0],
+        world_size=world_size,
+        host=host,
+        port=port,
+        has_store=has_store,
+        ranks_per_node=int(per_node) if per_node.isdecimal() else 0,
+    )
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 
 from .exchange import ExchangedExperts, PresentExperts
-from .expert_balance import Placement, rebalance
+from .expert_balance import Placement, plain_placement, rebalance
 from .fixed_exchange import FixedCapacityExperts
 from .groups import Group
 from .routing_table import RoutingTable
@@ -34,11 +34,20 @@ class Balance:
     num_moved: int
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """``inside``: the ranks of this rank's node.  ``across``: those with its place in each node."""
+
+    inside: Group
+    across: Group
+
+
 class PlacedExperts:
     """Routed experts spread over ``group``, with the tokens of each expert counted.
 
     counts [E] i64: tokens of this rank since the last placement.
     ``capacity``: passes of at most so many tokens per rank take the form without host waits.
+    ``nodes``: the ranks stand on several; then each token crosses the network once per node.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class PlacedExperts:
         num_redundant: int = 0,
         is_exact: bool = True,
         capacity: int = 0,
+        nodes: Nodes | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -60,6 +70,7 @@ class PlacedExperts:
         self._is_exact = is_exact
         self._capacity = capacity
         self._most_tokens = 0
+        self._nodes = nodes
         most = plan.n_routed_experts * (group.size - 1)
         self._num_replicas = plan.n_routed_experts + min(num_redundant, most)
         self.placement = self.balanced(np.ones(plan.n_routed_experts))
@@ -94,6 +105,8 @@ class PlacedExperts:
         return self._fixed if is_small and self._fixed is not None else self._exchange
 
     def _make_exchanges(self) -> tuple[ExchangedExperts, FixedCapacityExperts | None]:
+        if self._nodes is not None:
+            return self._make_two_levels(self._nodes), None
         table = RoutingTable.of(self.placement, 0, self._tensors.device)
         members = table.members[self.group.rank]
         local = LocalExperts(self._tensors, members, self._limit, self.plan.n_routed_experts)
@@ -107,6 +120,37 @@ class PlacedExperts:
         if self._capacity:
             fixed = FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
         return exchange, fixed
+
+    def _make_two_levels(self, nodes: Nodes) -> ExchangedExperts:
+        """Over the network to the same place of each node that is wanted, then inside it.
+
+        Replicas are numbered rank by rank, so those of a node are consecutive.
+        """
+        device = self._tensors.device
+        by_node = replace(self.placement, num_devices=nodes.across.size)
+        table = RoutingTable.of(by_node, 0, device)
+        num_here = self._num_replicas // nodes.across.size
+        inside = RoutingTable.of(plain_placement(1, num_here, nodes.inside.size), 0, device)
+        here = table.members[nodes.across.rank]
+        members = [here[i] for i in inside.members[nodes.inside.rank]]
+        local = LocalExperts(self._tensors, members, self._limit, self.plan.n_routed_experts)
+        hidden_size, choices = local.down.num_rows, self.plan.num_experts_per_tok
+        inner = ExchangedExperts(
+            PresentExperts(local),
+            inside,
+            nodes.inside,
+            hidden_size=hidden_size,
+            num_choices=1 if self._is_exact else choices,  # the exact form asks pair by pair
+            is_exact=self._is_exact,
+        )
+        return ExchangedExperts(
+            inner,
+            table,
+            nodes.across,
+            hidden_size=hidden_size,
+            num_choices=choices,
+            is_exact=self._is_exact,
+        )
 
 
 def rebalance_layers(layers: Sequence[PlacedExperts]) -> Balance:

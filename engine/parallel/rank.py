@@ -10,7 +10,7 @@ from deepinfer.engine.runner import Cache, Runner
 
 from .groups import Group
 from .lockstep import LockstepModel
-from .placed_experts import Balance, rebalance_layers
+from .placed_experts import Balance, Nodes, rebalance_layers
 from .rank_share import RankShare
 from .sizes import ParallelSizes
 from .tensor_group import LeadingCache, LeadingModel, follow
@@ -49,6 +49,7 @@ class Rank:
             num_redundant=sizes.num_redundant_experts,
             is_exact=sizes.exact_exchange,
             capacity=capacity if heads == 1 else 0,
+            nodes=_nodes(engines, sizes.ranks_per_node) if shares_experts else None,
         )
         self.balances: list[Balance] = []
         self._interval = sizes.expert_rebalance_interval
@@ -109,3 +110,12 @@ class Rank:
         """Help other ranks until all are here."""
         if self._lockstep is not None:
             self._lockstep.finish()
+
+
+def _nodes(engines: Sequence[Sequence[int]], size: int) -> Nodes | None:
+    """How the ranks of each engine stand on nodes of ``size``; None if an engine fits on one."""
+    if not size or any(len(ranks) <= size for ranks in engines):
+        return None
+    inside = [ranks[i : i + size] for ranks in engines for i in range(0, len(ranks), size)]
+    across = [ranks[i::size] for ranks in engines for i in range(size)]
+    return Nodes(Group.split(inside), Group.split(across))

@@ -12,7 +12,7 @@ from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 
 from .groups import Group
-from .placed_experts import PlacedExperts
+from .placed_experts import Nodes, PlacedExperts
 
 
 class RankShare:
@@ -20,7 +20,8 @@ class RankShare:
 
     ``num_redundant`` more replicas than experts are placed in each layer.  ``is_exact`` picks the
     form of the exchange: see ``exchange``; ``capacity`` is that of its form without host waits, 0
-    for none.  ``layers`` are the experts placed so far.
+    for none.  ``nodes`` says how ranks stand on nodes, None for one node.  ``layers`` are the
+    experts placed so far.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class RankShare:
         num_redundant: int = 0,
         is_exact: bool = True,
         capacity: int = 0,
+        nodes: Nodes | None = None,
     ) -> None:
         self.experts = experts
         self.heads = heads
         self.num_redundant = num_redundant
         self.is_exact = is_exact
         self.capacity = capacity
+        self.nodes = nodes
         self.layers: list[PlacedExperts] = []
 
     @property
@@ -63,6 +66,7 @@ class RankShare:
             num_redundant=self.num_redundant,
             is_exact=self.is_exact,
             capacity=self.capacity,
+            nodes=self.nodes,
         )
         self.layers.append(routed)
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)

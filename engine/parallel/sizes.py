@@ -22,6 +22,8 @@ class ParallelSizes:
     expert_rebalance_interval  passes after which experts are placed anew by load; 0 is never
     exact_exchange          the same bits as one rank; else ranks add up what they have of a token
                             first, which is less to send and rounds differently
+    ranks_per_node          ranks that reach each other without a network, 0 for all; with more of
+                            them a token is sent to each node once
 
     Without roles the number of ranks is the larger of the first two.  Each
     ``tensor_parallel_size`` of them answer rows of their own; with an ``expert_parallel_size`` of 1
@@ -37,6 +39,7 @@ class ParallelSizes:
     num_redundant_experts: int = 0
     expert_rebalance_interval: int = 0
     exact_exchange: bool = True
+    ranks_per_node: int = 0
 
     def __post_init__(self) -> None:
         if type(self.exact_exchange) is not bool:
@@ -54,6 +57,11 @@ class ParallelSizes:
                 "experts instead (expert_parallel_size)"
             )
         experts, heads = self.expert_parallel_size, self.tensor_parallel_size
+        if self.ranks_per_node and experts > self.ranks_per_node and experts % self.ranks_per_node:
+            raise ConfigError(
+                f"expert_parallel_size={experts} is not a multiple of the {self.ranks_per_node} "
+                "ranks of a node"
+            )
         if experts > 1 and experts % heads:
             raise ConfigError(
                 f"expert_parallel_size={experts} is not a multiple of tensor_parallel_size={heads}"

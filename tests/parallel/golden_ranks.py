@@ -99,8 +99,14 @@ def margins(name: str, count: int) -> dict[str, list[float]]:
 
 
 @cache
-def expert_rank(size: int, is_exact: bool, capacity: int) -> Rank:
-    sizes = ParallelSizes(expert_parallel_size=size, exact_exchange=is_exact)
+def expert_rank(size: int, is_exact: bool, capacity: int, per_node: int) -> Rank:
+    sizes = ParallelSizes(
+        expert_parallel_size=size,
+        exact_exchange=is_exact,
+        ranks_per_node=per_node,
+        num_redundant_experts=4 if per_node else 0,
+        expert_rebalance_interval=4 if per_node else 0,
+    )
     everyone = range(dist.get_world_size())
     engines = [everyone[i : i + size] for i in range(0, len(everyone), size)]
     return Rank(sizes, engines, capacity=capacity)
@@ -113,9 +119,10 @@ def many_ranks(
     fields: Mapping[str, Any],
     is_exact: bool = True,
     capacity: int = 0,
+    per_node: int = 0,
 ) -> Answers:
     """This rank's share of the answers: every rank of a group has rows of its own."""
-    rank, place = expert_rank(size, is_exact, capacity), dist.get_rank() % size
+    rank, place = expert_rank(size, is_exact, capacity, per_node), dist.get_rank() % size
     checkpoint, token_map = checkpoint_of(name)
     tensors = checkpoint.load()
     model = Model(checkpoint.config, tensors, token_map=token_map, share=rank.share)

@@ -25,8 +25,8 @@ def test_places() -> None:
     place = launched_place(SLURM, 4)
     assert place is not None and (place.rank, place.host, place.port) == (3, "10.0.0.2", 29500)
     assert not place.has_store
-    place = launched_place({**SLURM, "MASTER_ADDR": "node7"}, 4)
-    assert place is not None and place.host == "node7"
+    place = launched_place({**SLURM, "MASTER_ADDR": "node7", "SLURM_NTASKS_PER_NODE": "2"}, 4)
+    assert place is not None and place.host == "node7" and place.ranks_per_node == 2
 
 
 def test_a_run_that_needs_one_rank_ignores_a_launcher() -> None:

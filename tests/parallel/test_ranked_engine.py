@@ -40,6 +40,12 @@ def test_small_passes_take_the_form_of_fixed_capacity(pool: RankPool) -> None:
     assert merged(parts, 2) == expected("tiny-a", 0)
 
 
+def test_two_nodes_of_two_ranks(pool: RankPool) -> None:
+    """Over the network once per node, fanned out inside; experts move between nodes, too."""
+    parts = pool.run("answers", "tiny-a", COUNT, 4, {"num_speculative_tokens": 2}, True, 0, 2)
+    assert merged(parts, 4) == expected("tiny-a", 2)
+
+
 CLEAR = 0.35  # the margin above which the golden data calls a choice clear
 
 
