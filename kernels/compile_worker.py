@@ -1,22 +1,15 @@
-"""A process that compiles what it is told: one task a line on stdin, one result a line on stdout.
-
-Apart from the program, because a compiler may abort, wants a Triton that is not interpreted, and is
-another Triton for other accelerators.  It ends with its stdin, so it outlives nobody.
-"""
+"""A process that compiles kernels for NVIDIA: see ``compile_serve``."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 
 from .aot import kernel_resources
+from .compile_serve import serve
 from .compile_task import Json, options_of, source_of
 
 MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
@@ -42,19 +35,5 @@ def compile_task(task: Json) -> Json:
     }
 
 
-def serve(work: Any = compile_task) -> None:
-    """Answer each line; an error is an answer too.  What the work prints goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = work(json.loads(line))
-        except OSError as error:
-            answer = {"error": str(error), "errno": error.errno}
-        except Exception as error:  # whatever a compiler may find wrong
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    serve()
+    serve(compile_task)

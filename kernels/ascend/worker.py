@@ -11,14 +11,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from deepinfer.kernels.compile_serve import serve
 from deepinfer.kernels.compile_task import Json, kernel_of
-from deepinfer.kernels.compile_worker import serve
 
 from .environment import PINS, code_generator
 from .front_end import CHIP, linalg_of
@@ -121,4 +120,3 @@ def _words(error: Any) -> str:
 
 if __name__ == "__main__":
     serve(lower)
-    sys.exit(0)

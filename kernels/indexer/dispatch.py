@@ -23,13 +23,19 @@ def paged_index_scores(
     """See ``paged_index_scores_reference``."""
     arguments = (query_rows, head_weights, pool, block_table, request_rows, num_visible)
     if query_rows.is_cuda:
-        from deepinfer.kernels.launch import is_hopper
+        from deepinfer.kernels.launch import is_hopper, is_npu
 
         # No Gluon elsewhere: other compilers' Triton has no such module.
         if is_hopper(query_rows.device) and query_rows.shape[1:] == (32, 68):
             from .gluon_launch import paged_index_scores_gluon
 
             return paged_index_scores_gluon(*arguments, num_entries, kept, kept_size=kept_size)
+        if is_npu(query_rows.device):
+            from .whole_tiles import paged_index_scores_whole_tiles
+
+            return paged_index_scores_whole_tiles(
+                *arguments, num_entries, kept, kept_size=kept_size
+            )
         from .triton_kernel import paged_index_scores_triton
 
         return paged_index_scores_triton(*arguments, num_entries, kept, kept_size=kept_size)

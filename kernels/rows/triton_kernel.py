@@ -178,7 +178,9 @@ def row_kernel(
         even, odd = round_bf16(w_even * (even * factor)), round_bf16(w_odd * (odd * factor))
     if ROTARY > 0:
         turning = pair - (D // 2 - ROTARY)
-        place = 2 * ((row // rows_per_token)[:, None] * ROTARY + turning)
+        # triton-ascend 3.2 loses a load that takes every second value in rows that are not next to
+        # each other, unless it cannot see through the address.  The mask makes it the same.
+        place = 2 * ((row // rows_per_token)[:, None] * ROTARY + tl.maximum(turning, 0))
         is_turned = is_value & (turning >= 0)
         cos = tl.load(cos_ptr + place, mask=is_turned, other=1.0)
         sin = tl.load(sin_ptr + place + 1, mask=is_turned, other=0.0)

@@ -1,0 +1,45 @@
+"""Index scores on Ascend, where only whole tiles are safe.
+
+Its front end makes a masked store of a tile a read, a choice and a write of all of it: what a tile
+has beyond the end of a row would be written into the next one.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .triton_kernel import _TILE_ENTRIES, _TILE_QUERIES, paged_index_scores_triton
+
+
+def paged_index_scores_whole_tiles(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    num_visible: Tensor,
+    num_entries: int,
+    kept: Tensor | None = None,
+    *,
+    kept_size: int = 8,
+) -> Tensor:
+    """``paged_index_scores_triton`` of queries that see nothing and entries that nobody sees beside
+    the real ones."""
+    queries = -len(query_rows) % _TILE_QUERIES
+    width = num_entries + -num_entries % _TILE_ENTRIES
+    blocks = max(0, -(-width // pool.shape[1]) - block_table.shape[1])
+    if kept is not None:
+        kept = pad(kept, (0, max(0, -(-width // kept_size) - kept.shape[1]), 0, queries))
+    scores = paged_index_scores_triton(
+        pad(query_rows, (0, 0, 0, 0, 0, queries)),
+        pad(head_weights, (0, 0, 0, queries)),
+        pool,
+        pad(block_table, (0, blocks)),
+        pad(request_rows, (0, queries)),
+        pad(num_visible, (0, queries)),
+        width,
+        kept,
+        kept_size=kept_size,
+    )
+    return scores[: len(query_rows), :num_entries].contiguous()

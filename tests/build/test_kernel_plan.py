@@ -1,0 +1,57 @@
+"""The rehearsal finds every kernel, for every batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_KERNELS = Path(__file__).parents[2] / "kernels"
+# Launched, but by nothing that the engine does today.
+_UNUSED = {
+    "combine_kernel",  # ``piece_keys`` of attention, for few queries
+}
+
+_PLAN = """
+import json, sys
+import torch
+from deepinfer.engine import kernel_plan
+from deepinfer.engine.kernel_plan import model_launches
+from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
+from deepinfer.kernel_build import model_config
+
+config = model_config("tiny")
+device = PretendedDevice((9, 0))
+planned = model_launches(config, device)
+names = sorted({launch.kernel.fn.__name__ for launch in planned})
+
+def facts(launch):
+    return str((launch.kernel, launch.signature, launch.constants, launch.attributes,
+                launch.options))
+
+known = {facts(launch) for launch in planned}
+model = kernel_plan._model_of_zeros(config)
+unknown = []
+passes = json.loads(sys.argv[1])
+with rehearse(device) as launches, torch.inference_mode():
+    for number in passes:
+        kernel_plan._pass(model, *number)
+print(json.dumps({
+    "names": names,
+    "unknown": [facts(launch) for key, launch in launches.items() if facts(launch) not in known],
+    "seen": len(launches),
+}))
+"""
+
+
+def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -> None:
+    """Batches that the plan does not hold, in the whole model: no kernel that is not in it."""
+    passes = [(2, 1, 39), (5, 6, 777), (33, 2, 1500), (1, 700, 1), (9, 40, 2600), (64, 6, 333)]
+    found = in_own_process(_PLAN, str([list(entry) for entry in passes]))
+    assert found["unknown"] == []
+    assert found["seen"] > 40
+    launched = set()
+    for path in _KERNELS.rglob("*.py"):
+        launched |= set(re.findall(r"\b(\w+_kernel)\[", path.read_text(encoding="utf-8")))
+    assert launched - set(found["names"]) == _UNUSED

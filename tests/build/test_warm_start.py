@@ -1,0 +1,117 @@
+"""With a bundle nothing is compiled: every launch finds its machine code there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LAUNCHES = """
+import json, sys
+from pathlib import Path
+import torch
+from triton.compiler import CompiledKernel
+from deepinfer.kernels.bundle import Identity, find_bundle
+from deepinfer.kernels.bundle_builder import build_bundle
+from deepinfer.kernels.rehearsal import PretendedDevice, pretend, rehearse
+
+store, device = Path(sys.argv[1]), PretendedDevice((9, 0))
+identity = Identity(target="sm90a", model="a", model_name="tiny", sources="b", compilers={})
+
+def launch_some(width):
+    from deepinfer.kernels.moe import swiglu
+    from deepinfer.kernels.norm import rms_norm
+    x = torch.zeros(3, width, dtype=torch.bfloat16)
+    rms_norm(x, x[0], 1e-6)
+    swiglu(x, 10.0)
+"""
+
+_BUILD = (
+    _LAUNCHES
+    + """
+from deepinfer.kernels.compile_pool import compile_all
+from deepinfer.kernels.compile_task import task_of
+
+with rehearse(device) as launches:
+    launch_some(256)
+tasks = [task_of(launch) | {"target": ["cuda", 90, 32]} for launch in launches.values()]
+results = compile_all(tasks, jobs=2, environment={})
+bundle = build_bundle(store, identity, lambda: (tasks, results))
+print(json.dumps([kernel["kernel"] for kernel in bundle.kernels]))
+"""
+)
+
+# The launch itself needs a driver; everything before it is as in a run.
+_USE = (
+    _LAUNCHES
+    + """
+from deepinfer.kernels.bundle_loader import use_bundle
+
+def load(kernel):
+    kernel._run = lambda *arguments: ran.append(kernel.name)
+
+CompiledKernel._init_handles = load
+counter, ran = use_bundle(find_bundle(store, identity)), []
+with pretend(device):
+    launch_some(256)
+    known, known_ran = list(counter.compiled), list(ran)
+    launch_some(512)
+print(json.dumps({"known": known, "ran": known_ran, "unknown": counter.compiled}))
+"""
+)
+
+
+def test_a_warm_start_compiles_nothing(in_own_process: Callable[..., Any], tmp_path: Path) -> None:
+    store, caches = str(tmp_path / "store"), tmp_path / "triton"
+    built = in_own_process(_BUILD, store)
+    assert sorted(built) == ["_swiglu_kernel", "row_kernel"]
+    caches.rename(tmp_path / "elsewhere")
+    found = in_own_process(_USE, store)
+    assert found["ran"] == built
+    assert found["known"] == []
+    # The counter does count: another width is another kernel.
+    assert found["unknown"] == ["row_kernel"]
+
+
+@pytest.mark.slow
+def test_the_whole_model_starts_warm(in_own_process: Callable[..., Any], tmp_path: Path) -> None:
+    """Every launch of the embedded model, prompts, drafts and sampling, finds its code."""
+    build = "from deepinfer_cli.main import main; main(sys.argv[1:])"
+    in_own_process(
+        f"import sys, json; {build}", "build", "--config", "tiny", "--arch", "sm90a", "--json",
+        "-q", "-o", str(tmp_path / "store"),
+    )  # fmt: skip
+    code = """
+import json, sys
+from pathlib import Path
+from contextlib import contextmanager
+from triton.compiler import CompiledKernel
+from deepinfer.engine import kernel_plan
+from deepinfer.kernel_build import model_config
+from deepinfer.kernels.bundle import find_bundle, nvidia_identity
+from deepinfer.kernels.bundle_loader import use_bundle
+from deepinfer.kernels.rehearsal import PretendedDevice, pretend
+
+config = model_config("tiny")
+bundle = find_bundle(Path(sys.argv[1]), nvidia_identity(config.to_dict(), "tiny", "sm90a"))
+ran = []
+def load(kernel):
+    kernel._run = lambda *arguments: ran.append(kernel.name)
+
+CompiledKernel._init_handles = load
+counter = use_bundle(bundle)
+
+@contextmanager
+def for_real(device):
+    with pretend(device):
+        yield {}
+
+kernel_plan.rehearse = for_real
+kernel_plan.model_launches(config, PretendedDevice((9, 0)))
+print(json.dumps({"compiled": counter.compiled, "ran": len(ran)}))
+"""
+    found = in_own_process(code, str(tmp_path / "store"))
+    assert found["compiled"] == []
+    assert found["ran"] > 1000
