@@ -12,7 +12,15 @@ import torch
 from kernel_timing import Ceilings, Row, microseconds, print_row
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight, fp32_linear, grouped_linear, linear, quantized_linear
+from deepinfer.kernels.gemm import (
+    Weight,
+    fp32_linear,
+    grouped_linear,
+    linear,
+    native_grouped_weight,
+    native_weight,
+    quantized_linear,
+)
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
@@ -77,8 +85,9 @@ def _check_quantized(kind: str, n: int, k: int) -> str:
     worst = 0.0
     for rows in (1, 7, 64, 129, 1024):
         x = random_rows(rows, k)
-        diff = calc_diff(quantized_linear(x, weight), quantized_linear_reference(x, weight))
-        worst = max(worst, diff)
+        expected = quantized_linear_reference(x, weight)
+        for form in (weight, native_weight(weight)):
+            worst = max(worst, calc_diff(quantized_linear(x, form), expected))
     assert worst < 1e-5, f"calc_diff {worst:.2e}"
     return f"calc_diff {worst:.2e}"
 
@@ -119,13 +128,21 @@ def _check_fp32() -> str:
 
 
 def _check_bits(kind: str) -> str:
-    weight, x = random_weight(kind, 5120, 5120), random_rows(2048, 5120)
-    op = linear if kind == "bf16" else quantized_linear
-    whole = op(x, weight)
+    plain, x = random_weight(kind, 5120, 5120), random_rows(2048, 5120)
+    if kind == "bf16":
+        return _check_bits_of(partial(linear, weight=plain), x)
+    return " and ".join(
+        _check_bits_of(partial(quantized_linear, weight=weight), x)
+        for weight in (plain, native_weight(plain))
+    )
+
+
+def _check_bits_of(op: Callable[[Tensor], Tensor], x: Tensor) -> str:
+    whole = op(x)
     for rows in (1, 2, 7, 16, 17, 64, 256, 1025):
-        same = torch.equal(op(x[:rows].contiguous(), weight), whole[:rows])
+        same = torch.equal(op(x[:rows].contiguous()), whole[:rows])
         assert same, f"{rows} rows differ from the same rows of 2,048"
-    assert torch.equal(op(x, weight), whole), "a second run differs"
+    assert torch.equal(op(x), whole), "a second run differs"
     return "1 to 2,048 rows"
 
 
@@ -133,21 +150,22 @@ def timings(ceilings: Ceilings) -> Iterator[Row]:
     path = MatrixPath.of(torch.device("cuda"))
     for name, (n, k) in _DENSE.items():
         weight = random_weight("fp8", n, k)
-        for rows in (16, 64, 256, 1536, 4096):
-            x = random_rows(rows, k)
-            us = microseconds(partial(quantized_linear, x, weight))
-            num_bytes = rows * (2 * k + 2 * n) + n * k
-            label = f"{name} fp8 with quantise, {rows} x {n} x {k}"
-            yield ceilings.row(label, us, 2 * rows * n * k, num_bytes)
+        for form, layer in (("on disk", weight), ("native", native_weight(weight))):
+            for rows in (16, 64, 256, 1536, 4096):
+                x = random_rows(rows, k)
+                us = microseconds(partial(quantized_linear, x, layer))
+                num_bytes = rows * (2 * k + 2 * n) + n * k
+                label = f"{name} fp8 {form} with quantise, {rows} x {n} x {k}"
+                yield ceilings.row(label, us, 2 * rows * n * k, num_bytes)
     x = random_rows(4096, 5120)
     us = microseconds(partial(quantize_activations, x, path, KOrder.PLAIN))
     yield ceilings.row("quantise 4096 x 5120", us, 0, x.numel() * 3)
-    weight = random_weight("fp8", 8, 1024, 4096)
+    weight = native_grouped_weight(random_weight("fp8", 8, 1024, 4096))
     for rows in (64, 256, 4096):
         x = random_rows(rows, 8, 4096)
         us = microseconds(partial(grouped_linear, x, weight))
         flop, num_bytes = 2 * rows * 8 * 1024 * 4096, rows * 8 * 2 * 5120 + weight.values.numel()
-        yield ceilings.row(f"wo_a bf16 x fp8, {rows} rows", us, flop, num_bytes)
+        yield ceilings.row(f"wo_a, {rows} rows", us, flop, num_bytes)
     for name, n, k in [("lm head", _VOCABULARY, 5120), ("router", 384, 5120)]:
         weight = random_weight("bf16", n, k)
         for rows in (16, 256, 1536):

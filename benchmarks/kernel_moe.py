@@ -14,11 +14,12 @@ from kernel_gemm import calc_diff, random_rows, random_weight
 from kernel_timing import Ceilings, Row, microseconds, print_row
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.gluon_kernel import expert_linear_gluon, hopper_tile
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton, k_order
-from deepinfer.kernels.moe import experts, route, swiglu
+from deepinfer.kernels.moe import experts, native_experts, route, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs
 from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
 from deepinfer.kernels.moe.triton_kernel import experts_triton
@@ -96,7 +97,7 @@ def _check_absent() -> str:
     absent = ids >= 6
     ids = torch.where(absent, -1, ids)
     ids[50] = -1
-    actual = experts(x, ids, weights, gate_up, down, _LIMIT)
+    actual = experts(x, ids, weights, *native_experts(gate_up, down), _LIMIT)
     expected = experts_reference(
         x, ids.clamp(min=0), weights.masked_fill(ids < 0, 0), gate_up, down, _LIMIT
     )
@@ -107,10 +108,11 @@ def _check_absent() -> str:
 
 
 def _check_bits() -> str:
-    x, ids, weights, gate_up, down = _case(2000, 12)
+    x, ids, weights, *packed = _case(2000, 12)
+    native = native_experts(*packed)
 
     def run(rows: Tensor) -> Tensor:
-        return experts(x[rows], ids[rows], weights[rows], gate_up, down, _LIMIT)
+        return experts(x[rows], ids[rows], weights[rows], *native, _LIMIT)
 
     everyone = torch.arange(2000, device="cuda")
     whole = run(everyone)
@@ -124,15 +126,16 @@ def _check_bits() -> str:
 
 
 def _check_graph() -> str:
-    x, ids, weights, gate_up, down = _case(64, 8)
-    experts(x, ids, weights, gate_up, down, _LIMIT)
+    x, ids, weights, *packed = _case(64, 8)
+    native = native_experts(*packed)
+    experts(x, ids, weights, *native, _LIMIT)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = experts(x, ids, weights, gate_up, down, _LIMIT)
+        out = experts(x, ids, weights, *native, _LIMIT)
     ids.copy_(_choices(64, 8))
     x.normal_()
     graph.replay()
-    same = torch.equal(out, experts(x, ids, weights, gate_up, down, _LIMIT))
+    same = torch.equal(out, experts(x, ids, weights, *native, _LIMIT))
     assert same, "the replayed graph differs from a direct run"
     return "64 tokens"
 
@@ -147,12 +150,20 @@ def timings(ceilings: Ceilings) -> Iterator[Row]:
 def _grouped_gemm(ceilings: Ceilings, name: str, n: int, k: int, count: int, rows: int) -> Row:
     """Every expert has the same number of rows."""
     weight = random_weight("fp4", count, n, k)
+    native = native_weight(weight)
     ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
+    x = random_rows(count * rows, k)
     path = MatrixPath.of(torch.device("cuda"))
-    tile = tile_for(rows, n, count, path, weight.values.device)
-    order = order_pairs(ids, count, tile.tokens)
-    acts = quantize_activations(random_rows(count * rows, k), path, k_order(weight), order)
-    us = microseconds(partial(expert_linear_triton, acts, weight, order, tile))
+    if isinstance(native, HopperWeight):
+        hopper = hopper_tile(native, rows)
+        order = order_pairs(ids, count, hopper.rows)
+        acts = quantize_activations(x, path, native.order, order)
+        us = microseconds(partial(expert_linear_gluon, acts, native, order, hopper))
+    else:
+        tile = tile_for(rows, n, count, path, weight.values.device)
+        order = order_pairs(ids, count, tile.tokens)
+        acts = quantize_activations(x, path, k_order(weight), order)
+        us = microseconds(partial(expert_linear_triton, acts, weight, order, tile))
     num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
     return ceilings.row(f"expert {name}, {count} x {rows}", us, 2 * count * rows * n * k, num_bytes)
 
@@ -160,8 +171,9 @@ def _grouped_gemm(ceilings: Ceilings, name: str, n: int, k: int, count: int, row
 def _whole(ceilings: Ceilings) -> Iterator[Row]:
     """One rank of 64: six experts and what reaches them at 16, 256 and 1,536 positions a rank."""
     for count, tokens in [(6, 16), (6, 256), (6, 1536)]:
-        x, ids, weights, gate_up, down = _case(tokens, count)
-        us = microseconds(partial(experts, x, ids, weights, gate_up, down, _LIMIT))
+        x, ids, weights, *packed = _case(tokens, count)
+        native = native_experts(*packed)
+        us = microseconds(partial(experts, x, ids, weights, *native, _LIMIT))
         flop = 2 * tokens * _CHOSEN * 3 * _INNER * _WIDTH
         num_bytes = count * 3 * _INNER * _WIDTH * 17 / 32 + tokens * _WIDTH * 6
         yield ceilings.row(f"all of experts, {count} experts x {tokens} rows", us, flop, num_bytes)

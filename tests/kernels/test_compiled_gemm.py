@@ -179,8 +179,11 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         }
         add("route", moe._route_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32", route)
         add("count", pair_order._count_kernel, "*i64 *i32 n", {"BLOCK": 1024})
-        place = {"TOKENS": 64, "EXPERTS": 512, "BLOCK": 1024}
-        add("place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 *i32 n n16 n", place)
+        place = {"TOKENS": 64, "EXPERTS": 512, "BLOCK": pair_order._MANY}
+        add(
+            "place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 *i32 n n16 n", place,
+            num_warps=16,
+        )  # fmt: skip
         add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024})
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
             rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]

@@ -39,7 +39,7 @@ def _choices(tokens: int, per_token: int, experts: int, device: torch.device) ->
 
 
 @pytest.mark.parametrize(
-    "tokens, per_token, experts", [(1, 2, 3), (40, 3, 5), (0, 2, 4), (9, 1, 1)]
+    "tokens, per_token, experts", [(1, 2, 3), (40, 3, 5), (0, 2, 4), (9, 1, 1), (1500, 6, 7)]
 )
 def test_order_and_tiles_cover_each_pair_once(
     tokens: int, per_token: int, experts: int, device: torch.device
