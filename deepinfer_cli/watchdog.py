@@ -39,13 +39,15 @@ class Watchdog:
         self._progress = progress
         self._stop = stop
         self._save = save
+        self._wait_s = min(1.0, limit_s / _LOOKS)
         self._last: object = None
-        self._moved_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._still_s = 0.0
         self._stopped_at: float | None = None
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        with every(lambda: min(1.0, self._limit_s / _LOOKS), self._look):
+        with every(lambda: self._wait_s, self._look):
             yield
 
     def _look(self) -> None:
@@ -55,9 +57,13 @@ class Watchdog:
                 self._leave()
             return
         progress = self._progress()
+        # Where this process itself was stopped for a while, nothing else could move either.
+        awake_s, self._looked_at = min(now - self._looked_at, 2 * self._wait_s), now
         if progress is None or progress != self._last:
-            self._last, self._moved_at = progress, now
-        elif now - self._moved_at >= self._limit_s:
+            self._last, self._still_s = progress, 0.0
+        elif (still_s := self._still_s + awake_s) < self._limit_s:
+            self._still_s = still_s
+        else:
             self._stopped_at = now
             self._say(f"no progress for {duration(self._limit_s)} (--stall-limit); all stacks:")
             with suppress(AttributeError, ValueError, io.UnsupportedOperation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -109,3 +110,17 @@ def test_a_number_that_changes_is_progress() -> None:
     numbers = iter(range(10_000))
     with Watchdog(0.05, numbers.__next__, stop=stopped.set, save=lambda: None).watch():
         assert not stopped.wait(0.3)
+
+
+def test_a_process_that_was_stopped_itself_is_no_standstill(start: Any) -> None:
+    Path("in.jsonl").write_bytes(b'{"prompt": "p"}\n' * 40)
+    running = start(
+        "run", "in.jsonl", "-o", "out.jsonl", "--stall-limit", "1s", seconds_per_row=0.05
+    )
+    while not Path("out.jsonl.partial/journal").exists():
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    running.send_signal(signal.SIGCONT)
+    assert running.wait(60) == 0
