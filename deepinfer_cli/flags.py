@@ -42,8 +42,9 @@ def _parameter(name: str) -> inspect.Parameter:
         flag = f"{flag}/--no-{flag[2:]}"
     else:
         value_type = list[str] if kind.form == "many" else str
+    names = [name for name in (flag, metadata["alias"]) if name is not None]
     option = typer.Option(
-        flag, help=metadata["help"], metavar=kind.metavar if value_type is not bool else None,
+        *names, help=metadata["help"], metavar=kind.metavar if value_type is not bool else None,
         rich_help_panel=metadata["group"], show_default=False,
     )  # fmt: skip
     return inspect.Parameter(

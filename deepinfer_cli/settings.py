@@ -45,10 +45,18 @@ _MOST_DRAFTS = "DEEPINFER_USE_NEXTN_DECODE"
 _UPSTREAM_DRAFTS = "5"
 
 
-def _setting(default: Any, kind: Kind, group: str, help: str, *, answers: bool = False) -> Any:
+def _setting(
+    default: Any,
+    kind: Kind,
+    group: str,
+    help: str,
+    *,
+    answers: bool = False,
+    alias: str | None = None,
+) -> Any:
     """A field of ``Settings``.  ``answers``: another value may give other answers, so a run that
-    was stopped is only continued with the same one."""
-    metadata = {"kind": kind, "group": group, "help": help, "answers": answers}
+    was stopped is only continued with the same one.  ``alias``: a shorter flag for the same."""
+    metadata = {"kind": kind, "group": group, "help": help, "answers": answers, "alias": alias}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -219,9 +227,13 @@ class Settings:
         None, optional(dataclasses.replace(TEXT, expects="a folder", metavar="DIR")), "Engine",
         "Compiled kernels from deepinfer build; without it, those in the user's cache.",
     )  # fmt: skip
-    tensor_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share attention.")
+    tensor_parallel_size: int = _setting(
+        1, COUNT, "Engine", "Ranks that share attention.", alias="--tp"
+    )
     pipeline_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share layers.")
-    expert_parallel_size: int = _setting(1, COUNT, "Engine", "Ranks that share experts.")
+    expert_parallel_size: int = _setting(
+        1, COUNT, "Engine", "Ranks that share experts.", alias="--ep"
+    )
     prefill_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only read prompts.")
     decode_ranks: int = _setting(0, COUNT, "Engine", "Ranks that only answer; they take the rows.")
     num_redundant_experts: int = _setting(
