@@ -28,6 +28,7 @@ from .rotary import Rotary
 from .share import WHOLE_MODEL, Share
 from .streams import initial_streams
 from .tokens import Tokens, narrow_batch
+from .window import Window, causal_window
 
 
 class Model:
@@ -96,8 +97,10 @@ class Model:
             block.write_global_kv(entered.x, tokens, kv)
             if layer_id == self.config.split_layer:
                 batch, kept = narrow_batch(batch)
-                tokens, kv = self._begin(batch, batch.decoder_start, cache)
-                if kept is not None:
+                if kept is None:
+                    tokens = tokens.starting_at(self._window(batch, batch.decoder_start))
+                else:
+                    tokens, kv = self._begin(batch, batch.decoder_start, cache)
                     main_rows, lookback = main_rows[kept], lookback[kept]
                     entered = entered.rows(kept)
                     taps = {tap: hidden[kept] for tap, hidden in taps.items()}
@@ -165,13 +168,23 @@ class Model:
     def _begin(self, batch: ForwardBatch, start: Tensor, cache: KVCache) -> tuple[Tokens, GlobalKV]:
         tokens = Tokens.of_batch(
             batch,
-            start,
+            self._window(batch, start),
             self.rotary,
-            width=self.config.sliding_window,
-            ring_size=ring_size(self.config),
             image_token_id=self.config.image_token_id,
         )
         return tokens, GlobalKV(batch=batch, cache=cache, rotary=self.rotary)
+
+    def _window(self, batch: ForwardBatch, start: Tensor) -> Window:
+        return causal_window(
+            positions=batch.positions,
+            request_rows=batch.request_rows,
+            first=batch.first,
+            start=start,
+            slots=batch.state_slots,
+            query_lens=batch.query_lens,
+            width=self.config.sliding_window,
+            ring_size=ring_size(self.config),
+        )
 
     def _lookback(self, batch: ForwardBatch, tokens: Tokens, cache: KVCache) -> Tensor:
         """Compressed ids of each token and its predecessors, [T, n-gram size] i64."""

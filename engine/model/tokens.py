@@ -15,7 +15,7 @@ from deepinfer.engine.batch import ForwardBatch, last_tokens
 from deepinfer.engine.staging import send
 
 from .rotary import RopeTables, Rotary
-from .window import Window, causal_window
+from .window import Window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +37,10 @@ class Tokens:
     window: Window
     is_image: Tensor | None = None
 
+    def starting_at(self, window: Window) -> Tokens:
+        """The same tokens with another window."""
+        return replace(self, window=window)
+
     def store_newest(self, ring: Tensor, values: Tensor) -> None:
         """Values [T, ...] of each request's last tokens into ``ring`` [num_slots, size, ...]."""
         slots, places = self.slots, self.positions % ring.shape[1]
@@ -49,24 +53,12 @@ class Tokens:
     def of_batch(
         cls,
         batch: ForwardBatch,
-        start: Tensor,
+        window: Window,
         rotary: Rotary,
         *,
-        width: int,
-        ring_size: int,
         image_token_id: int | None,
     ) -> Tokens:
-        """All tokens of a batch; their windows begin at ``start`` [R]."""
-        window = causal_window(
-            positions=batch.positions,
-            request_rows=batch.request_rows,
-            first=batch.first,
-            start=start,
-            slots=batch.state_slots,
-            query_lens=batch.query_lens,
-            width=width,
-            ring_size=ring_size,
-        )
+        """All tokens of a batch."""
         is_image = None
         if batch.may_have_images and image_token_id is not None:
             is_image = (batch.token_ids == image_token_id)[:, None]
