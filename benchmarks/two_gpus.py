@@ -3,6 +3,8 @@
     PYTHONPATH=. python benchmarks/two_gpus.py                       two GPUs, NCCL, full width
     PYTHONPATH=. python benchmarks/two_gpus.py --device cpu --small  the same steps with gloo
 
+With ``--one-gpu`` both ranks are on one GPU and exchange through host memory: for the checks only.
+
 Needs torch, triton, numpy and safetensors only.  One JSON line per check or time, from rank 0; a
 step that fails says so and the exit code is 1.  Bandwidth counts the bytes that leave one rank.
 """
@@ -53,12 +55,12 @@ RING_BYTES = 40 * 133 * 528  # window rings of one request
 class Bench:
     """One rank's sizes, clock and output."""
 
-    def __init__(self, rank: int, options: argparse.Namespace, mailbox: Mailbox) -> None:
+    def __init__(
+        self, rank: int, device: str, options: argparse.Namespace, mailbox: Mailbox
+    ) -> None:
         small = options.small
         self.rank = rank
-        self.device = torch.device(options.device, rank) if options.device == "cuda" else (
-            torch.device("cpu")
-        )  # fmt: skip
+        self.device = torch.device(device)
         self.hidden, self.inner = (256, 64) if small else (5120, 2304)
         self.num_experts = 16 if small else 384
         self.rounds = 3 if small else 20
@@ -291,15 +293,21 @@ STEPS = {
 }
 
 
+CHECKS = ("exchange", "engine")
+
+
 def run_rank(mailbox: Mailbox, argument: tuple[int, int, argparse.Namespace]) -> None:
     rank, port, options = argument
     torch.set_num_threads(1)
+    number = 0 if options.one_gpu else rank
+    device = f"cuda:{number}" if options.device == "cuda" else "cpu"
     if options.device == "cuda":
-        torch.cuda.set_device(rank)
-    device = f"cuda:{rank}" if options.device == "cuda" else "cpu"
-    join(connect("127.0.0.1", port), rank, WORLD_SIZE, facts={}, device=device, timeout_s=120)
-    bench = Bench(rank, options, mailbox)
-    for name in options.steps or STEPS:
+        torch.cuda.set_device(number)
+    # Without a device of its own a rank gets gloo alone: NCCL refuses two ranks on one GPU.
+    linked = "cpu" if options.one_gpu else device
+    join(connect("127.0.0.1", port), rank, WORLD_SIZE, facts={}, device=linked, timeout_s=120)
+    bench = Bench(rank, device, options, mailbox)
+    for name in options.steps or (CHECKS if options.one_gpu else STEPS):
         STEPS[name](bench)
     mailbox.send("done")
     mailbox.wait()
@@ -310,11 +318,12 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", choices=[*STEPS, []], help="default: all")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--one-gpu", action="store_true")
     options = parser.parse_args()
     store = host_store()
-    names = [torch.cuda.get_device_name(i) for i in range(WORLD_SIZE)] if (
-        options.device == "cuda"
-    ) else ["cpu"]  # fmt: skip
+    count = 1 if options.one_gpu else WORLD_SIZE
+    on_gpu = options.device == "cuda"
+    names = [torch.cuda.get_device_name(i) for i in range(count)] if on_gpu else ["cpu"]
     print(json.dumps({"devices": names, "torch": torch.__version__, "small": options.small}))
     failures = num_done = 0
     with closing(

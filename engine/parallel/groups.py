@@ -110,13 +110,16 @@ def wait_for_all(
 class Group:
     """Some ranks, in a fixed order; ``rank`` is the place of this one among them.
 
-    A group of one copies nothing and needs no process group.
+    A group of one copies nothing and needs no process group.  Tensors of a GPU go through host
+    memory where only gloo connects the ranks, as it does ranks that share one GPU.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, handle: dist.ProcessGroup | None) -> None:
         self.ranks = tuple(ranks)
         self.rank = rank
         self.handle = handle
+        config = "" if handle is None else dist.get_backend_config(handle)
+        self._is_on_host = "nccl" not in config
 
     @staticmethod
     def single() -> Group:
@@ -149,11 +152,12 @@ class Group:
         if self.handle is None:
             return lambda: rows
         count = len(rows) if receive is None else sum(receive)
-        out = rows.new_empty(count, *rows.shape[1:])
+        sent = self._movable(rows)
+        out = sent.new_empty(count, *rows.shape[1:])
         with translated():
             work = dist.all_to_all_single(
                 out,
-                rows,
+                sent,
                 None if receive is None else list(receive),
                 None if send is None else list(send),
                 group=self.handle,
@@ -163,7 +167,7 @@ class Group:
         def finish() -> Tensor:
             with translated():
                 work.wait()
-            return out
+            return out.to(rows.device)
 
         return finish
 
@@ -179,17 +183,24 @@ class Group:
         """[size, ...]: the tensors of all ranks, of one shape."""
         if self.handle is None:
             return tensor[None]
-        out = tensor.new_empty(self.size, *tensor.shape)
+        sent = self._movable(tensor).contiguous()
+        out = sent.new_empty(self.size, *tensor.shape)
         with translated():
-            dist.all_gather(list(out.unbind()), tensor.contiguous(), group=self.handle)
-        return out
+            dist.all_gather(list(out.unbind()), sent, group=self.handle)
+        return out.to(tensor.device)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         if self.handle is not None:
+            summed = self._movable(tensor)
             with translated():
-                dist.all_reduce(tensor, group=self.handle)
+                dist.all_reduce(summed, group=self.handle)
+            if summed is not tensor:
+                tensor.copy_(summed)
         return tensor
+
+    def _movable(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self._is_on_host else tensor
 
     def broadcast(self, value: object) -> object:
         """Anything that can be pickled, from the first rank to all."""
