@@ -150,8 +150,8 @@ def _run_to_files(
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")
                 return 0
-            with closing(_open(request, resolved.settings)) as earlier:
-                reopen(folder, earlier, resolved, answers)
+            with closing(_open(request, resolved.settings)) as same_input:
+                reopen(folder, same_input, resolved, answers)
         is_resumed = folder.begin(answers, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
@@ -160,7 +160,7 @@ def _run_to_files(
         job = Job(
             reader, journal, resolved, make_engine, console, str(output),
             constraint=request.constraint,
-            publish=lambda snapshot: status.write("answering", snapshot),
+            publish=status.write,
         )  # fmt: skip
         if is_resumed:
             job.recover(retry_failed=request.retry_failed)
@@ -168,7 +168,7 @@ def _run_to_files(
         try:
             job.answer_rows()
             if job.is_finished:
-                status.write("writing", job.snapshot())
+                status.write(job.snapshot(), phase="writing")
                 report = _publish(job, folder, format)
         except Exception as error:
             if isinstance(error, OSError):

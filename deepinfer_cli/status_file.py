@@ -38,9 +38,10 @@ class StatusFile:
             "input": source,
         }
 
-    def write(self, phase: str, snapshot: Snapshot) -> None:
-        """phase: answering or writing.  A full disk is no reason to stop here."""
+    def write(self, snapshot: Snapshot, *, phase: str | None = None) -> None:
+        """phase: starting or answering by itself, or writing.  A full disk is no reason to stop."""
         numbers = dataclasses.asdict(snapshot)
+        phase = phase or ("answering" if snapshot.rows or snapshot.running else "starting")
         status = self._head | {"updated": time.time(), "phase": phase} | numbers
         fresh = self._path.with_name(NAME + ".new")
         with suppress(OSError):

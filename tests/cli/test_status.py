@@ -93,8 +93,8 @@ def test_a_torn_journal_is_counted_without_its_last_line(
 
 
 def test_a_stopped_run_says_why(cli: Cli) -> None:
-    Path("in.jsonl").write_bytes(_prompts(50))
-    cli("run", "in.jsonl", "-o", "out.jsonl", "--time-limit", "0.05", seconds=0.01)
+    Path("in.jsonl").write_bytes(_prompts(400))
+    cli("run", "in.jsonl", "-o", "out.jsonl", "--time-limit", "1", seconds=0.01)
     state = _state(cli)
     assert (state["state"], state["exit_code"]) == ("stopped", 75)
     assert "--time-limit" in state["message"]
