@@ -35,7 +35,7 @@ def native_grouped_weight(weight: Weight) -> Weight:
 
 def _is_hopper(weight: Weight) -> bool:
     device = weight.values.device
-    return weight.values.is_cuda and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
