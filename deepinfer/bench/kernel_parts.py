@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 from torch._C._autograd import DeviceType
 
-import deepinfer.kernels
-
+_KERNELS = "deepinfer.kernels."
 _OTHER = "torch"
 
 
 def kernel_families() -> dict[str, str]:
-    """Every Triton function of the project: its name and the folder of ``kernels/`` it lies in."""
+    """Every Triton function that has been imported: its name and its folder of ``kernels/``."""
     found = {}
-    folder = deepinfer.kernels
-    for module in pkgutil.walk_packages(folder.__path__, folder.__name__ + "."):
-        family = module.name.removeprefix(folder.__name__ + ".").partition(".")[0]
-        if module.ispkg or family == module.name.rpartition(".")[2]:
+    for module_name, module in list(sys.modules.items()):
+        if not module_name.startswith(_KERNELS) or module is None:
             continue
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if hasattr(value, "arg_names") and getattr(value, "__module__", "") == module.name:
+        family, _, file = module_name.removeprefix(_KERNELS).partition(".")
+        for name, value in list(vars(module).items()):
+            if file and hasattr(value, "arg_names") and value.__module__ == module_name:
                 found[name] = family
     return found
 

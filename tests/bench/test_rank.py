@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import pytest
 import torch
 
+from deepinfer.bench.kernel_parts import kernel_families
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_share import ExpectedRouting, RandomTensors, rank_config
@@ -70,3 +72,12 @@ def test_sizes_beyond_the_room_are_left_out() -> None:
     plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, num_steps=1)
     plan = dataclasses.replace(plan, decode_ranks=2)
     assert [row.size for row in measure_decode(plan, TINY, rank)] == [2]
+
+
+def test_families_of_kernels_are_their_folders() -> None:
+    for name in ("attention", "hyper_connection", "rows"):
+        importlib.import_module(f"deepinfer.kernels.{name}.triton_kernel")
+    families = kernel_families()
+    assert families["attention_kernel"] == "attention"
+    assert families["mix_kernel"] == "hyper_connection"
+    assert families["row_kernel"] == "rows"
