@@ -23,7 +23,10 @@ from .machine import set_cpu_threads
 from .rank_messages import RankOrder, Ready
 from .rank_rows import Alone, RankRows, RowMailbox
 
-_DECODE_CAPACITY = 512  # tokens per rank: larger passes are prefill, where sizes may be exchanged
+# Tokens per rank of passes that exchange without host waits; larger ones are prefill.  The buffers
+# hold every token for every rank, so many ranks exchange sizes instead.
+_DECODE_CAPACITY = 512
+_MOST_RANKS_WITH_CAPACITY = 8
 
 
 def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
@@ -37,10 +40,11 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     join(store, order.rank, world_size, facts=_facts(order), device=device)
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
-    rank = Rank(order.sizes, capacity=0 if device == "cpu" else _DECODE_CAPACITY)
+    has_capacity = device != "cpu" and world_size <= _MOST_RANKS_WITH_CAPACITY
+    rank = Rank(order.sizes, capacity=_DECODE_CAPACITY if has_capacity else 0)
     if not rank.takes_rows:
-        set_cpu_threads(order.num_threads, 0)
         opened = open_model(order.model_path, order.settings, device=device)
+        set_cpu_threads(order.num_threads, opened.checkpoint.config.hidden_size)
         model = load_weights(opened, device, rank)
         _, cache = plan_cache(model, opened.engine_config.with_environment(), None)
         assert isinstance(cache, KVCache)

@@ -90,6 +90,8 @@ class PlacedExperts:
     def expect(self, most_tokens: int) -> None:
         """The next pass brings at most so many tokens per rank; all ranks say the same."""
         self._most_tokens = most_tokens
+        if self._fixed is not None:  # buffers of a few sizes, so that small passes send little
+            self._fixed.capacity = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
 
     def balanced(self, loads: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Placement:
         """The best placement for loads [E] of all ranks."""

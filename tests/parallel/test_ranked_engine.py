@@ -36,7 +36,7 @@ def test_experts_on_several_ranks(pool: RankPool, name: str, size: int, drafts: 
 
 def test_small_passes_take_the_form_of_fixed_capacity(pool: RankPool) -> None:
     """Decode steps have at most three tokens per rank here, prompts have more."""
-    parts = pool.run("answers", "tiny-a", COUNT, 2, {}, True, 3)
+    parts = pool.run("answers", "tiny-a", COUNT, 2, {}, True, 4)
     assert merged(parts, 2) == expected("tiny-a", 0)
 
 
