@@ -41,7 +41,8 @@ class MoE:
         ids, weights = self.route(x, is_image)
         routed = self.routed.begin(x, ids, weights)
         hidden = swiglu(quantized_linear(x, self.shared_gate_up), self.limit)
-        return (routed() + quantized_linear(hidden, self.shared_down)).to(torch.bfloat16)
+        shared = quantized_linear(hidden, self.shared_down)
+        return torch.add(routed(), shared, out=torch.empty_like(shared))
 
     def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""

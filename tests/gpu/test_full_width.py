@@ -20,8 +20,8 @@ from deepinfer.kernels.testing import relative_error
 pytestmark = pytest.mark.gpu
 
 NUM_EXPERTS, VOCAB_SIZE, PROMPT_LEN = 16, 4096, 24
-# What one flipped rounding makes of a block's output; README of the golden data: 0.017.
-LIMIT = 0.03
+# That of single layers on golden streams in ``test_goldens_gpu.py``: 2.2 x 0.0165.
+LIMIT = 0.0363
 
 
 def six_layers() -> ModelConfig:
