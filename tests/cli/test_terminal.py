@@ -96,15 +96,19 @@ def test_results_on_stdout_are_not_mixed_with_progress(in_tmp: Path, command: li
     assert re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", done.stderr)
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["config"], ["config", "show"], ["config", "init"]])
+@pytest.mark.parametrize(
+    "verb",
+    [[], ["run"], ["status"], ["merge"], ["config"], ["config", "show"], ["config", "init"]],
+)
 def test_help_fits_80_columns_and_begins_with_examples(command: list[str], verb: list[str]) -> None:
     done = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] and "…" not in done.stdout
-    if verb in ([], ["run"]):
-        assert lines[2] == "Examples:" and lines[3].startswith("  deepinfer run ")
+    if verb[:1] != ["config"]:
+        shown = "merge -o" if verb == ["merge"] else (verb or ["run"])[0]
+        assert lines[2] == "Examples:" and f"  deepinfer {shown} " in done.stdout
 
 
 def test_the_bare_command_prints_its_help(command: list[str]) -> None:
@@ -120,7 +124,15 @@ def test_run_help_names_every_setting(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["--version"], ["config", "show"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["merge", "--help"],
+        ["status", "--help"],
+        ["--version"],
+        ["config", "show"],
+    ],
 )
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     code = (
