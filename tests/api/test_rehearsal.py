@@ -1,0 +1,42 @@
+"""A rehearsal stops by the clock, times batches of every size, and tells what it cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepinfer.arguments import EngineArguments
+from deepinfer.engine.types import SamplingParams
+from deepinfer.rehearsal import Rehearsal, rehearse
+
+ARGUMENTS = EngineArguments(max_num_seqs=6, num_blocks=200)
+
+
+def _rehearse(num_rows: int, seconds: float, **fields: Any) -> Rehearsal:
+    rows = (
+        (i, {"prompt": f"Tell me a story about a kite {i}.", **fields}) for i in range(num_rows)
+    )
+    found = rehearse(None, ARGUMENTS, rows, SamplingParams(temperature=0.0), seconds=seconds)
+    assert found is not None
+    return found
+
+
+def test_small_batches_are_timed_when_the_time_is_up() -> None:
+    found = _rehearse(1000, 0.5, ignore_eos=True, max_tokens=4000)
+    assert found.num_finished == 0 and 6 < found.num_rows < 20
+    assert found.times.num_requests == (1.0, 4.0, 6.0)
+    assert all(seconds > 0 for seconds in found.times.decode_step_s)
+    assert all(tokens >= 1 for tokens in found.times.decode_tokens)
+    assert found.times.prefill_s(100) > 0 and found.load_s > 0
+    assert found.lengths == ()  # how long these get is known: as long as they may
+
+
+def test_a_few_rows_are_answered_to_their_end() -> None:
+    found = _rehearse(3, 60.0, max_tokens=12)
+    assert found.num_rows == found.num_finished == 3
+    assert len(found.lengths) == 3
+    assert all(length == 12 or has_ended for length, has_ended in found.lengths)
+
+
+def test_rows_that_cannot_be_answered_measure_nothing() -> None:
+    rows = [(0, {"prompt": 5}), (1, {"nothing": 1})]
+    assert rehearse(None, ARGUMENTS, rows, SamplingParams(), seconds=5.0) is None
