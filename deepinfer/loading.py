@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.calibration import Calibration
-from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
@@ -118,7 +117,7 @@ def load_model(
     runner: Runner = model
     cache = None
     if rank is not None:
-        engine_config, own = plan_cache(model, engine_config.with_environment(), None)
+        engine_config, own = rank.plan_cache(model, engine_config)
         runner, cache = rank.runner(model), rank.cache(own)
     engine = LLMEngine(
         runner,

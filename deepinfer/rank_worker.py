@@ -7,9 +7,7 @@ import hashlib
 import torch
 
 from deepinfer import __version__
-from deepinfer.engine.capacity import plan_cache
 from deepinfer.engine.hub_cache import resolve_model_folder
-from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.prefill_server import PrefillServer
@@ -46,9 +44,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         opened = open_model(order.model_path, order.settings, device=device)
         set_cpu_threads(order.num_threads, opened.checkpoint.config.hidden_size)
         model = load_weights(opened, device, rank)
-        _, cache = plan_cache(model, opened.engine_config.with_environment(), None)
-        assert isinstance(cache, KVCache)
-        rank.follow(model, cache)
+        rank.follow(model, rank.plan_cache(model, opened.engine_config)[1])
         return
     settings, remote_prefill = dict(order.settings), None
     links = [Mailbox(link, is_driver=False) for link in order.links.values()]

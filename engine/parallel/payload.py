@@ -35,7 +35,7 @@ def unpack(rows: Tensor, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
     sizes = [hidden_size, num_scales, 4 * num_choices, 4 * num_choices]
     # Copies, since a view of wider numbers must begin at a multiple of their size.
     values, exponents, places, weights = map(_copy, torch.split(rows, sizes, dim=-1))
-    scales = exponents.view(torch.float8_e8m0fnu).to(torch.bfloat16)
+    scales = (exponents.to(torch.int16) << 7).view(torch.bfloat16)  # the exponent bits of a bf16
     codes = values.view(torch.float8_e4m3fn).to(torch.bfloat16)
     x = codes.view(len(rows), num_scales, _BLOCK) * scales[..., None]
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,7 +70,7 @@ class PlacedExperts:
         self._limit = limit
         self._is_exact = is_exact
         self._capacity = capacity
-        self._most_tokens = 0
+        self._most_tokens = sys.maxsize  # until it is known
         self._nodes = nodes
         most = plan.n_routed_experts * (group.size - 1)
         self._num_replicas = plan.n_routed_experts + min(num_redundant, most)

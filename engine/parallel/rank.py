@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from deepinfer.engine.capacity import plan_cache, size_cache
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.device_memory import DeviceMemory
 from deepinfer.engine.kv_cache import KVCache
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.runner import Cache, Runner
@@ -56,6 +62,8 @@ class Rank:
         self._followers = Group.split(parts, backend="gloo")
         places = [ranks[i::heads] for ranks in engines for i in range(heads)]
         self._leaders = Group.split(places, backend="gloo")
+        everyone = [rank for ranks in engines for rank in ranks]
+        self._everyone = Group.split([everyone], backend="gloo")
         self._shares_experts = shares_experts
         self._leading: LeadingModel | None = None
         self._lockstep: LockstepModel | None = None
@@ -73,6 +81,16 @@ class Rank:
             return runner
         self._lockstep = LockstepModel(runner, self._leaders, self._before_pass)
         return self._lockstep
+
+    def plan_cache(self, model: Model, config: EngineConfig) -> tuple[EngineConfig, KVCache]:
+        """As ``engine.capacity.plan_cache``, with as many blocks as the rank with the least memory
+        has room for: ranks that share heads use the same blocks, and all refuse the same rows."""
+        config = config.with_environment()
+        sized = size_cache(model.config, config, DeviceMemory.of(config.device))
+        counts = self._everyone.all_gather(torch.tensor([sized.num_blocks]))
+        config, cache = plan_cache(model, replace(config, num_blocks=int(counts.min())), None)
+        assert isinstance(cache, KVCache)
+        return config, cache
 
     def cache(self, cache: Cache) -> Cache:
         """The cache as this rank's engine sees it."""
