@@ -31,7 +31,7 @@ def facts(launch):
                 launch.options))
 
 known = {facts(launch) for launch in planned}
-model = kernel_plan._model_of_zeros(config)
+model = kernel_plan._model_of_zeros(config, device)
 unknown = []
 passes = json.loads(sys.argv[1])
 with rehearse(device) as launches, torch.inference_mode():
@@ -53,5 +53,7 @@ def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -
     assert found["seen"] > 40
     launched = set()
     for path in _KERNELS.rglob("*.py"):
+        if path.name.startswith("gluon"):
+            continue  # for the released model's sizes
         launched |= set(re.findall(r"\b(\w+_kernel)\[", path.read_text(encoding="utf-8")))
     assert launched - set(found["names"]) == _UNUSED
