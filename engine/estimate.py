@@ -41,7 +41,8 @@ def estimate_run(
 ) -> RunEstimate:
     """Play ``requests`` through: prefill as long as a request can start, else decode.
 
-    As in the scheduler, prompts are taken in groups, the longest of a group first.  Requests that
+    As in the scheduler, prompts are taken in groups, the longest of a group first, and those that
+    can start share prefill steps up to their limit, in parts where need be.  Requests that
     decode together advance by equally many tokens.  One that does not fit the caches with its whole
     answer waits; preemption is not played.
     """
@@ -53,11 +54,7 @@ def estimate_run(
     prefill_s = decode_s = 0.0
     while following is not None or running:
         tokens = 0
-        while (
-            following is not None
-            and len(running) < max_num_seqs
-            and tokens < max_num_batched_tokens
-        ):
+        while following is not None and len(running) < max_num_seqs:
             size = following.num_prompt + following.num_output
             if running and held + size > cache_tokens:
                 break
