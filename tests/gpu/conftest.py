@@ -2,6 +2,9 @@
 
     python -m pytest -m gpu tests/gpu
 
+On a machine without this project's pytest plugins: ``PYTHONPATH=$PWD python -m pytest -c /dev/null
+--rootdir=. --import-mode=importlib tests/gpu``.
+
 They go from token ids through the engine; prompts come from ``data/token_ids.npz``.
 """
 
