@@ -1,6 +1,6 @@
 """A GPU pass never waits for its device: it runs on tensors that have shapes and no values.
 
-Model and cache of the full width and depth lie on the ``meta`` device, kernels are taken for launched.
+Model and cache of full width and depth lie on the ``meta`` device, kernels are taken for launched.
 Whatever asked for a value, or for a shape that depends on one, would fail; so would a tensor made
 on the host, which a GPU would have to wait for.
 """
