@@ -41,9 +41,10 @@ from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Request, SamplingParams
+from deepinfer.engine.weight_formats import encode_fp4_rows
 from deepinfer.engine.weights import open_checkpoint
 from deepinfer.kernels.gemm import Weight, quantized_linear
-from deepinfer.kernels.moe import experts
+from deepinfer.kernels.moe import experts, native_experts
 
 ROOT = Path(__file__).parents[1]
 LIMIT, CHOSEN = 10.0, 6
@@ -101,18 +102,21 @@ class Bench:
         return x.to(self.device), order.sort(-1).values.to(self.device), weights.to(self.device)
 
 
+def random_fp4(bench: Bench, seed: int, rows: int, columns: int) -> Weight:
+    generator = torch.Generator(bench.device).manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator, device=bench.device)
+    return Weight(*encode_fp4_rows(weight * columns**-0.5))
+
+
 class SomeExperts:
-    """bf16 experts from ``first`` on; small ones, since the exchange is what is looked at."""
+    """FP4 experts from ``first`` on; narrow ones, since the exchange is what is looked at."""
 
     def __init__(self, bench: Bench, first: int, count: int) -> None:
-        inner = 64
-        generator = torch.Generator().manual_seed(7)
-        shape = (bench.num_experts, 2 * inner, bench.hidden)
-        gate_up = torch.randn(shape, generator=generator).bfloat16() * bench.hidden**-0.5
-        down = torch.randn(bench.num_experts, bench.hidden, inner, generator=generator) / inner**0.5
-        part = slice(first, first + count)
-        self.gate_up = Weight(gate_up[part].to(bench.device))
-        self.down = Weight(down[part].bfloat16().to(bench.device))
+        inner = 64 if bench.hidden < 1024 else 256
+        numbers = range(first, first + count)
+        gate_up = [random_fp4(bench, 2 * number, 2 * inner, bench.hidden) for number in numbers]
+        down = [random_fp4(bench, 2 * number + 1, bench.hidden, inner) for number in numbers]
+        self.gate_up, self.down = native_experts(Weight.stack(gate_up), Weight.stack(down))
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)

@@ -53,8 +53,8 @@ class ParallelSizes:
         if self.pipeline_parallel_size > 1:
             raise ConfigError(
                 f"pipeline_parallel_size={self.pipeline_parallel_size}: layers are not spread over "
-                "ranks; the two halves of the model are already used by different phases, so share "
-                "experts instead (expert_parallel_size)"
+                "ranks; share experts (expert_parallel_size) or give prompts and answers ranks of "
+                "their own (prefill_ranks, decode_ranks)"
             )
         experts, heads = self.expert_parallel_size, self.tensor_parallel_size
         if self.ranks_per_node and experts > self.ranks_per_node and experts % self.ranks_per_node:

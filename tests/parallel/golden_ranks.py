@@ -248,3 +248,11 @@ def two_roles(
     for link in links:
         link.send("stop")
     return answers
+
+
+def planned(name: str) -> int:
+    """Blocks of this rank's cache where each rank has room for another number."""
+    config = EngineConfig(**(FIELDS | {"num_blocks": 40 + dist.get_rank()}))
+    planned, cache = rank_of(4, 2).plan_cache(whole_model(name), config)
+    assert planned.num_blocks == cache.num_blocks
+    return cache.num_blocks

@@ -172,3 +172,9 @@ def answers_with_moving_experts(*arguments: Any) -> tuple[dict[str, tuple[int, .
     from golden_ranks import moving_experts
 
     return moving_experts(*arguments)
+
+
+def planned_blocks(*arguments: Any) -> int:
+    from golden_ranks import planned
+
+    return planned(*arguments)

@@ -103,3 +103,7 @@ def test_experts_that_move_while_the_engine_runs(
     results = pool.run("answers_with_moving_experts", "tiny-a", COUNT, size, tensor_size, {})
     assert merged([answers for answers, _ in results], size) == expected("tiny-a", 0)
     assert all(num_moved > 0 for _, num_moved in results)
+
+
+def test_ranks_plan_as_many_blocks_as_the_smallest_holds(pool: RankPool) -> None:
+    assert pool.run("planned_blocks", "tiny-a") == [40] * 4
