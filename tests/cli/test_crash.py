@@ -34,7 +34,7 @@ def _num_kept(output: str) -> int:
 
 def _kill_when(running: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> bool:
     """Kill the process at the moment; False if it ended before."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240  # on a busy machine
     while not is_time():
         if running.poll() is not None:
             return False
@@ -113,7 +113,7 @@ def test_fifty_kills_of_five_thousand_rows(start: Any, process: Process) -> None
 @pytest.mark.parametrize("num_kills", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kills_of_the_real_engine(in_tmp: Path, num_kills: int) -> None:
     rows = [
-        {"prompt": f"Tell me about {index}", "temperature": index % 3 / 2} for index in range(24)
+        {"prompt": f"Tell me about {index}", "temperature": index % 3 / 2} for index in range(12)
     ]
     Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "bad\n")
     options = ("--model", str(_CHECKPOINT), "--batch-invariant", "--max-tokens", "12", "-q")
