@@ -24,18 +24,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import seen_as
 
-from .gluon_producer import pairs_of, produce, rotation
-from .gluon_rows import halves_of
+from .gluon_output import LOWEST, SCORE_LAYOUT, SUM_LAYOUT, finish
+from .gluon_producer import produce
+from .gluon_work import HALF, HEADS, TILE, WIDTH, pairs_of
 
-HEADS = gl.constexpr(64)
-WIDTH = gl.constexpr(512)
-HALF = gl.constexpr(256)
-TILE = gl.constexpr(64)
-LOWEST = gl.constexpr(-1e30)
-LOG2_E = gl.constexpr(1.4426950408889634)
-
-SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-SUM_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
@@ -55,14 +47,8 @@ def attention_gluon_kernel(
     states = gl.allocate_shared_memory(gl.float32, [4, HEADS], VECTOR)
     barriers = gl.allocate_shared_memory(gl.int64, [8, 1], BARRIER)
     # 0, 1: tile full; 2, 3: tile empty; 4, 5: weights there; 6: queries there; 7: queries read
-    mbarrier.init(barriers.index(0), count=1)
-    mbarrier.init(barriers.index(1), count=1)
-    mbarrier.init(barriers.index(2), count=2)
-    mbarrier.init(barriers.index(3), count=2)
-    mbarrier.init(barriers.index(4), count=1)
-    mbarrier.init(barriers.index(5), count=1)
-    mbarrier.init(barriers.index(6), count=1)
-    mbarrier.init(barriers.index(7), count=2)
+    for barrier in gl.static_range(8):
+        mbarrier.init(barriers.index(barrier), count=2 if barrier // 2 == 1 or barrier == 7 else 1)
     shared = (queries, keys, weights, biases, states, barriers)
     num_items = num_queries * PIECES
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
@@ -180,7 +166,7 @@ def _left_consumer(
             mbarrier.arrive(barriers.index(3), count=1)
             phase ^= 1
         query_phase ^= 1
-        _finish(sums, highest, total, item, outputs, 0, ROTARY, PIECES)
+        finish(sums, highest, total, item, outputs, 0, ROTARY, PIECES)
 
 
 @gluon.jit
@@ -230,60 +216,4 @@ def _right_consumer(
             mbarrier.arrive(barriers.index(3), count=1)
             phase ^= 1
         query_phase ^= 1
-        _finish(sums, highest, total, item, outputs, 1, ROTARY, PIECES)
-
-
-@gluon.jit
-def _finish(
-    sums, highest, total, item, outputs,
-    SIDE: gl.constexpr, ROTARY: gl.constexpr, PIECES: gl.constexpr,
-):  # fmt: skip
-    """Divides by the denominator, turns the last values back, stores one half of the output.
-
-    Of a piece, fp16 values for each key's share of the piece and log2 of its denominator.
-    """
-    WHOLE: gl.constexpr = PIECES == 1
-    sink_ptr, cos_ptr, sin_ptr, out_ptr, state_ptr, _ = outputs
-    head = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))
-    if WHOLE:
-        sink = gl.load(sink_ptr + head) * LOG2_E
-        factor = gl.where(total > 0.0, 1.0 / (total + gl.exp2(sink - highest)), 0.0)
-    else:
-        factor = gl.where(total > 0.0, 1.0 / total, 0.0)
-        if SIDE == 0:
-            logarithm = gl.where(total > 0.0, highest + gl.log2(total), LOWEST)
-            gl.store(state_ptr + item * HEADS + head, logarithm)
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, SUM_LAYOUT), assert_trivial=True)
-    sums = sums * factor[:, None]
-    left, right = halves_of(sums)
-    first, second = halves_of(left)
-    third, fourth = halves_of(right)
-    base = out_ptr + item.to(gl.int64) * (HEADS * WIDTH) + SIDE * HALF
-    query = item // PIECES
-    _store(first, base, cos_ptr, sin_ptr, query, 0, WHOLE)
-    _store(second, base + 64, cos_ptr, sin_ptr, query, 0, WHOLE)
-    _store(third, base + 128, cos_ptr, sin_ptr, query, 0, WHOLE)
-    _store(fourth, base + 192, cos_ptr, sin_ptr, query, ROTARY if SIDE == 1 else 0, WHOLE)
-
-
-@gluon.jit
-def _store(values, base, cos_ptr, sin_ptr, query, ROTARY: gl.constexpr, WHOLE: gl.constexpr):
-    """64 heads x 64 values; the last 2 ROTARY of them are turned back."""
-    if not WHOLE:
-        values = gl.minimum(gl.maximum(values, -65504.0), 65504.0).to(gl.float16)
-    else:
-        values = values.to(gl.bfloat16)
-        if ROTARY > 0:
-            even, odd = gl.split(gl.reshape(values.to(gl.float32), (HEADS, 32, 2)))
-            cos, sin = rotation(
-                cos_ptr, sin_ptr, query, ROTARY, gl.SliceLayout(0, even.type.layout), True
-            )
-            turned = gl.join(
-                even * cos[None, :] + odd * sin[None, :], odd * cos[None, :] - even * sin[None, :]
-            )
-            values = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])
-    values = gl.convert_layout(values, ROWS)
-    head = gl.arange(0, HEADS, gl.SliceLayout(1, ROWS))
-    column = gl.arange(0, 64, gl.SliceLayout(0, ROWS))
-    gl.store(base + head[:, None] * WIDTH + column[None, :], values)
+        finish(sums, highest, total, item, outputs, 1, ROTARY, PIECES)

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from deepinfer.kernels.gluon_names import async_load, seen_as
 
+from .gluon_output import rotation
 from .gluon_rows import (
     decode_main,
     decode_window,
@@ -23,11 +24,8 @@ from .gluon_rows import (
     rows_of,
     twice,
 )
+from .gluon_work import HALF, HEADS, TILE, WIDTH, first_unit, unit_after
 
-HEADS = gl.constexpr(64)
-WIDTH = gl.constexpr(512)
-HALF = gl.constexpr(256)
-TILE = gl.constexpr(64)
 # Steps of 16 bytes from row to row.
 WINDOW_STEP = gl.constexpr(33)
 MAIN_STEP = gl.constexpr(18)
@@ -59,42 +57,6 @@ BY_ROW = gl.constexpr(gl.SliceLayout(1, VALUES.value))
 # The last 64 values of a head, as such and as pairs.
 LAST = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
 LAST_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
-
-
-@gluon.jit
-def _first_tile(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr):
-    return item % PIECES * PIECE_TILES if PIECES > 1 else 0
-
-
-@gluon.jit
-def pairs_of(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, TOTAL_TILES: gl.constexpr):
-    """Pairs of tiles in a piece of work; the last tile of all may be without keys."""
-    if PIECES == 1:
-        return (TOTAL_TILES + 1) // 2
-    rest = TOTAL_TILES - _first_tile(item, PIECES, PIECE_TILES)
-    return (gl.minimum(rest, PIECE_TILES) + 1) // 2
-
-
-@gluon.jit
-def _first_unit(
-    item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_TILES: gl.constexpr
-):  # fmt: skip
-    tile = _first_tile(item, PIECES, PIECE_TILES)
-    return tile + gl.minimum(tile, WINDOW_TILES)
-
-
-@gluon.jit
-def _next_unit(
-    item, unit, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_TILES: gl.constexpr,
-    TOTAL_TILES: gl.constexpr,
-):  # fmt: skip
-    """(item, unit) after this one: the next of the piece, or the first of this block's next."""
-    pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES)
-    last = _first_tile(item, PIECES, PIECE_TILES) + 2 * pairs
-    is_last = unit + 1 == last + gl.minimum(last, WINDOW_TILES)
-    new_item = gl.where(is_last, item + gl.num_programs(0), item)
-    first = _first_unit(new_item, PIECES, PIECE_TILES, WINDOW_TILES)
-    return new_item, gl.where(is_last, first, unit + 1)
 
 
 @gluon.jit
@@ -173,13 +135,13 @@ def produce(
     TOTAL_TILES: gl.constexpr = WINDOW_TILES + (MAIN_LENGTH + TILE - 1) // TILE
     tables = main_tables()
     item = gl.program_id(0)
-    unit = _first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
+    unit = first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
     index = _load_index(
         item, unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH, WINDOW_TILES
     )
     left, left_scales = _load_part(index, unit, sources, 0, WINDOW_TILES)
     right, right_scales = _load_part(index, unit, sources, 1, WINDOW_TILES)
-    next_item, next_unit = _next_unit(item, unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES)
+    next_item, next_unit = unit_after(item, unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES)
     next_index = _load_index(
         next_item, next_unit, num_items, sources, PIECES, WINDOW_LENGTH, MAIN_LENGTH,
         WINDOW_TILES,
@@ -189,7 +151,7 @@ def produce(
     query_phase = 1
     while item < num_items:
         query = item // PIECES
-        is_start = unit == _first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
+        is_start = unit == first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
         if is_start:
             mbarrier.wait(barriers.index(7), query_phase)
             query_phase ^= 1
@@ -197,7 +159,7 @@ def produce(
         if ROTARY > 0:
             TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
             cos, sin = rotation(sources[5], sources[6], query, ROTARY, TURN, is_start)
-        third_item, third_unit = _next_unit(
+        third_item, third_unit = unit_after(
             next_item, next_unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES
         )
         third_index = _load_index(
@@ -250,14 +212,3 @@ def _turn_query(queries, cos, sin):
     turned = gl.join(even * cos - odd * sin, even * sin + odd * cos)
     turned = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
     last.store(gl.convert_layout(turned, LAST, assert_trivial=True))
-
-
-@gluon.jit
-def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr, LAYOUT: gl.constexpr, is_wanted):
-    """Cosine and sine of the last 32 pairs, of which the last ROTARY turn."""
-    turning = gl.arange(0, 32, LAYOUT) - (32 - ROTARY)
-    place = 2 * (query * ROTARY + turning)
-    is_turning = (turning >= 0) & is_wanted
-    cos = gl.load(cos_ptr + place, mask=is_turning, other=1.0)
-    sin = gl.load(sin_ptr + place + 1, mask=is_turning, other=0.0)
-    return cos, sin

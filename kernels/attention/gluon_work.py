@@ -1,0 +1,51 @@
+"""Sizes of the Hopper attention kernel, and how it numbers its work.
+
+An *item* is a query and a piece of its key tiles; window tiles come first.  A *unit* is 64 rows of
+256 bytes: half of the values of a window tile, or a main tile.  Tiles are worked on in pairs.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+HEADS = gl.constexpr(64)
+WIDTH = gl.constexpr(512)
+HALF = gl.constexpr(256)
+TILE = gl.constexpr(64)
+
+
+@gluon.jit
+def _first_tile(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr):
+    return item % PIECES * PIECE_TILES if PIECES > 1 else 0
+
+
+@gluon.jit
+def pairs_of(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, TOTAL_TILES: gl.constexpr):
+    """Pairs of tiles in a piece of work; the last tile of all may be without keys."""
+    if PIECES == 1:
+        return (TOTAL_TILES + 1) // 2
+    rest = TOTAL_TILES - _first_tile(item, PIECES, PIECE_TILES)
+    return (gl.minimum(rest, PIECE_TILES) + 1) // 2
+
+
+@gluon.jit
+def first_unit(
+    item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_TILES: gl.constexpr
+):  # fmt: skip
+    tile = _first_tile(item, PIECES, PIECE_TILES)
+    return tile + gl.minimum(tile, WINDOW_TILES)
+
+
+@gluon.jit
+def unit_after(
+    item, unit, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_TILES: gl.constexpr,
+    TOTAL_TILES: gl.constexpr,
+):  # fmt: skip
+    """(item, unit) after this one: the next of the piece, or the first of this block's next."""
+    pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES)
+    last = _first_tile(item, PIECES, PIECE_TILES) + 2 * pairs
+    is_last = unit + 1 == last + gl.minimum(last, WINDOW_TILES)
+    new_item = gl.where(is_last, item + gl.num_programs(0), item)
+    first = first_unit(new_item, PIECES, PIECE_TILES, WINDOW_TILES)
+    return new_item, gl.where(is_last, first, unit + 1)
