@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 import triton
@@ -34,11 +35,23 @@ _TYPES = {
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Measured on an H200: programs that a multiprocessor holds, and what one of them takes."""
+
+    programs: int
+    us_per_group: float  # 128 inputs
+    us_per_tile: float
+
+
+@dataclass(frozen=True)
 class NarrowTile:
     """64 columns (rows of the weight) for ``rows`` rows of activations; stages of 256 inputs."""
 
     rows: int
     stages: int
+    speed: Speed
+
+    columns: ClassVar[int] = 64
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class WideTile:
     stages: int
     registers: int
     decode_registers: int
+    speed: Speed
     run: int = 4
 
     @property
@@ -69,30 +83,33 @@ class WideTile:
         }
 
 
-NARROW = {1: (NarrowTile(16, 4), NarrowTile(64, 3)), 2: (NarrowTile(16, 2), NarrowTile(64, 2))}
-WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0)
-SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0)
-WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64)
+WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.76, 1.8))
+SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.39, 1.2))
+WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
-# Fewer tiles than this leave too many of the 132 multiprocessors without work.
-_ENOUGH_TILES = 66
-# More rows than this are better in a wide tile, by form of the weight.
-_FEW_ROWS = {1: 64, 2: 160}
+# By form of the weight: for up to 16 rows, and for more.
+_FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
+_MORE_ROWS: dict[int, tuple[NarrowTile | WideTile, ...]] = {
+    1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8),
+    2: (NarrowTile(64, 2, Speed(4, 0.66, 0.5)), WIDE_FP4),
+}
 
 
 def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
     """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
     form = _form(weight)
-    narrow, middle = NARROW[form]
-    if rows <= narrow.rows:
-        return narrow
-    wide = WIDE_FP8 if form == 1 else WIDE_FP4
-    if rows > _FEW_ROWS[form]:
-        for tile in (wide, SQUARE_FP8) if form == 1 else (wide,):
-            columns = triton.cdiv(weight.num_rows, tile.columns)
-            if weight.members * triton.cdiv(rows, tile.rows) * columns >= _ENOUGH_TILES:
-                return tile
-    return middle
+    few = _FEW_ROWS[form]
+    if rows <= few.rows:
+        return few
+    multiprocessors = _multiprocessors(weight.values.device)
+
+    def microseconds(tile: NarrowTile | WideTile) -> float:
+        columns = triton.cdiv(weight.num_rows, tile.columns)
+        tiles = weight.members * triton.cdiv(rows, tile.rows) * columns
+        waves: int = triton.cdiv(tiles, multiprocessors * tile.speed.programs)
+        return waves * (weight.k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
+
+    return min(_MORE_ROWS[form], key=microseconds)
 
 
 def quantized_linear_gluon(x: Tensor, weight: HopperWeight) -> Tensor:

@@ -1,0 +1,44 @@
+"""Which Gluon kernel takes a shape: what was fastest on an H200."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from deepinfer.kernels.gemm import HopperWeight, gluon_kernel
+from deepinfer.kernels.gemm.k_order import KOrder
+
+
+@pytest.mark.parametrize(
+    "members, n, k, is_fp4, rows, tile",
+    [
+        (1, 32768, 1280, False, 16, (16, 64)),
+        (1, 32768, 1280, False, 64, (64, 64)),
+        (1, 32768, 1280, False, 256, (128, 256)),
+        (1, 5120, 8192, False, 64, (64, 64)),
+        (1, 5120, 8192, False, 256, (128, 128)),
+        (1, 1792, 5120, False, 256, (64, 64)),
+        (1, 1792, 5120, False, 4096, (128, 256)),
+        (6, 4608, 5120, False, 256, (128, 256)),
+        (6, 4608, 5120, False, 512, (128, 128)),
+        (6, 4608, 5120, True, 16, (16, 64)),
+        (6, 4608, 5120, True, 128, (64, 64)),
+        (6, 4608, 5120, True, 256, (256, 128)),
+        (48, 5120, 2304, True, 1536, (256, 128)),
+    ],
+)
+def test_tile_of_a_shape(
+    members: int, n: int, k: int, is_fp4: bool, rows: int, tile: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gluon_kernel, "_multiprocessors", lambda device: 132)
+    dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
+    weight = HopperWeight(
+        values=torch.empty(members * n, width, dtype=dtype, device="meta"),
+        steps=torch.empty(1, device="meta") if is_fp4 else None,
+        factors=torch.empty(members * n + 256, device="meta"),
+        members=members,
+        order=KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
+    )
+    chosen = gluon_kernel.hopper_tile(weight, rows)
+    assert (chosen.rows, chosen.columns) == tile
