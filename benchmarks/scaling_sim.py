@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,6 @@ def record_embedded() -> Counts:
     from deepinfer.engine.config import EngineConfig
     from deepinfer.engine.engine import LLMEngine
     from deepinfer.engine.model.model import Model
-    from deepinfer.engine.parallel.expert_loads import count_loads
     from deepinfer.engine.types import Request, SamplingParams
     from deepinfer.engine.weights import open_checkpoint
     from deepinfer.loading import engram_token_map
@@ -58,7 +58,9 @@ def record_embedded() -> Counts:
     tokenizer = Tokenizer.from_file(checkpoint.folder / "tokenizer.json")
     token_map = engram_token_map(tokenizer, checkpoint.config)
     model = Model(checkpoint.config, checkpoint.load(), token_map=token_map)
-    counted = count_loads(model)
+    counts = np.zeros((len(model.blocks), model.blocks[0].plan.n_routed_experts), dtype=np.int64)
+    for block, row in zip(model.blocks, counts, strict=True):
+        block.moe.routed = Recorder(block.moe.routed, row)
     engine = LLMEngine(model, EngineConfig(max_num_seqs=8, exact=True, max_model_len=512))
     ids = tokenizer.encode_plain((checkpoint.folder / "MODEL_CARD.md").read_text(encoding="utf-8"))
     for number, start in enumerate(range(0, min(len(ids), 2048) - 256, 256)):
@@ -69,7 +71,19 @@ def record_embedded() -> Counts:
         )
     while engine.has_unfinished():
         engine.step()
-    return torch.stack([layer.counts for layer in counted]).numpy()
+    return counts
+
+
+class Recorder:
+    """Routed experts that add up in ``counts`` [E] how often each is chosen."""
+
+    def __init__(self, routed: Any, counts: Counts) -> None:
+        self.routed = routed
+        self.counts = counts
+
+    def begin(self, x: Any, ids: Any, weights: Any) -> Any:
+        self.counts += np.bincount(ids.flatten().numpy(), minlength=len(self.counts))
+        return self.routed.begin(x, ids, weights)
 
 
 def sample(popularity: NDArray[np.float64], tokens: int, generator: np.random.Generator) -> Counts:
