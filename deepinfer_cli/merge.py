@@ -16,7 +16,7 @@ from .merged_report import merged_report
 from .partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from .report import Report, encode_report
 from .settings import FIELDS
-from .sharding import Shard
+from .sharding import Shard, shards_beside
 from .writer import output_format, publish, write_files
 
 _FILES_OF_A_SHARD = 2
@@ -174,14 +174,7 @@ def _origins(first: Report, other: Report) -> Iterator[tuple[str, str | None, st
 
 
 def _named_after(output: Path) -> list[Path]:
-    """The finished or unfinished shards beside ``output``."""
-    found = {}
-    if output.parent.is_dir():
-        for path in output.parent.iterdir():
-            path = path.with_name(path.name.removesuffix(".partial"))
-            shard = Shard.of_file(output, path)
-            if shard is not None:
-                found[path] = shard
+    found = shards_beside(output)
     if not found:
         example = Shard(1, 8).path(output)
         raise InputError(f"no shards of {output} are here, such as {example}; give their names")

@@ -45,3 +45,14 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
+
+
+def shards_beside(output: Path) -> dict[Path, Shard]:
+    """The finished and unfinished shards that are named after ``output`` and lie beside it."""
+    found = {}
+    if output.parent.is_dir():
+        for path in sorted(output.parent.iterdir()):
+            path = path.with_name(path.name.removesuffix(".partial"))
+            if shard := Shard.of_file(output, path):
+                found[path] = shard
+    return found

@@ -16,6 +16,7 @@ from .console import duration
 from .journal import count_rows
 from .partial import OutputPaths, is_locked
 from .run import default_output
+from .sharding import shards_beside
 from .status_file import read_status
 
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
@@ -46,6 +47,9 @@ def find_run(target: str) -> OutputPaths:
         if paths.partial.is_dir() or paths.report.is_file():
             return paths
     shown = " or ".join(tried) or repr(target)
+    shards = [str(path) for output in tried for path in shards_beside(Path(output))]
+    if shards:
+        raise ConfigError(f"{shown} has no run of its own, but shards: {', '.join(shards[:8])}")
     raise ConfigError(
         f"no run of {shown} is here (no .partial folder and no .report.json); give the run's output"
     )

@@ -126,6 +126,14 @@ def test_no_run_at_all(cli: Cli) -> None:
         find_run("")
 
 
+def test_shards_are_named(cli: Cli) -> None:
+    Path("in.jsonl").write_bytes(_prompts(4))
+    cli("run", "in.jsonl", "-o", "out.jsonl", "--shard", "2/3")
+    done = cli("status", "out.jsonl")
+    assert done.exit_code == 2 and "but shards: out.2-of-3.jsonl" in done.err
+    assert _state(cli, "out.2-of-3.jsonl")["state"] == "finished"
+
+
 def test_the_resume_line_has_folder_variables_and_stdin(
     cli: Cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
