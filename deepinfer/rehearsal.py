@@ -88,7 +88,15 @@ class _TimedEngine:
             if self._knows_enough(lengths):
                 self._run_small_batches()
                 raise _TimeIsUp
+            if self.first_wave is None and any(lengths.values()):
+                self._drop_prompts(lengths)
         return self._timed_step()
+
+    def _drop_prompts(self, lengths: Mapping[str, int]) -> None:
+        """Prompts go first, and many long ones take their time: go on with the answers begun."""
+        for name, length in lengths.items():
+            if not length:
+                self.engine.abort(name)
 
     def _run_small_batches(self) -> None:
         """The end of a run has few answers, which drafts may speed up: time some such steps too."""

@@ -30,6 +30,15 @@ def test_small_batches_are_timed_when_the_time_is_up() -> None:
     assert found.lengths == ()  # how long these get is known: as long as they may
 
 
+def test_many_long_prompts_do_not_use_up_the_time() -> None:
+    arguments = EngineArguments(max_num_seqs=40, max_num_batched_tokens=240)
+    rows = ((i, {"prompt": f"{i} " + "word " * 200, "max_tokens": 50}) for i in range(100))
+    found = rehearse(None, arguments, rows, SamplingParams(), seconds=0.01)
+    assert found is not None and found.num_rows == 80
+    # One prompt was computed, and the decode steps are of its answer.
+    assert found.times.num_requests == (1.0,) and found.times.decode_step_s[0] > 0
+
+
 def test_a_few_rows_are_answered_to_their_end() -> None:
     found = _rehearse(3, 60.0, max_tokens=12)
     assert found.num_rows == found.num_finished == 3
