@@ -20,8 +20,6 @@ from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 
-TILE_COLUMNS = 64
-
 
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows"])

@@ -17,13 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import load_tile, store_tile
+from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
+from .gluon_sums import store_piece, sum_piece, sum_pieces
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
@@ -228,117 +227,20 @@ def _multiply(
         row = row_tile * ROWS + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
-            total = _sum_piece(tiles, step, groups, FIRST, RUN, layout)
-            _store(out, buffer, total * gl.load(place)[None, :], row, n)
+            total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
+            store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
         else:
-            left, right = _sum_pieces(tiles, step, groups, FIRST, layout)
+            left, right = sum_pieces(tiles, step, groups, FIRST, layout)
             if COLUMNS == 256:
                 factor, next_factor = gl.load(place), gl.load(place + 128)
-                _store(out, buffer, left * factor[None, :], row, n)
-                _store(out, buffer, right * next_factor[None, :], row, n + 128)
+                store_piece(out, buffer, left * factor[None, :], row, n)
+                store_piece(out, buffer, right * next_factor[None, :], row, n + 128)
             else:
                 factor = gl.load(place)
-                _store(out, buffer, left * factor[None, :], row, n)
-                _store(out, buffer, right * factor[None, :], row + 64, n)
+                store_piece(out, buffer, left * factor[None, :], row, n)
+                store_piece(out, buffer, right * factor[None, :], row + 64, n)
         step += groups
     tma.store_wait(0)
-
-
-@gluon.jit
-def _sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Two pieces, side by side or one above the other; groups of warps fill each other's waits."""
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    IS_ABOVE: gl.constexpr = x_tiles.shape[1] == 256
-    SECOND: gl.constexpr = FIRST + 64 if IS_ABOVE else FIRST
-    COLUMN: gl.constexpr = 0 if IS_ABOVE else 128
-    left = gl.zeros([64, 128], gl.float32, layout)
-    right = gl.zeros([64, 128], gl.float32, layout)
-    zero = gl.zeros([64, 128], gl.float32, layout)
-    for _ in range(groups):
-        stage = _wait_full(tiles, step)
-        scales = _scales(tiles, stage, FIRST, layout)
-        part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
-        left += part * scales[:, None]
-        if IS_ABOVE:
-            scales = _scales(tiles, stage, SECOND, layout)
-        part = warpgroup_mma_wait(0, [_product(tiles, stage, SECOND, COLUMN, zero, False)])
-        mbarrier.arrive(empty.index(stage), count=1)
-        right += part * scales[:, None]
-        step += 1
-    return left, right
-
-
-@gluon.jit
-def _sum_piece(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr, layout: gl.constexpr):
-    """One piece, RUN steps at a time, and the rest by twos."""
-    total = gl.zeros([64, 128], gl.float32, layout)
-    for _ in range(groups // RUN):
-        total = _sum_run(tiles, total, step, FIRST, RUN, layout)
-        step += RUN
-    for _ in range(groups % RUN // 2):
-        total = _sum_run(tiles, total, step, FIRST, 2, layout)
-        step += 2
-    return total
-
-
-@gluon.jit
-def _sum_run(tiles, total, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
-    """Add the products of COUNT steps, each while the next one runs."""
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    stage = _wait_full(tiles, step)
-    scales = _scales(tiles, stage, FIRST, layout)
-    done = gl.zeros([64, 128], gl.float32, layout)
-    part = _product(tiles, stage, FIRST, 0, done, False)
-    for ahead in gl.static_range(1, COUNT):
-        next_stage = _wait_full(tiles, step + ahead)
-        next_scales = _scales(tiles, next_stage, FIRST, layout)
-        # Nothing is added: the condition is never true.  The compiler does not know that, and so
-        # takes the registers of the product before the last one again.
-        next_part = _product(tiles, next_stage, FIRST, 0, done, step < 0)
-        done = warpgroup_mma_wait(1, [part])
-        mbarrier.arrive(empty.index(stage), count=1)
-        # Waits for nothing more, but keeps this sum from moving behind the next product.
-        total = warpgroup_mma_wait(1, [total + done * scales[:, None]])
-        stage = next_stage
-        scales = next_scales
-        part = next_part
-    done = warpgroup_mma_wait(0, [part])
-    mbarrier.arrive(empty.index(stage), count=1)
-    total += done * scales[:, None]
-    return total
-
-
-@gluon.jit
-def _wait_full(tiles, step):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    stage = step % STAGES
-    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-    return stage
-
-
-@gluon.jit
-def _scales(tiles, stage, ROW: gl.constexpr, layout: gl.constexpr):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    return s_tiles.index(stage).slice(ROW, 64).load(gl.SliceLayout(1, layout))
-
-
-@gluon.jit
-def _product(tiles, stage, ROW: gl.constexpr, COLUMN: gl.constexpr, registers, is_added):
-    """Start the product of 64 rows and 128 columns of a stage, ``registers`` added if so."""
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    rows = x_tiles.index(stage).slice(ROW, 64)
-    columns = w_tiles.index(stage).slice(COLUMN, 128).permute((1, 0))
-    return warpgroup_mma(rows, columns, registers, use_acc=is_added, is_async=True)
-
-
-@gluon.jit
-def _store(out, buffer, total, row, column):
-    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
-    tma.store_wait(0)
-    buffer.store(total.to(gl.bfloat16))
-    fence_async_shared()
-    store_tile(out, [row, column], buffer)
 
 
 @gluon.jit
