@@ -1,6 +1,6 @@
 """Compiles what the Hopper launchers of attention and index scores launch; prints JSON lines.
 
-    python hopper_cases.py
+    python hopper_cases.py [all]
 
 A script of its own because the kernels of the test process are interpreted.  It needs no GPU.
 """
@@ -8,6 +8,7 @@ A script of its own because the kernels of the test process are interpreted.  It
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 
 import torch
@@ -19,25 +20,26 @@ from deepinfer.kernels.indexer.gluon_launch import paged_index_scores_gluon
 from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
-def launch_all() -> None:
-    """The released model: whole lists, pieces, a layer without compressed keys; scores."""
+def launch(every: bool) -> None:
+    """The released model: whole lists, scores; or also pieces, no compressed keys, kept blocks."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     window, main = (byte(9, 528), long(3, 128)), (byte(9, 288), long(3, 512))
-    for keys, pieces in ((main, None), (main, 128), ((None, None), None)):
+    forms = [(main, None), (main, 128), ((None, None), None)]
+    for keys, pieces in forms if every else forms[:1]:
         sparse_attention_gluon(q, *window, *keys, sink, 1.0, rope=(rope, rope), piece_keys=pieces)
     queries, weights = byte(3, 32, 68), torch.zeros(3, 32).bfloat16()
     pool, table, requests = byte(4, 64, 68), long(2, 4), long(3)
-    for kept in (None, torch.ones(3, 32, dtype=torch.bool)):
+    for kept in (None, torch.ones(3, 32, dtype=torch.bool)) if every else (None,):
         paged_index_scores_gluon(queries, weights, pool, table, requests, requests, 256, kept)
 
 
 def main() -> None:
     with rehearse(PretendedDevice((9, 0))) as launches:
-        launch_all()
-    for launch in launches.values():
-        task = task_of(launch) | {"target": ["cuda", 90, 32]}
-        print(json.dumps({"kernel": launch.kernel.__name__} | compile_task(task)))
+        launch(every="all" in sys.argv)
+    for noted in launches.values():
+        task = task_of(noted) | {"target": ["cuda", 90, 32]}
+        print(json.dumps({"kernel": noted.kernel.__name__} | compile_task(task)))
 
 
 if __name__ == "__main__":
