@@ -77,7 +77,7 @@ def test_the_page_of_a_run_is_whole_and_self_contained(cli: Callable[..., Any]) 
     assert done.exit_code == 0
     assert done.out.decode().split() == ["out.jsonl.report.html", "out.jsonl.report.md"]
     checker = _checked(Path("out.jsonl.report.html").read_text())
-    for word in ("30", "invalid_json", "max_tokens", "77", "--max-tokens", "Manifest", "commit"):
+    for word in ("30", "invalid_json", "max_tokens", "77", "--max-tokens", "Manifest"):
         assert word in checker.text
     assert checker.seen.count("svg") >= 2
     text = Path("out.jsonl.report.md").read_text()
