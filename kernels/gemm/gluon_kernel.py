@@ -7,7 +7,6 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import describe
+from deepinfer.kernels.launch import describe, multiprocessors
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
@@ -101,12 +100,12 @@ def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
     few = _FEW_ROWS[form]
     if rows <= few.rows:
         return few
-    multiprocessors = _multiprocessors(weight.values.device)
+    at_once = multiprocessors(weight.values.device)
 
     def microseconds(tile: NarrowTile | WideTile) -> float:
         columns = triton.cdiv(weight.num_rows, tile.columns)
         tiles = weight.members * triton.cdiv(rows, tile.rows) * columns
-        waves: int = triton.cdiv(tiles, multiprocessors * tile.speed.programs)
+        waves: int = triton.cdiv(tiles, at_once * tile.speed.programs)
         return waves * (weight.k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
 
     return min(_MORE_ROWS[form], key=microseconds)
@@ -199,7 +198,7 @@ def _launch_wide(
     rows, n = out.shape
     form = _form(weight)
     count = triton.cdiv(rows, tile.rows)
-    programs = min(count * triton.cdiv(n, tile.columns), _multiprocessors(out.device))
+    programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(out.device))
     wide_kernel[(programs,)](
         _tiles(values, tile.rows, 128),
         _tiles(scales.view(-1), tile.rows),
@@ -230,8 +229,3 @@ def _tiles(x: Tensor, *box: int) -> TensorDescriptor:
     """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
     layout = gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[x.dtype])
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), layout)
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -103,7 +103,7 @@ def test_a_foreign_deepinfer_is_seen_by_the_program(in_tmp: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{in_tmp}"},
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{in_tmp}"},
     )
     checks = json.loads(done.stdout)["checks"]
     other = next(check for check in checks if check["name"] == "other deepinfer")

@@ -8,6 +8,7 @@ on the host, which a GPU would have to wait for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
         if request.param == "Hopper":
             patch.setattr("deepinfer.kernels.gemm.dispatch._is_hopper", lambda weight: True)
             patch.setattr("deepinfer.kernels.launch.is_hopper", lambda device: True)
-            patch.setattr("deepinfer.kernels.launch.multiprocessors", lambda device: 132)
+            h200 = SimpleNamespace(multi_processor_count=132)
+            patch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
         yield meta_model()
 
 

@@ -31,7 +31,7 @@ def test_tile_of_a_shape(
     members: int, n: int, k: int, is_fp4: bool, rows: int, tile: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(gluon_kernel, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(gluon_kernel, "multiprocessors", lambda device: 132)
     dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
     weight = HopperWeight(
         values=torch.empty(members * n, width, dtype=dtype, device="meta"),
