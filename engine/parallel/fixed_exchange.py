@@ -15,13 +15,13 @@ from torch import Tensor
 from deepinfer.engine.model.share import RoutedExperts
 from deepinfer.errors import EngineError
 
-from .exchange import add_choices
+from .exchange import ExchangedExperts, add_choices
 from .groups import Group
 from .payload import pack, quantize_rows, unpack
 from .routing_table import RoutingTable
 
 
-class FixedCapacityExperts:
+class FixedCapacityExperts(ExchangedExperts):
     """As ``ExchangedExperts`` for at most ``capacity`` tokens per rank; ``local`` must skip -1.
 
     Raises: EngineError for more tokens, before anything is sent.
@@ -38,22 +38,15 @@ class FixedCapacityExperts:
         capacity: int,
         is_exact: bool = True,
     ) -> None:
-        self.local = local
-        self.table = table
-        self.group = group
-        self.hidden_size = hidden_size
-        self.num_choices = num_choices
+        super().__init__(
+            local,
+            table,
+            group,
+            hidden_size=hidden_size,
+            num_choices=num_choices,
+            is_exact=is_exact,
+        )
         self.capacity = capacity
-        self.is_exact = is_exact
-
-    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.begin(x, ids, weights)()
-
-    def assist(self) -> None:
-        device = self.table.rank.device
-        x = torch.empty(0, self.hidden_size, dtype=torch.bfloat16, device=device)
-        ids = torch.empty(0, self.num_choices, dtype=torch.int64, device=device)
-        self(x, ids, ids.float())
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         """Send the tokens; the result waits for all that follows and gives [T, d] f32."""

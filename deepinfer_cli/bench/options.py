@@ -1,0 +1,37 @@
+"""Options of the bench verbs, and their values; a wrong one is named with its flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from deepinfer_cli.values import parse_count, parse_number
+
+
+def option(flag: str, help: str, metavar: str, *short: str) -> Any:
+    """An option with one value; its default is said in ``help``."""
+    return typer.Option(flag, *short, metavar=metavar, help=help, show_default=False)
+
+
+def counts(flag: str, text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas, as people write them.  Raises: typer.BadParameter."""
+    return tuple(count(flag, part) for part in text.split(","))
+
+
+def count(flag: str, text: str) -> int:
+    """One whole number: ``256``, ``64k``.  Raises: typer.BadParameter."""
+    try:
+        return parse_count(text.strip())
+    except ValueError:
+        raise typer.BadParameter(
+            f"{flag} {text}: expected whole numbers, like 256 or 64k"
+        ) from None
+
+
+def number(flag: str, text: str) -> float:
+    """``0.75`` or ``75%``.  Raises: typer.BadParameter."""
+    try:
+        return parse_number(text)
+    except ValueError:
+        raise typer.BadParameter(f"{flag} {text}: expected a number, like 0.75 or 75%") from None
