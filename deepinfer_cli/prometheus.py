@@ -16,6 +16,7 @@ from .report import Distribution, Report
 from .typed_json import to_json
 
 Samples = list[tuple[Mapping[str, str], float | None]]
+Family = tuple[str, str, Samples]
 
 _QUANTILES = (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99"))
 
@@ -49,8 +50,14 @@ def prometheus_text(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _families(report: Report) -> Iterator[tuple[str, str, Samples]]:
-    rows, tokens, speed = report.rows, report.tokens, report.throughput
+def _families(report: Report) -> Iterator[Family]:
+    yield from _about(report)
+    yield from _counted(report)
+    yield from _timed(report)
+    yield from _spent(report)
+
+
+def _about(report: Report) -> Iterator[Family]:
     yield (
         "info",
         "What ran; the value is always 1.",
@@ -69,6 +76,10 @@ def _families(report: Report) -> Iterator[tuple[str, str, Samples]]:
     yield "start_timestamp_seconds", "When this part began.", [({}, _seconds(report.started))]
     yield "end_timestamp_seconds", "When it ended.", [({}, _seconds(report.ended))]
     yield "exit_code", "Exit code of the process.", [({}, report.exit_code)]
+
+
+def _counted(report: Report) -> Iterator[Family]:
+    rows, tokens, drafts = report.rows, report.tokens, report.speculation
     yield "input_rows", "Rows read.", [({}, rows.input)]
     yield (
         "rows",
@@ -87,6 +98,20 @@ def _families(report: Report) -> Iterator[tuple[str, str, Samples]]:
             ({"kind": "reasoning"}, tokens.reasoning_tokens),
         ],
     )
+    yield (
+        "draft_tokens",
+        "Drafted tokens.",
+        [
+            ({"state": "verified"}, drafts.drafted_tokens),
+            ({"state": "accepted"}, drafts.accepted_tokens),
+        ],
+    )
+    yield "draft_acceptance_ratio", "Accepted of verified drafts.", [({}, drafts.acceptance)]
+    yield "preemptions", "Answers that gave up their caches.", [({}, report.preemptions)]
+
+
+def _timed(report: Report) -> Iterator[Family]:
+    speed = report.throughput
     yield "load_seconds", "Until the engine was ready.", [({}, speed.load_s)]
     yield "answer_seconds", "From then to the last row.", [({}, speed.answer_s)]
     split = to_json(report.time_s)
@@ -113,17 +138,9 @@ def _families(report: Report) -> Iterator[tuple[str, str, Samples]]:
         "Quantiles over the answers.",
         [sample for phase, spread in phases.items() for sample in _quantiles(phase, spread)],
     )
-    drafts = report.speculation
-    yield (
-        "draft_tokens",
-        "Drafted tokens.",
-        [
-            ({"state": "verified"}, drafts.drafted_tokens),
-            ({"state": "accepted"}, drafts.accepted_tokens),
-        ],
-    )
-    yield "draft_acceptance_ratio", "Accepted of verified drafts.", [({}, drafts.acceptance)]
-    yield "preemptions", "Answers that gave up their caches.", [({}, report.preemptions)]
+
+
+def _spent(report: Report) -> Iterator[Family]:
     if report.engine is not None:
         yield (
             "cache_blocks",
