@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks.constraint_masks import CONSTRAINTS, v4_tokenizer
+from deepinfer.engine.checkpoint.random_weights import random_tensors
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.execution.decode import DecodeResult
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.random_weights import random_tensors
 from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.recipes.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from deepinfer.engine.batch import ForwardBatch, ForwardOutput
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
 from deepinfer.engine.types import Request, SamplingParams
 
 VOCAB_SIZE = 4096

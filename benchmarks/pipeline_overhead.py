@@ -26,9 +26,9 @@ from deepinfer.engine.types import Completion, EngineStats, Request, SamplingPar
 from deepinfer.engine_facts import EngineFacts
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.tokenizer import Tokenizer
-from deepinfer.row_stream import RowStream
+from deepinfer.rows.row_stream import RowStream
 from deepinfer_cli.main import main as deepinfer
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 PROMPT = "Once upon a time there was a small fox who lived near row %d of the field."
 ANSWER = " The fox looked at the moon and said that it would like to have some cheese tonight."

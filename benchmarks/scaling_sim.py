@@ -44,11 +44,11 @@ def record_embedded() -> Counts:
     """[layers, experts] tokens per expert while the embedded model reads its own card."""
     import torch
 
+    from deepinfer.engine.checkpoint.weights import open_checkpoint
     from deepinfer.engine.config import EngineConfig
     from deepinfer.engine.engine import LLMEngine
     from deepinfer.engine.model.model import Model
     from deepinfer.engine.types import Request, SamplingParams
-    from deepinfer.engine.weights import open_checkpoint
     from deepinfer.loading import engram_token_map
     from deepinfer.recipes.embedded import embedded_model_path
     from deepinfer.recipes.tokenizer import Tokenizer

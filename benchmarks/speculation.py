@@ -24,11 +24,11 @@ import torch
 
 from benchmarks.turns import Seconds, Turns
 from deepinfer import OfflineEngine, SamplingParams
-from deepinfer.engine.measure_steps import device_name
-from deepinfer.engine.step_profile import StepProfile
+from deepinfer.engine.speculation.measure_steps import device_name
+from deepinfer.engine.speculation.step_profile import StepProfile
 from deepinfer.engine.types import EngineStats
 from deepinfer.loading import LoadedModel, load_model
-from deepinfer.row_stream import RowStream
+from deepinfer.rows.row_stream import RowStream
 from training.calibrate import prompts
 
 SEED = "speculation"

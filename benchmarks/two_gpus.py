@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from deepinfer.engine.checkpoint.weight_formats import encode_fp4_rows
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.model.model import Model
@@ -41,8 +43,6 @@ from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Request, SamplingParams
-from deepinfer.engine.weight_formats import encode_fp4_rows
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.kernels.gemm import Weight, quantized_linear
 from deepinfer.kernels.moe import experts, native_experts
 

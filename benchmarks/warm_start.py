@@ -24,9 +24,9 @@ def first_token(store: Path | None) -> dict[str, object]:
     import torch
 
     from deepinfer.engine import kernel_plan
-    from deepinfer.engine.kv_cache import KVCache
+    from deepinfer.engine.cache.kv_cache import KVCache
+    from deepinfer.engine.checkpoint.weights import open_checkpoint
     from deepinfer.engine.model.model import Model
-    from deepinfer.engine.weights import open_checkpoint
     from deepinfer.kernels.bundle import find_bundle
     from deepinfer.kernels.bundle_loader import KernelCounter, use_bundle
     from deepinfer.recipes.embedded import embedded_model_path

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepinfer.engine.capacity import size_cache
-from deepinfer.engine.device_memory import DeviceMemory
-from deepinfer.engine.memory_plan import memory_plan
 from deepinfer.engine.model.tensors import expected_tensors
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError, RowError
@@ -18,10 +15,13 @@ from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.types import Thinking
 
 from .arguments import EngineArguments
-from .assemble import RowInFlight
+from .engine.memory.capacity import size_cache
+from .engine.memory.device_memory import DeviceMemory
+from .engine.memory.memory_plan import memory_plan
 from .loading import open_model
 from .machine import resolve_device
-from .prepare import RowPreparer
+from .rows.assemble import RowInFlight
+from .rows.prepare import RowPreparer
 
 
 class DryRun:

@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.engine.calibration import Calibration
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.kv_transfer import RemotePrefill
-from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.model.tensors import is_engram_table
 from deepinfer.engine.parallel.rank import Rank
-from deepinfer.engine.prefill import PrefillWorker
-from deepinfer.engine.runner import Runner
-from deepinfer.engine.step_profile import StepProfile
-from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.errors import CheckpointError, ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 
 from .compiled_kernels import load_kernels
+from .engine.cache.kv_transfer import RemotePrefill
+from .engine.checkpoint.weights import Checkpoint, open_checkpoint
+from .engine.execution.decode import DecodeResult
+from .engine.execution.prefill import PrefillWorker
+from .engine.execution.runner import Runner
+from .engine.speculation.calibration import Calibration
+from .engine.speculation.measure_steps import device_name
+from .engine.speculation.step_profile import StepProfile
 from .machine import set_cpu_threads
 
 # Larger Engram tables would take the room of weights and caches on a GPU.

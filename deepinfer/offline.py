@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.measure_steps import device_name
-from deepinfer.engine.memory_plan import memory_plan
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.types import THINKING_CHOICES, Thinking
 
 from .arguments import EngineArguments
+from .engine.memory.memory_plan import memory_plan
+from .engine.speculation.measure_steps import device_name
 from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
 from .machine import resolve_device
 from .outputs import RequestOutput
-from .prompts import Prompt, numbered_row, prompt_rows, run_constraint, sampling_for_each
+from .rows.prompts import Prompt, numbered_row, prompt_rows, run_constraint, sampling_for_each
 from .session import HasProcesses, Session, open_session
 
 

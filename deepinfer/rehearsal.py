@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer.engine.decode import DecodeResult
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.step_times import StepTimes, fit_step_times
 from deepinfer.engine.types import Completion, Request, SamplingParams
 from deepinfer.recipes.types import Thinking
 
 from .arguments import EngineArguments
+from .engine.execution.decode import DecodeResult
+from .engine.limits.step_times import StepTimes, fit_step_times
 from .loading import load_model
 from .machine import resolve_device, set_cpu_threads
-from .prompts import run_constraint
-from .row_stream import ROWS_AHEAD, RowStream
+from .rows.prompts import run_constraint
+from .rows.row_stream import ROWS_AHEAD, RowStream
 
 _LONGER = 4
 _OPEN_SHARE = 0.2  # of the first answers may be unfinished

@@ -11,16 +11,16 @@ from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import EngineStats, SamplingParams
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.types import Thinking
 
+from .engine.checkpoint.weights import open_checkpoint
 from .loading import load_model
 from .machine import set_cpu_threads
 from .outputs import RequestOutput
-from .rank_messages import RankOrder
-from .row_stream import ROWS_AHEAD, RowStream
+from .ranks.messages import RankOrder
+from .rows.row_stream import ROWS_AHEAD, RowStream
 
 
 class RunningEngine(Protocol):
@@ -112,11 +112,11 @@ def open_session(
             seed=seed,
         )
         if cluster is not None:
-            from .cluster import start_replicas
+            from .ranks.cluster import start_replicas
 
             ranks = start_replicas(cluster, num_replicas, order)
         else:
-            from .local_ranks import start_ranks
+            from .ranks.local_ranks import start_ranks
 
             ranks = start_ranks(order)
         return Session(

@@ -13,17 +13,17 @@ from deepinfer import __version__
 from deepinfer.errors import DeepInferError
 
 from .bench.app import add_bench_verbs
-from .build_verb import add_build_verb
+from .build.verb import add_build_verb
 from .doctor.flags import add_doctor
-from .flags import with_settings
 from .helptext import Command, Group
-from .plan_cli import add_plan
-from .report_cli import add_report
-from .run_verbs import add_run_verbs
-from .settings import Settings, resolve
+from .plan.app import add_plan
+from .report.app import add_report
+from .run.app import add_run_verbs
+from .settings.flags import with_settings
+from .settings.settings import Settings, resolve
 
 if TYPE_CHECKING:  # a help page must not wait for what a run needs
-    from .job import Engine, MakeEngine
+    from .run.job import Engine, MakeEngine
 
 _USAGE = 2
 # The base of all usage errors; typer exports only its children.
@@ -39,7 +39,7 @@ def load_engine(settings: Settings) -> Engine:
     """The real engine.  Imported here: help and checks must not wait for torch."""
     from deepinfer import OfflineEngine
 
-    from .engine_arguments import engine_arguments
+    from .settings.engine_arguments import engine_arguments
 
     return OfflineEngine(settings.model, **engine_arguments(settings))
 
@@ -84,9 +84,9 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
         *,
         flags: dict[str, object],
     ) -> None:  # fmt: skip
-        from .constraint import run_constraint
-        from .launched import run_as_rank
-        from .run import RunRequest, run
+        from .run.launched import run_as_rank
+        from .run.verb import RunRequest, run
+        from .settings.constraint import run_constraint
 
         resolved = resolve(flags, config=config)
         request = RunRequest(
@@ -127,7 +127,7 @@ def _add_config_verbs(config: typer.Typer) -> None:
           deepinfer config show --origin
           DEEPINFER_TOP_P=0.9 deepinfer config show --json | jq .top_p
         """
-        from .config import show
+        from .settings.config import show
 
         show(resolve({}, config=config), origin=origin, as_json=json)
 
@@ -143,7 +143,7 @@ def _add_config_verbs(config: typer.Typer) -> None:
           deepinfer config init - | less
           deepinfer config init night.yaml && deepinfer run in.jsonl --config night.yaml
         """
-        from .config import init
+        from .settings.config import init
 
         init(path, force=force)
 

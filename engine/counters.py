@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .decode import DecodeResult
-from .draft_counters import DraftCounters, Stretches
-from .request_state import RequestState
-from .schedule import Batch, PrefillBatch
+from .execution.decode import DecodeResult
+from .scheduling.request_state import RequestState
+from .scheduling.schedule import Batch, PrefillBatch
+from .speculation.draft_counters import DraftCounters, Stretches
 from .types import EngineStats
 
 

@@ -10,32 +10,32 @@ import torch
 
 from deepinfer.errors import EngineError
 
-from .block_manager import BlockManager
-from .bound_model import BoundModel
-from .calibration import Calibration
-from .capacity import plan_cache
-from .complete import complete_decode, complete_prefill
+from .cache.block_manager import BlockManager
+from .cache.kv_transfer import LocalTransfer, RemotePrefill
+from .cache.snapshots import SnapshotStore
+from .cache.state_slots import StateSlots
 from .config import EngineConfig
 from .counters import Counters
-from .decode import DecodeResult, DecodeWorker, LaunchedDecode, can_follow
-from .decode_step import DecodeStep
-from .draft_backlog import DraftBacklog
-from .draft_planner import make_planner
-from .graphs import GraphCache
-from .intake import make_state
-from .kv_transfer import LocalTransfer, RemotePrefill
-from .measure_steps import measure_steps
-from .out_of_memory import free_unused, is_out_of_memory
-from .prefill import PrefillWorker
-from .request_state import RequestState
-from .runner import Cache, Runner
-from .sampler import Sampler
-from .schedule import Batch, DecodeBatch, PrefillBatch
-from .scheduler import Scheduler
-from .slot_table import SlotTable
-from .snapshots import SnapshotStore
-from .state_slots import StateSlots
-from .step_profile import StepProfile
+from .execution.bound_model import BoundModel
+from .execution.complete import complete_decode, complete_prefill
+from .execution.decode import DecodeResult, DecodeWorker, LaunchedDecode, can_follow
+from .execution.decode_step import DecodeStep
+from .execution.graphs import GraphCache
+from .execution.prefill import PrefillWorker
+from .execution.runner import Cache, Runner
+from .execution.slot_table import SlotTable
+from .memory.capacity import plan_cache
+from .memory.out_of_memory import free_unused, is_out_of_memory
+from .sampling.sampler import Sampler
+from .scheduling.intake import make_state
+from .scheduling.request_state import RequestState
+from .scheduling.schedule import Batch, DecodeBatch, PrefillBatch
+from .scheduling.scheduler import Scheduler
+from .speculation.calibration import Calibration
+from .speculation.draft_backlog import DraftBacklog
+from .speculation.draft_planner import make_planner
+from .speculation.measure_steps import measure_steps
+from .speculation.step_profile import StepProfile
 from .types import Completion, EngineStats, Request
 
 Result = TypeVar("Result")

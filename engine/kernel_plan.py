@@ -14,8 +14,8 @@ from torch import Tensor
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.sampling import exponential_noise, sample
 
-from .batch import ForwardBatch
-from .kv_cache import KVCache
+from .cache.kv_cache import KVCache
+from .execution.batch import ForwardBatch
 from .model.config import ModelConfig
 from .model.model import Model
 from .model.residual import Residual

@@ -12,7 +12,7 @@ from deepinfer.errors import ConfigError
 from .checks import is_list, is_number, is_whole
 
 if TYPE_CHECKING:
-    from .constraint import TokenConstraint
+    from .sampling.constraint import TokenConstraint
 
 FinishReason = Literal["stop", "length", "error"]
 

@@ -105,7 +105,7 @@ def test_the_links_are_there(name: str) -> None:
     [
         "import deepinfer",
         "import deepinfer.errors, deepinfer.outputs, deepinfer.engine.types",
-        "import deepinfer_cli.main, deepinfer_cli.run",
+        "import deepinfer_cli.main, deepinfer_cli.run.verb",
     ],
 )
 def test_light_imports_stay_light(code: str) -> None:

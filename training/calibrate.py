@@ -22,13 +22,13 @@ from training.grammar import Writer
 from training.sums import arithmetic
 from training.tasks import task
 
-from deepinfer.engine.calibration import CALIBRATION_FILE, SCHEMA, Calibration, Scales
-from deepinfer.engine.decode import DecodeResult
-from deepinfer.engine.draft_counters import NUM_BINS
+from deepinfer.engine.checkpoint.weights import open_checkpoint
+from deepinfer.engine.execution.decode import DecodeResult
+from deepinfer.engine.speculation.calibration import CALIBRATION_FILE, SCHEMA, Calibration, Scales
+from deepinfer.engine.speculation.draft_counters import NUM_BINS
 from deepinfer.engine.types import SamplingParams
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.loading import LoadedModel, load_model
-from deepinfer.row_stream import RowStream
+from deepinfer.rows.row_stream import RowStream
 
 SEED = "calibration"
 NUM_PROMPTS = 160

@@ -11,11 +11,15 @@ from torch import Tensor
 from training.parameters import _EXPERT, Weights
 from training.straight_through import dequantize_table
 
-from deepinfer.engine.checkpoint_writer import write_checkpoint
+from deepinfer.engine.checkpoint.checkpoint_writer import write_checkpoint
+from deepinfer.engine.checkpoint.weight_formats import (
+    encode_fp4_rows,
+    encode_fp8_rows,
+    encode_fp8_tiles,
+)
+from deepinfer.engine.checkpoint.weights import Checkpoint, open_checkpoint
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
-from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
-from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.kernels.quant.weights import dequantize_weight
 
 MAX_SHARD_BYTES = 11_700_000

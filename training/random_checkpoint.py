@@ -10,9 +10,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-from deepinfer.engine.checkpoint_writer import write_checkpoint
+from deepinfer.engine.checkpoint.checkpoint_writer import write_checkpoint
+from deepinfer.engine.checkpoint.random_weights import random_tensors
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.random_weights import random_tensors
 
 
 def main() -> None:

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 from training.pointwise import round_fp8
 
-from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
+from deepinfer.engine.checkpoint.weight_formats import (
+    encode_fp4_rows,
+    encode_fp8_rows,
+    encode_fp8_tiles,
+)
 from deepinfer.kernels.quant.formats import fake_quantize_fp4, fake_quantize_fp4_e4m3
 from deepinfer.kernels.quant.weights import dequantize_weight
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfer.engine.device_profiles import DeviceProfile
+from deepinfer.engine.limits.device_profiles import DeviceProfile
 
 from .results import Ceiling
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deepinfer import OfflineEngine, SamplingParams
-from deepinfer.engine.device_profiles import DeviceProfile
-from deepinfer.engine.roofline import decode_limit, prefill_limit
+from deepinfer.engine.limits.device_profiles import DeviceProfile
+from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
 from deepinfer.engine.types import EngineStats
 
 from .results import Measurement

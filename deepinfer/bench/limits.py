@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deepinfer.engine.kv_cache import block_bytes, slot_bytes
+from deepinfer.engine.cache.kv_cache import block_bytes, slot_bytes
+from deepinfer.engine.limits.roofline import Limit, decode_limit, prefill_limit
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
-from deepinfer.engine.roofline import Limit, decode_limit, prefill_limit
 
 from .plan import BenchPlan
 from .results import LimitRow

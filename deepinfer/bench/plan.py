@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer.engine.checks import is_number, is_whole
-from deepinfer.engine.device_profiles import DeviceProfile, device_profile
-from deepinfer.engine.links import Link, device_link, link
+from deepinfer.engine.limits.device_profiles import DeviceProfile, device_profile
+from deepinfer.engine.limits.links import Link, device_link, link
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from deepinfer.engine.checkpoint.random_weights import random_tensor
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.layer_tensors import LayerTensors
@@ -20,7 +21,6 @@ from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
-from deepinfer.engine.random_weights import random_tensor
 
 from .plan import padded_experts
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from deepinfer.engine.decode_step import DecodeStep
+from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.request_state import RequestState
+from deepinfer.engine.scheduling.request_state import RequestState
 
 from .kernel_parts import kernel_parts
 from .limits import decode_row, prefill_row

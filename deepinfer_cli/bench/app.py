@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepinfer_cli.console import make_console
 from deepinfer_cli.helptext import Group
+from deepinfer_cli.run.console import make_console
 
 from .options import count, counts, number, option
 from .run_app import add_run
 
 if TYPE_CHECKING:
-    from deepinfer_cli.job import MakeEngine
+    from deepinfer_cli.run.job import MakeEngine
 
 _HELP = """\
 Measures this machine, and says what a deployment could do at most.

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from deepinfer.errors import DeepInferError
-from deepinfer_cli.console import Console
-from deepinfer_cli.report import Report
+from deepinfer_cli.report.report import Report
+from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import from_json, to_json
 
 from .page import table

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from deepinfer_cli.values import parse_count, parse_number
+from deepinfer_cli.settings.values import parse_count, parse_number
 
 
 def option(flag: str, help: str, metavar: str, *short: str) -> Any:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepinfer_cli.console import make_console
-from deepinfer_cli.flags import with_settings
 from deepinfer_cli.helptext import Command
+from deepinfer_cli.run.console import make_console
+from deepinfer_cli.settings.flags import with_settings
 
 from .options import count, option
 
 if TYPE_CHECKING:
-    from deepinfer_cli.job import MakeEngine
+    from deepinfer_cli.run.job import MakeEngine
 
 _RUN_HELP = """\
 Answers INPUT several times and throws the answers away: the speed of reading,
@@ -41,9 +41,9 @@ def add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
         *,
         flags: dict[str, object],
     ) -> None:
-        from deepinfer_cli.constraint import run_constraint
-        from deepinfer_cli.run import RunRequest, run
-        from deepinfer_cli.settings import resolve
+        from deepinfer_cli.run.verb import RunRequest, run
+        from deepinfer_cli.settings.constraint import run_constraint
+        from deepinfer_cli.settings.settings import resolve
 
         from .file_runs import run_often, runs_json, runs_page
 

@@ -16,12 +16,12 @@ from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.results import LimitRow, Measurement
-from deepinfer.engine.measure_steps import device_name
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.speculation.measure_steps import device_name
 from deepinfer.errors import ConfigError
 from deepinfer.machine import resolve_device
-from deepinfer_cli.console import Console
 from deepinfer_cli.host import host, versions
+from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import to_json
 
 from .compare import comparison

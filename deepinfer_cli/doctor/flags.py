@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from deepinfer_cli.flags import with_settings
 from deepinfer_cli.helptext import Command
+from deepinfer_cli.settings.flags import with_settings
 
 _HELP = """\
 Says what this machine has and whether a run would work on it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepinfer_cli.host import host
-from deepinfer_cli.pages.words import milliseconds, size
+from deepinfer_cli.report.pages.words import milliseconds, size
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check, line_of, shown_path
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from deepinfer.arguments import EngineArguments
 from deepinfer.dry_run import DryRun
-from deepinfer.engine.step_profile import StepProfile
+from deepinfer.engine.speculation.step_profile import StepProfile
 from deepinfer.errors import DeepInferError
 from deepinfer.kernels.bundle import default_store, read_bundle
-from deepinfer.prompts import run_constraint as constraint_of
-from deepinfer_cli.constraint import run_constraint
-from deepinfer_cli.engine_arguments import engine_arguments
+from deepinfer.rows.prompts import run_constraint as constraint_of
 from deepinfer_cli.host import host
-from deepinfer_cli.pages.words import count, milliseconds, size
-from deepinfer_cli.settings import Resolved, Settings, resolve
+from deepinfer_cli.report.pages.words import count, milliseconds, size
+from deepinfer_cli.settings.constraint import run_constraint
+from deepinfer_cli.settings.engine_arguments import engine_arguments
+from deepinfer_cli.settings.settings import Resolved, Settings, resolve
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check, shown_path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
+from deepinfer.engine.cache.kv_cache import HISTORY_RING_SIZE
 from deepinfer.kernels.compressor import pool_pairs
 from deepinfer.kernels.gemm import Weight, fp32_linear, linear
 from deepinfer.kernels.norm import rms_norm

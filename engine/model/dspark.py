@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput
-from deepinfer.engine.kv_cache import KVCache, ring_size
+from deepinfer.engine.cache.kv_cache import KVCache, ring_size
+from deepinfer.engine.execution.batch import DraftOutput
 from deepinfer.kernels.dspark import confidence_logits, markov_logits
 from deepinfer.kernels.gemm import Weight, fp32_linear, native_weight, quantized_linear
 from deepinfer.kernels.hyper_connection import collapse_streams

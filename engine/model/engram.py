@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.kv_cache import HISTORY_RING_SIZE
+from deepinfer.engine.cache.kv_cache import HISTORY_RING_SIZE
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import native_weight, quantized_linear
 

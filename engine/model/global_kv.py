@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.batch import ForwardBatch
 
 from .rotary import Rotary
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
-from deepinfer.engine.kv_cache import KVCache, ring_size
+from deepinfer.engine.cache.kv_cache import KVCache, ring_size
+from deepinfer.engine.execution.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.errors import ConfigError
 from deepinfer.kernels.gemm import fp32_linear
 from deepinfer.kernels.hyper_connection import collapse_streams

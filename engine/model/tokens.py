@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch, last_tokens
-from deepinfer.engine.staging import send
+from deepinfer.engine.execution.batch import ForwardBatch, last_tokens
+from deepinfer.engine.execution.staging import send
 
 from .rotary import RopeTables, Rotary
 from .window import Window

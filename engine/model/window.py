@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import last_tokens
-from deepinfer.engine.staging import send
+from deepinfer.engine.execution.batch import last_tokens
+from deepinfer.engine.execution.staging import send
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

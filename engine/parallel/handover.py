@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.kv_cache import KVCache, RingSnapshot
+from deepinfer.engine.cache.kv_cache import KVCache, RingSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepinfer.engine.batch import DraftOutput, ForwardOutput
-from deepinfer.engine.runner import Runner
+from deepinfer.engine.execution.batch import DraftOutput, ForwardOutput
+from deepinfer.engine.execution.runner import Runner
 
 from .groups import Group
 

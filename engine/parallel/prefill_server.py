@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.kv_cache import KVCache
-from deepinfer.engine.request_state import RequestState
-from deepinfer.engine.schedule import PrefillBatch, PrefillChunk
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
 from deepinfer.engine.types import Request, SamplingParams
 
 from .handover import Prefilled, PrefilledBlocks, PrefillJob, read_blocks, read_rings, to_bytes

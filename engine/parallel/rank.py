@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepinfer.engine.capacity import plan_cache, size_cache
+from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.device_memory import DeviceMemory
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.execution.runner import Cache, Runner
+from deepinfer.engine.memory.capacity import plan_cache, size_cache
+from deepinfer.engine.memory.device_memory import DeviceMemory
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.runner import Cache, Runner
 
 from .groups import Group
 from .lockstep import LockstepModel

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from deepinfer.engine.kv_cache import KVCache
-from deepinfer.engine.prefill import PrefillResult, PrefillWorker
-from deepinfer.engine.request_state import Phase, RequestState
-from deepinfer.engine.schedule import PrefillBatch
-from deepinfer.engine.staging import send
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.prefill import PrefillResult, PrefillWorker
+from deepinfer.engine.execution.staging import send
+from deepinfer.engine.scheduling.request_state import Phase, RequestState
+from deepinfer.engine.scheduling.schedule import PrefillBatch
 
 from .handover import (
     Prefilled,

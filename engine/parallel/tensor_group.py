@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardOutput
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.batch import DraftOutput, ForwardOutput
 from deepinfer.engine.model.model import Model
 
 from .groups import Group

@@ -10,7 +10,7 @@ import pytest
 from deepinfer.engine.types import Completion, Request
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.tokenizer import Tokenizer
-from deepinfer.row_stream import RowStream
+from deepinfer.rows.row_stream import RowStream
 
 GOLDEN = Path(__file__).parent.parent / "goldens" / "tiny-a" / "checkpoint"
 

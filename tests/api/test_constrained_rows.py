@@ -10,9 +10,9 @@ import pytest
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError, EngineError
-from deepinfer.prompts import run_constraint
 from deepinfer.recipes.constraints.matcher import is_allowed
 from deepinfer.recipes.constraints.spec import json_schema, regex
+from deepinfer.rows.prompts import run_constraint
 
 PARAMS = SamplingParams()
 TOOL = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from deepinfer import loading
+from deepinfer.engine.checkpoint.weights import Checkpoint, open_checkpoint
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.tensors import is_engram_table
-from deepinfer.engine.weights import Checkpoint, open_checkpoint
 
 FOLDER = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"
 

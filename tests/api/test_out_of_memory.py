@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deepinfer import OfflineEngine, SamplingParams
-from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.execution.batch import ForwardBatch
 from deepinfer.engine.model.model import Model
 
 _CHECKPOINT = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"

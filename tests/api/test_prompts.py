@@ -6,7 +6,7 @@ import pytest
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError
-from deepinfer.prompts import prompt_rows, sampling_for_each
+from deepinfer.rows.prompts import prompt_rows, sampling_for_each
 
 
 @pytest.mark.parametrize(

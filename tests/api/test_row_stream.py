@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import EngineError
-from deepinfer.seeds import sample_seed
+from deepinfer.rows.seeds import sample_seed
 
 PARAMS = SamplingParams()
 USER = [{"role": "user", "content": "x"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer.seeds import sample_seed
+from deepinfer.rows.seeds import sample_seed
 
 KNOWN = (2463529039079364403, 8205342525921307919, 3489645706765977730)
 

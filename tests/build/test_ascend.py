@@ -23,7 +23,7 @@ from deepinfer.kernels.ascend.environment import (
 from deepinfer.kernels.bundle import ascend_identity
 from deepinfer.kernels.bundle_builder import build_bundle
 from deepinfer.kernels.compile_pool import compile_all
-from deepinfer_cli import build as build_verb
+from deepinfer_cli.build import build as build_verb
 
 _HAS_TOOLS = (environment_folder() / "complete").exists()
 needs_tools = pytest.mark.skipif(

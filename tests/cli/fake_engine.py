@@ -14,7 +14,7 @@ from typing import Any
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.engine_facts import EngineFacts
 from deepinfer.outputs import RequestOutput, Sample, Usage
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 
 class FakeEngine:

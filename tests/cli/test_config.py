@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from deepinfer_cli.config import example
-from deepinfer_cli.settings import FIELDS
+from deepinfer_cli.settings.config import example
+from deepinfer_cli.settings.settings import FIELDS
 
 
 def test_show_prints_yaml_that_is_itself_a_settings_file(cli: Callable[..., Any]) -> None:

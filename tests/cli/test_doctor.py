@@ -20,7 +20,7 @@ from deepinfer_cli.doctor.hardware import compiler_checks, disk_checks
 from deepinfer_cli.doctor.readiness import bundle_checks, memory_check, run_checks
 from deepinfer_cli.doctor.software import shadow_checks
 from deepinfer_cli.doctor.verb import print_checks
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 
 def _states(checks: Any) -> dict[str, str]:

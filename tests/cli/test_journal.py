@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_cli.journal import Journal, JournalError, Record, digest
+from deepinfer_cli.output.journal import Journal, JournalError, Record, digest
 
 _RECORDS = st.lists(
     st.builds(

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_cli.comparison import compare_answers
-from deepinfer_cli.pages import words
-from deepinfer_cli.pages.html import report_html
-from deepinfer_cli.pages.markdown import report_markdown
-from deepinfer_cli.pages.svg import area_chart, histogram_bars
-from deepinfer_cli.report import Report
-from deepinfer_cli.report_file import read_report
-from deepinfer_cli.summary import Histogram
+from deepinfer_cli.report.comparison import compare_answers
+from deepinfer_cli.report.file import read_report
+from deepinfer_cli.report.pages import words
+from deepinfer_cli.report.pages.html import report_html
+from deepinfer_cli.report.pages.markdown import report_markdown
+from deepinfer_cli.report.pages.svg import area_chart, histogram_bars
+from deepinfer_cli.report.report import Report
+from deepinfer_cli.report.summary import Histogram
 
 _VOID = {"meta", "line", "path"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.errors import ConfigError, LockedError
-from deepinfer_cli.partial import OutputPaths, PartialFolder
+from deepinfer_cli.output.partial import OutputPaths, PartialFolder
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_the_second_run_is_told_who_holds_the_output(paths: OutputPaths) -> None
 
 def test_a_dead_holders_lock_is_taken_over(paths: OutputPaths) -> None:
     code = (
-        "import os; from pathlib import Path; from deepinfer_cli.partial import *;"
+        "import os; from pathlib import Path; from deepinfer_cli.output.partial import *;"
         f"PartialFolder(OutputPaths(Path({str(paths.results)!r}))).__enter__();"
         "os.kill(os.getpid(), 9)"
     )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from deepinfer_cli.main import main
-from deepinfer_cli.plan import Plan
-from deepinfer_cli.plan_table import print_plan
+from deepinfer_cli.plan.plan import Plan
+from deepinfer_cli.plan.table import print_plan
 from deepinfer_cli.typed_json import from_json, to_json
 
 _PREFIX = "Once upon a time there was a small dog who liked the sea very much indeed. " * 12

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.errors import InputError
-from deepinfer_cli.reader import open_reader
-from deepinfer_cli.rows import InputRow, error_row
+from deepinfer_cli.input.reader import open_reader
+from deepinfer_cli.input.rows import InputRow, error_row
 
 _ROWS = [{"prompt": f"question {i} é", "id": f"r{i}"} for i in range(50)]
 _JSONL = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in _ROWS)

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_cli.energy import EnergyMeter
-from deepinfer_cli.fingerprint import model_fingerprint
 from deepinfer_cli.host import source_commit
-from deepinfer_cli.journal import Record
-from deepinfer_cli.prometheus import prometheus_text
-from deepinfer_cli.report import Report
-from deepinfer_cli.timeline import Timeline
+from deepinfer_cli.output.fingerprint import model_fingerprint
+from deepinfer_cli.output.journal import Record
+from deepinfer_cli.report.prometheus import prometheus_text
+from deepinfer_cli.report.report import Report
+from deepinfer_cli.report.timeline import Timeline
+from deepinfer_cli.run.energy import EnergyMeter
 from deepinfer_cli.typed_json import WrongForm, from_json, json_schema, to_json
 
 _SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from deepinfer.engine.types import RequestTiming, SamplingParams, TokenLogprobs
 from deepinfer.outputs import RequestOutput, Sample, ToolCall, Usage
-from deepinfer_cli.journal import Record
-from deepinfer_cli.results import result_facts, result_row, without_carried
-from deepinfer_cli.rows import InputRow, encode_json
-from deepinfer_cli.summary import Histogram, Summary
+from deepinfer_cli.input.rows import InputRow, encode_json
+from deepinfer_cli.output.journal import Record
+from deepinfer_cli.output.results import result_facts, result_row, without_carried
+from deepinfer_cli.report.summary import Histogram, Summary
 
 _ROW = InputRow(4, 5, b'{"prompt": "a", "x": 1}', {"prompt": "a", "x": 1})
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepinfer_cli.run import default_output
+from deepinfer_cli.run.verb import default_output
 
 Cli = Callable[..., Any]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepinfer_cli.sharding import Shard
+from deepinfer_cli.input.sharding import Shard
 
 Cli = Callable[..., Any]
 _ROWS = [b'{"prompt": "p%d", "id": "r%d"}' % (index, index) for index in range(23)]

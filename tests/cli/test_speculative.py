@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.engine_arguments import drafting
-from deepinfer_cli.settings import resolve
+from deepinfer_cli.settings.engine_arguments import drafting
+from deepinfer_cli.settings.settings import resolve
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.status import find_run
+from deepinfer_cli.run.status import find_run
 
 Cli = Callable[..., Any]
 Process = Callable[..., Any]

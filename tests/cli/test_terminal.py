@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_cli.console import Snapshot, duration, progress_words
-from deepinfer_cli.settings import FIELDS, flag_name
+from deepinfer_cli.run.console import Snapshot, duration, progress_words
+from deepinfer_cli.settings.settings import FIELDS, flag_name
 
 
 def _run_in_terminal(command: list[str], columns: int, **environment: str) -> tuple[int, str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_cli.values import (
+from deepinfer_cli.settings.values import (
     COUNT,
     NUMBER,
     choice,

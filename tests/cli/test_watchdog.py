@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_cli.watchdog import Watchdog
+from deepinfer_cli.run.watchdog import Watchdog
 
 Cli = Callable[..., Any]
 
@@ -22,7 +22,7 @@ _HANGING = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
 from fake_engine import FakeEngine
-from deepinfer_cli import watchdog
+from deepinfer_cli.run import watchdog
 from deepinfer_cli.main import main
 watchdog._GRACE_S = 0.5
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.execution.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.types import Completion, Request, SamplingParams
 
 EMPTY = -1

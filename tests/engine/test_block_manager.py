@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deepinfer.engine.block_manager import BlockManager, block_digests
-from deepinfer.engine.snapshots import SnapshotStore
-from deepinfer.engine.state_slots import StateSlots
+from deepinfer.engine.cache.block_manager import BlockManager, block_digests
+from deepinfer.engine.cache.snapshots import SnapshotStore
+from deepinfer.engine.cache.state_slots import StateSlots
 from deepinfer.errors import EngineError
 
 NUM_BLOCKS = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepinfer.engine.calibration import CALIBRATION_FILE, SCHEMA, Calibration
-from deepinfer.engine.draft_counters import DraftCounters, Stretches
+from deepinfer.engine.speculation.calibration import CALIBRATION_FILE, SCHEMA, Calibration
+from deepinfer.engine.speculation.draft_counters import DraftCounters, Stretches
 from deepinfer.errors import CheckpointError
 
 NEUTRAL = ((1.0, 0.0),) * 2

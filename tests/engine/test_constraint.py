@@ -12,7 +12,7 @@ from fake_model import FakeConfig, make_engine, next_logits, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.constraint import AnswerConstraint, apply_constraints
+from deepinfer.engine.sampling.constraint import AnswerConstraint, apply_constraints
 from deepinfer.errors import RowError
 from deepinfer.kernels.sampling import sample
 

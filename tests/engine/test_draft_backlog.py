@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_draft_choices import AnyLengths
 
-from deepinfer.engine import draft_backlog
-from deepinfer.engine.draft_backlog import DraftBacklog
+from deepinfer.engine.speculation import draft_backlog
+from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 
 
 def kept(backlog: DraftBacklog) -> list[tuple[int, int, int]]:

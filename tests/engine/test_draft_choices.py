@@ -8,9 +8,9 @@ from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.draft_outlook import DraftOutlook
-from deepinfer.engine.draft_planner import EarlyStopping, StaleBudget
-from deepinfer.engine.step_profile import StepProfile
+from deepinfer.engine.speculation.draft_outlook import DraftOutlook
+from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
+from deepinfer.engine.speculation.step_profile import StepProfile
 
 
 class AnyLengths:

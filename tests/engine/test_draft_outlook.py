@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from deepinfer.engine.draft_outlook import PROBE_SHARE, DraftOutlook
-from deepinfer.engine.draft_planner import EarlyStopping, StaleBudget
-from deepinfer.engine.step_profile import StepProfile
+from deepinfer.engine.speculation.draft_outlook import PROBE_SHARE, DraftOutlook
+from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
+from deepinfer.engine.speculation.step_profile import StepProfile
 
 MOST = [5] * 10
 

@@ -20,7 +20,7 @@ from fake_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
 from deepinfer.engine.types import Completion, Request
 from deepinfer.errors import EngineError
 from deepinfer.kernels.sampling import sample

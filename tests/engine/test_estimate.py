@@ -9,11 +9,11 @@ from fake_model import FakeConfig, make_engine, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.answer_lengths import AnswerLengths
+from deepinfer.engine.cache.prefix_forecast import PrefixForecast
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.estimate import PlannedRequest, estimate_run
-from deepinfer.engine.prefix_forecast import PrefixForecast
-from deepinfer.engine.step_times import StepTimes, fit_step_times
+from deepinfer.engine.limits.estimate import PlannedRequest, estimate_run
+from deepinfer.engine.limits.step_times import StepTimes, fit_step_times
+from deepinfer.engine.scheduling.answer_lengths import AnswerLengths
 
 ONE_EACH = StepTimes(
     prefill_base_s=1.0, prefill_token_s=0.5, num_requests=(1.0,), decode_step_s=(2.0,),

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from deepinfer.engine.batch import ForwardBatch
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.execution.batch import ForwardBatch
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Completion, Request, SamplingParams
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepinfer.engine.graphs import GraphCache, _Graph
+from deepinfer.engine.execution.graphs import GraphCache, _Graph
 
 
 class Counted:

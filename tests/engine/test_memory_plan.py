@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer.engine.capacity import size_cache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.kv_cache import KVCache
-from deepinfer.engine.memory_plan import memory_plan
-from deepinfer.engine.weights import open_checkpoint
+from deepinfer.engine.memory.capacity import size_cache
+from deepinfer.engine.memory.memory_plan import memory_plan
 from deepinfer.errors import ConfigError
 
 _FOLDER = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"

@@ -10,8 +10,8 @@ from fake_model import FakeCache, FakeConfig, FakeModel, make_engine, oracle, re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.batch import ForwardBatch, ForwardOutput
-from deepinfer.engine.out_of_memory import is_out_of_memory
+from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.memory.out_of_memory import is_out_of_memory
 from deepinfer.errors import EngineError
 
 _CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 8 bytes."

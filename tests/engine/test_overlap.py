@@ -7,7 +7,7 @@ from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.decode import DecodeWorker
+from deepinfer.engine.execution.decode import DecodeWorker
 from deepinfer.engine.types import Completion, Request
 
 Answer = tuple[tuple[int, ...], str, object]

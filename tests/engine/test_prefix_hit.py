@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer.engine.prefix_hit import NO_HIT, replayed_hit, restored_hit, snapshot_boundaries
-from deepinfer.engine.snapshots import SnapshotStore
+from deepinfer.engine.cache.prefix_hit import (
+    NO_HIT,
+    replayed_hit,
+    restored_hit,
+    snapshot_boundaries,
+)
+from deepinfer.engine.cache.snapshots import SnapshotStore
 
 DIGESTS = [b"0", b"1", b"2", b"3", b"4"]
 

@@ -13,11 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepinfer.engine.checkpoint.random_weights import random_tensors
+from deepinfer.engine.checkpoint.weight_formats import (
+    encode_fp4_rows,
+    encode_fp8_rows,
+    encode_fp8_tiles,
+)
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import check_tensors, expected_tensors
-from deepinfer.engine.random_weights import random_tensors
-from deepinfer.engine.weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
-from deepinfer.engine.weights import open_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CONFIG_PATH = Path(__file__).parent / "data" / "tiny_config.json"

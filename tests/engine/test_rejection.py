@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.rejection import rejection_tokens, sampling_probs
-from deepinfer.engine.sampler import RowParams
+from deepinfer.engine.sampling.sampler import RowParams
+from deepinfer.engine.speculation.rejection import rejection_tokens, sampling_probs
 from deepinfer.errors import ConfigError
 from deepinfer.kernels.sampling import exponential_noise, sample
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.device_profiles import B200, DEVICE_PROFILES, GB300, H200, device_profile
-from deepinfer.engine.links import NVLINK, RDMA400, link
+from deepinfer.engine.limits.device_profiles import (
+    B200,
+    DEVICE_PROFILES,
+    GB300,
+    H200,
+    device_profile,
+)
+from deepinfer.engine.limits.links import NVLINK, RDMA400, link
+from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.roofline import decode_limit, prefill_limit
 from deepinfer.errors import ConfigError
 
 FLASH = ModelConfig.flash()

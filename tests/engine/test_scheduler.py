@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.request_state import Phase
-from deepinfer.engine.schedule import Batch, PrefillBatch
+from deepinfer.engine.scheduling.request_state import Phase
+from deepinfer.engine.scheduling.schedule import Batch, PrefillBatch
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer.engine.step_profile import StepProfile
+from deepinfer.engine.speculation.step_profile import StepProfile
 from deepinfer.errors import ConfigError
 
 

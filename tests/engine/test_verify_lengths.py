@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.engine.verify_lengths import best_budget, early_stopping_lengths, top_lengths
+from deepinfer.engine.speculation.verify_lengths import (
+    best_budget,
+    early_stopping_lengths,
+    top_lengths,
+)
 
 CHANCE = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0, math.nan]))
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepinfer.engine.checkpoint_writer import write_checkpoint, write_safetensors
+from deepinfer.engine.checkpoint.checkpoint_writer import write_checkpoint, write_safetensors
+from deepinfer.engine.checkpoint.random_weights import random_tensors
+from deepinfer.engine.checkpoint.safetensors_file import open_safetensors
+from deepinfer.engine.checkpoint.weights import INDEX_NAME, open_checkpoint
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.random_weights import random_tensors
-from deepinfer.engine.safetensors_file import open_safetensors
-from deepinfer.engine.weights import INDEX_NAME, open_checkpoint
 from deepinfer.errors import CheckpointError
 
 TINY = json.loads((Path(__file__).parent / "data" / "tiny_config.json").read_text())

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import open_checkpoint
+from deepinfer.engine.execution.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.dspark import DraftSampler, greedy_sampler
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.kernels.testing import relative_error
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer

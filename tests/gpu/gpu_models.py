@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import DraftOutput, ForwardBatch, ForwardOutput
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.execution.batch import DraftOutput, ForwardBatch, ForwardOutput
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Completion, Request, SamplingParams
-from deepinfer.engine.weights import open_checkpoint
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {

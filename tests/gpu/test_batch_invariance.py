@@ -10,12 +10,12 @@ import pytest
 import torch
 from gpu_models import ROOT, ask, greedy_requests, make_engine, token_data
 
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.decode_step import DecodeStep, StepOutput
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.execution.decode_step import DecodeStep, StepOutput
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Completion, Request
-from deepinfer.engine.weights import open_checkpoint
 
 pytestmark = pytest.mark.gpu
 

@@ -10,11 +10,11 @@ import torch
 from gpu_models import Passes
 from torch import Tensor
 
+from deepinfer.engine.checkpoint.random_weights import random_tensors
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.residual import Residual, Settled
 from deepinfer.engine.model.streams import initial_streams
-from deepinfer.engine.random_weights import random_tensors
 from deepinfer.kernels.testing import relative_error
 
 pytestmark = pytest.mark.gpu

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import open_checkpoint
+from deepinfer.engine.execution.batch import ForwardBatch
 from deepinfer.engine.model.model import Model
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.engine.kv_cache import KVCache, block_bytes, check_cache_sizes, ring_size, slot_bytes
+from deepinfer.engine.cache.kv_cache import (
+    KVCache,
+    block_bytes,
+    check_cache_sizes,
+    ring_size,
+    slot_bytes,
+)
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 

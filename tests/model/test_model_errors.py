@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.tensors import expected_tensors
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.errors import CheckpointError, ConfigError
 
 GOLDENS = Path(__file__).parents[1] / "goldens"

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepinfer.engine.batch import ForwardBatch
-from deepinfer.engine.bound_model import BoundModel
-from deepinfer.engine.draft_backlog import DraftBacklog
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.batch import ForwardBatch
+from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.tensors import expected_tensors
+from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 
 NUM_REQUESTS, CONTEXT, BLOCK_SIZE = 6, 65_536, 64
 

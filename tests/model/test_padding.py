@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable
 import pytest
 import torch
 
-from deepinfer.engine.bound_model import BoundModel
-from deepinfer.engine.decode_step import DecodeStep
-from deepinfer.engine.draft_backlog import DraftBacklog
-from deepinfer.engine.graphs import GraphCache, Result
-from deepinfer.engine.kv_cache import KVCache
-from deepinfer.engine.request_state import RequestState
-from deepinfer.engine.sampler import Sampler
-from deepinfer.engine.slot_table import SlotTable
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.bound_model import BoundModel
+from deepinfer.engine.execution.decode_step import DecodeStep
+from deepinfer.engine.execution.graphs import GraphCache, Result
+from deepinfer.engine.execution.slot_table import SlotTable
+from deepinfer.engine.sampling.sampler import Sampler
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.errors import EngineError
 from deepinfer.kernels.testing import assert_bitwise_equal

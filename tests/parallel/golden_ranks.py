@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from rank_jobs import LINKS
 
-from deepinfer.engine.capacity import plan_cache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.checkpoint.weights import Checkpoint, open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.memory.capacity import plan_cache
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.prefill_server import PrefillServer
@@ -24,7 +25,6 @@ from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Completion, Request, SamplingParams
-from deepinfer.engine.weights import Checkpoint, open_checkpoint
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 from deepinfer import OfflineEngine
 from deepinfer.errors import ConfigError
 from deepinfer_cli.main import load_engine, main
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 NUM_ROWS = 2000
 

@@ -14,7 +14,7 @@ import pytest
 
 from deepinfer import OfflineEngine
 from deepinfer_cli.main import load_engine, main
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 NUM_ROWS = 30
 LAYOUTS = {

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from deepinfer.engine.types import EngineStats
-from deepinfer.merged_stats import merge_stats
+from deepinfer.ranks.merged_stats import merge_stats
 
 
 def test_counts_add_up_and_times_are_the_longest() -> None:

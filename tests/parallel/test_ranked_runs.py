@@ -15,7 +15,7 @@ from deepinfer import OfflineEngine, SamplingParams
 from deepinfer.errors import ConfigError, EngineError
 from deepinfer.outputs import RequestOutput
 from deepinfer_cli.main import load_engine, main
-from deepinfer_cli.settings import Settings
+from deepinfer_cli.settings.settings import Settings
 
 LIMITS: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 512, "device": "cpu"}
 ROWS: list[dict[str, Any]] = [

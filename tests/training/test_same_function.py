@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import ForwardBatch, ForwardOutput
-from deepinfer.engine.kv_cache import KVCache
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
 from deepinfer.engine.model.block import Block
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model

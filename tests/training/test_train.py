@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.weights import open_checkpoint
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 from training.batches import answer_weights, make_batch, pack_rows, padded_length

@@ -1,0 +1,1 @@
+"""An engine of several processes, on this machine or on many."""

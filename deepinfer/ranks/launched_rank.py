@@ -1,0 +1,16 @@
+"""A process that torchrun or SLURM started as another rank than the first: it only computes."""
+
+from __future__ import annotations
+
+from deepinfer.engine.parallel.launch import run_rank
+from deepinfer.engine.parallel.launched import Place, meeting_place, reach_driver
+
+from .worker import rank_main
+
+
+def serve(place: Place) -> None:
+    """Until rank 0 ends; an error goes there."""
+    store = meeting_place(place)
+    connection = reach_driver(place, store)
+    if connection is not None:
+        run_rank(rank_main, connection, connection.recv())

@@ -1,0 +1,171 @@
+"""The rows of one rank: from its mailbox through its engine, and answers back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.parallel.placed_experts import Balance
+from deepinfer.engine.types import Completion, EngineStats, Request, SamplingParams
+from deepinfer.loading import LoadedModel
+from deepinfer.rows.row_stream import ROWS_AHEAD, RowStream
+
+from .messages import Answered, Begin, End, Finished, Row
+
+_REST_S = 0.001
+_STATS_EVERY_S = 0.5
+
+
+class RowMailbox(Protocol):
+    """What rows need of a ``Mailbox``."""
+
+    def send(self, message: Any) -> None: ...
+    def take(self) -> Any: ...
+    def wait(self) -> Any: ...
+
+
+class Others(Protocol):
+    """What rows need of a ``Rank``."""
+
+    @property
+    def balances(self) -> list[Balance]: ...
+
+    def rest(self) -> bool: ...
+    def finish(self) -> None: ...
+
+
+class Alone:
+    """No other ranks."""
+
+    balances: list[Balance] = []
+
+    def rest(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        pass
+
+
+class RankRows:
+    """Feeds the rows of a mailbox to an engine, and helps other ranks when there are none."""
+
+    def __init__(self, mailbox: RowMailbox, loaded: LoadedModel, rank: Others, seed: int) -> None:
+        self._mailbox = mailbox
+        self._engine = loaded.engine
+        self._rank = rank
+        self._waiting: list[Row] = []
+        self._has_ended = False
+        self._is_aborted = False
+        self._told = time.monotonic()
+        self._rows = RowStream(
+            _WatchedEngine(self._engine, self),
+            loaded.tokenizer,
+            max_model_len=self._engine.max_model_len,
+            vocab_size=loaded.config.vocab_size,
+            max_in_flight=ROWS_AHEAD * self._engine.config.max_num_seqs,
+            seed=seed,
+        )
+
+    def serve(self) -> None:
+        """One run after another; the process is stopped from outside."""
+        while True:
+            begin = self._mailbox.wait()
+            if isinstance(begin, End):
+                continue  # of a run that was finished here when the driver gave it up
+            assert isinstance(begin, Begin), begin
+            self._has_ended = self._is_aborted = False
+            self._run(begin)
+            self._rank.finish()
+            notes = {}
+            if self._rank.balances:
+                notes["experts"] = balance_note(self._rank.balances)
+            self._mailbox.send(Finished(self._engine.stats(), notes))
+
+    def read_messages(self) -> None:
+        """Take what has come, and tell from time to time how far we are."""
+        while (message := self._mailbox.take()) is not None:
+            if isinstance(message, Row):
+                self._waiting.append(message)
+            else:
+                assert isinstance(message, End), message
+                self._has_ended, self._is_aborted = True, message.is_abort
+        if time.monotonic() - self._told > _STATS_EVERY_S:
+            self._tell([])
+
+    def check_aborted(self) -> None:
+        self.read_messages()
+        if self._is_aborted:
+            raise _AbortedError
+
+    def rest(self) -> None:
+        """Nothing to compute at the moment: help other ranks, or wait a little."""
+        if not self._rank.rest():
+            time.sleep(_REST_S)
+
+    def _run(self, begin: Begin) -> None:
+        outputs = self._rows.run(
+            self._source(), raw=begin.raw, thinking=begin.thinking, constraint=begin.constraint
+        )
+        try:
+            for output in outputs:
+                self._tell([output])
+        except _AbortedError:
+            self._waiting.clear()
+
+    def _source(self) -> Iterator[tuple[int, object, SamplingParams] | None]:
+        """The rows that have come; None where there is none yet, after a pass for the others."""
+        while True:
+            self.check_aborted()
+            if self._waiting:
+                row = self._waiting.pop(0)
+                yield row.number, row.fields, row.sampling
+            elif self._has_ended:
+                return
+            else:
+                if not self._engine.has_unfinished():
+                    self.rest()
+                yield None
+
+    def _tell(self, outputs: list[object]) -> None:
+        self._told = time.monotonic()
+        self._mailbox.send(Answered(outputs, self._engine.stats()))  # type: ignore[arg-type]
+
+
+def balance_note(balances: Sequence[Balance]) -> str:
+    """How uneven the ranks were, and became."""
+    before, after = max(b.before for b in balances), balances[-1].after
+    moves = sum(b.num_moved for b in balances)
+    return (
+        f"the most loaded rank had {before:.2f} times the mean load at worst, {after:.2f} times "
+        f"after the last of {len(balances)} placements; {moves} layers were placed anew"
+    )
+
+
+class _WatchedEngine:
+    """The engine, with a look at the mailbox before every step."""
+
+    def __init__(self, engine: LLMEngine, rows: RankRows) -> None:
+        self._engine = engine
+        self._rows = rows
+
+    def add_request(self, request: Request) -> None:
+        self._engine.add_request(request)
+
+    def step(self) -> list[Completion]:
+        self._rows.check_aborted()
+        completions = self._engine.step()
+        if not completions and self._engine.is_waiting:
+            self._rows.rest()
+        return completions
+
+    def abort(self, request_id: str) -> bool:
+        return self._engine.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+
+class _AbortedError(Exception):
+    """The driver wants no more answers of this run."""

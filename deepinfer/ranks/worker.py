@@ -1,0 +1,101 @@
+"""One rank of an engine: a process with its part of the weights and rows of its own."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from deepinfer import __version__
+from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
+from deepinfer.engine.execution.prefill import PrefillWorker
+from deepinfer.engine.parallel.groups import connect, join
+from deepinfer.engine.parallel.mailbox import Mailbox
+from deepinfer.engine.parallel.prefill_server import PrefillServer
+from deepinfer.engine.parallel.rank import Rank
+from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
+from deepinfer.loading import load_model, load_weights, open_model
+from deepinfer.machine import set_cpu_threads
+from deepinfer.recipes.embedded import embedded_model_path
+
+from .messages import RankOrder, Ready
+from .rows import Alone, RankRows, RowMailbox
+
+# Tokens per rank of passes that exchange without host waits; larger ones are prefill.  The buffers
+# hold every token for every rank, so many ranks exchange sizes instead.
+_DECODE_CAPACITY = 512
+_MOST_RANKS_WITH_CAPACITY = 8
+
+
+def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
+    """Load, say so, then answer the rows of one run after another."""
+    device = order.device
+    if device == "cuda":
+        device = f"cuda:{order.rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    store = connect(order.host, order.port)
+    world_size = order.sizes.world_size
+    join(store, order.rank, world_size, facts=_facts(order), device=device)
+    if device == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
+    has_capacity = device != "cpu" and world_size <= _MOST_RANKS_WITH_CAPACITY
+    rank = Rank(order.sizes, capacity=_DECODE_CAPACITY if has_capacity else 0)
+    if not rank.takes_rows:
+        opened = open_model(order.model_path, order.settings, device=device)
+        set_cpu_threads(order.num_threads, opened.checkpoint.config.hidden_size)
+        model = load_weights(opened, device, rank)
+        rank.follow(model, rank.plan_cache(model, opened.engine_config)[1])
+        return
+    settings, remote_prefill = dict(order.settings), None
+    links = [Mailbox(link, is_driver=False) for link in order.links.values()]
+    if order.rank in order.sizes.prefill:
+        settings["schedule_drafts"] = False
+    elif links:
+        # Prefix hits are found where prompts are read.
+        settings["enable_prefix_caching"] = False
+
+        def remote_prefill(local: PrefillWorker) -> RemotePrefillWorker:
+            return RemotePrefillWorker(local, links)
+
+    loaded = load_model(
+        order.model_path,
+        settings,
+        device=device,
+        num_threads=order.num_threads,
+        profile_path=order.profile_path,
+        kernels=order.kernels,
+        rank=rank,
+        remote_prefill=remote_prefill,
+    )
+    rank.finish()
+    engine_config = loaded.engine.config
+    mailbox.send(Ready(loaded.folder, loaded.config, engine_config, loaded.notes))
+    if order.rank in order.sizes.prefill:
+        PrefillServer(loaded.engine, links).serve(rank.rest)
+    RankRows(mailbox, loaded, rank, order.seed).serve()
+
+
+def replica_main(mailbox: RowMailbox, order: RankOrder) -> None:
+    """A whole engine that shares nothing with others: load, say so, answer rows."""
+    loaded = load_model(
+        order.model_path,
+        order.settings,
+        device=order.device,
+        num_threads=order.num_threads,
+        kernels=order.kernels,
+    )
+    config, notes = loaded.engine.config, loaded.notes
+    mailbox.send(Ready(loaded.folder, loaded.config, config, notes, _facts(order)))
+    RankRows(mailbox, loaded, Alone(), order.seed).serve()
+
+
+def _facts(order: RankOrder) -> dict[str, str]:
+    """What must be the same on all ranks for their answers to be one run's."""
+    folder = resolve_model_folder(order.model_path or embedded_model_path())
+    config = (folder / "config.json").read_bytes() if folder.is_dir() else b""
+    return {
+        "the version of deepinfer": __version__,
+        "the version of torch": torch.__version__,
+        "the digest of config.json": hashlib.sha256(config).hexdigest()[:16],
+        "the settings": repr((order.sizes, sorted(order.settings.items()), order.seed)),
+    }

@@ -1,0 +1,1 @@
+"""Rows of a file on their way through the engine."""

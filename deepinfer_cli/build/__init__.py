@@ -1,0 +1,1 @@
+"""``deepinfer build``: kernels compiled ahead of time."""

@@ -1,0 +1,1 @@
+"""From finished rows to files that survive anything."""

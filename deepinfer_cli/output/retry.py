@@ -1,0 +1,93 @@
+"""``--retry-failed`` on a finished output: take its results back into a journal, without errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from deepinfer.errors import ConfigError, InputError, RowError
+from deepinfer.recipes.rows import parse_row
+from deepinfer_cli.input.input_meter import InputMeter
+from deepinfer_cli.input.reader import Reader
+from deepinfer_cli.input.rows import InputRow
+from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.settings.settings import Resolved, Settings
+
+from .finished_rows import FinishedRow, changed_answers, finished_report, finished_rows
+from .journal import Journal, Record, digest
+from .partial import OutputPaths, PartialFolder
+from .results import facts_of_row
+
+
+def reopen(
+    folder: PartialFolder, reader: Reader, resolved: Resolved, answers: Mapping[str, Any]
+) -> None:
+    """Make ``folder`` that of an unfinished run which has all results of the finished one.
+
+    The output itself stays as it is until the run is finished again.
+    Raises: ConfigError if it was made with other settings, InputError if from another input.
+    """
+    paths = folder.paths
+    report = finished_report(paths)
+    changed = changed_answers(report, resolved)
+    if changed:
+        shown = "; ".join(f"{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items())
+        raise ConfigError(
+            f"{paths.results} was made with other settings ({shown}); give the first settings to "
+            "retry its failed rows, or --force to answer all rows anew"
+        )
+    folder.clear()
+    try:
+        with closing(Journal(folder.path)) as journal:
+            meter = InputMeter(reader.rows)
+            for record in _results(iter(meter), paths, resolved.settings):
+                journal.append(record)
+            if meter.digest() != report.input.digest:
+                raise _foreign(paths, "its rows have another content")
+            journal.sync()
+        folder.write_manifest(answers)
+    except BaseException:  # Ctrl-C too: half a journal is of no use
+        folder.remove()
+        raise
+
+
+def _results(
+    all_rows: Iterator[InputRow], paths: OutputPaths, settings: Settings
+) -> Iterator[Record]:
+    """The results of the output, each with the input row that it answers."""
+    shard = Shard.of(settings.shard)
+    wanted = islice(all_rows, settings.limit)
+    rows = (row for row in wanted if shard.holds(row.index))
+    for finished in finished_rows(paths, shard):
+        row = next(rows, None)
+        if row is None:
+            raise _foreign(paths, f"it has a row {finished.index}, the input ends before")
+        if not finished.is_error:
+            yield _record(row, finished, paths, settings)
+    for _ in wanted:  # rows that came later would change the digest, and with it the input
+        pass
+
+
+def _record(row: InputRow, finished: FinishedRow, paths: OutputPaths, settings: Settings) -> Record:
+    result = json.loads(finished.payload)
+    if result.get("id") != row.row_id:
+        raise _foreign(paths, f"row {row.index} is {row.row_id}, and there {result.get('id')}")
+    facts = facts_of_row(result, _kind(row, settings))
+    return Record(row.index, digest(row.raw), False, facts, finished.payload)
+
+
+def _kind(row: InputRow, settings: Settings) -> str:
+    try:
+        return parse_row(row.fields or {}, row.index, raw=settings.raw).kind
+    except RowError:
+        return "unknown"
+
+
+def _foreign(paths: OutputPaths, reason: str) -> InputError:
+    return InputError(
+        f"{paths.results} was made from another input ({reason}); give its errors file "
+        f"{paths.errors} to deepinfer run, or --force to answer all rows anew"
+    )

@@ -1,0 +1,118 @@
+"""From the journal to what the user sees: the final files, or a stream on stdout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from deepinfer.errors import ConfigError
+from deepinfer_cli.input.sharding import Shard
+
+from .journal import Journal, Record
+from .partial import OutputPaths
+
+_ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+def output_format(path: Path) -> str:
+    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending."""
+    if path.suffix not in _ENDINGS:
+        known = ", ".join(_ENDINGS)
+        raise ConfigError(f"output {path}: expected a name that ends in {known}, or - for stdout")
+    return _ENDINGS[path.suffix]
+
+
+class _Lines:
+    """A text file of payloads, one a line, on disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=1 << 20)
+
+    def write(self, payload: bytes) -> None:
+        self._file.write(payload)
+        self._file.write(b"\n")
+
+    def close(self) -> None:
+        with self._file:  # which closes it, also when the disk is full
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+
+class _Sink(Protocol):
+    def write(self, payload: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+def write_files(records: Iterable[Record], folder: Path, format: str) -> int:
+    """Write ``folder/results`` and ``folder/errors``; return the number of rows."""
+    num_rows = 0
+    with (
+        closing(_results(folder / "results", format)) as results,
+        closing(_Lines(folder / "errors")) as errors,
+    ):
+        for record in records:
+            num_rows += 1
+            (errors if record.is_error else results).write(record.payload)
+    return num_rows
+
+
+def _results(path: Path, format: str) -> _Sink:
+    if format != "parquet":
+        return _Lines(path)
+    from .parquet_output import ParquetFile
+
+    return ParquetFile(path)
+
+
+def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool) -> None:
+    """Give the files their final names.  The results come last: where they are, all is."""
+    with closing(_Lines(folder / "report")) as report_file:
+        report_file.write(report)
+    if has_errors:
+        (folder / "errors").replace(paths.errors)
+    else:
+        paths.errors.unlink(missing_ok=True)  # of an earlier run that was replaced
+    (folder / "report").replace(paths.report)
+    (folder / "results").replace(paths.results)
+    parent = os.open(paths.results.parent, os.O_RDONLY)
+    os.fsync(parent)
+    os.close(parent)
+
+
+class StdoutStream:
+    """Writes rows to stdout as soon as their turn comes, results and error rows alike.
+
+    ``shard`` says which rows there are.
+    """
+
+    def __init__(self, journal: Journal, stream: BinaryIO, order: str, shard: Shard) -> None:
+        self._journal = journal
+        self._stream = stream
+        self._order = order
+        self._next = shard.number - 1
+        self._step = shard.count
+
+    def on_record(self, record: Record) -> None:
+        if self._order == "completion":
+            self._write(record)
+        elif record.index == self._next:
+            self._write(record)
+            self._next += self._step
+            while (ready := self._journal.record(self._next)) is not None:
+                self._write(ready)
+                self._next += self._step
+
+    def write_rest(self, end: int) -> None:
+        """After an early end: the finished rows before ``end`` that still wait for another."""
+        if self._order == "input":
+            for index in range(self._next, end, self._step):
+                record = self._journal.record(index)
+                if record is not None:
+                    self._write(record)
+
+    def _write(self, record: Record) -> None:
+        self._stream.write(record.payload + b"\n")
+        self._stream.flush()

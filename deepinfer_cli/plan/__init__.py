@@ -1,0 +1,1 @@
+"""``deepinfer plan``: what a run would take, before it runs."""

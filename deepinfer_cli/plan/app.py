@@ -1,0 +1,69 @@
+"""Registers ``plan``; what it does is in ``plan_verb``, imported when it is called."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepinfer_cli.helptext import Command
+from deepinfer_cli.settings.flags import with_settings
+from deepinfer_cli.settings.settings import resolve
+from deepinfer_cli.settings.values import SECONDS
+
+_HELP = """\
+Says what a run would do: rows, errors, lengths, memory, steps and time.
+
+Examples:
+  deepinfer plan prompts.jsonl
+  deepinfer plan prompts.jsonl --max-tokens 512 --calibrate 30s
+  deepinfer plan prompts.jsonl --like yesterday.jsonl --json | jq .estimate
+
+Every row is read and encoded as a run would do it, with the same flags; no
+answer is written. Then some rows are answered for a few seconds to measure
+this machine (--calibrate), or the numbers of an earlier run are taken
+(--like). Exit codes: 0 all rows can be answered, 3 some cannot, 2 and 4 as
+for run.
+"""
+
+
+def add_plan(app: typer.Typer) -> None:
+    def plan_verb(
+        source: Annotated[
+            str,
+            typer.Argument(metavar="INPUT", help="What deepinfer run takes.", show_default=False),
+        ],
+        calibrate: Annotated[
+            str,
+            typer.Option(metavar="TIME", help="Answer rows for so long to measure; 0 measures "
+                         "nothing and loads no weights. Default: 10s.", show_default=False),
+        ] = "10s",
+        like: Annotated[
+            str | None,
+            typer.Option(metavar="RUN", help="Take times and answer lengths from this run instead.",
+                         show_default=False),
+        ] = None,
+        config: Annotated[
+            str | None, typer.Option(metavar="FILE", help="Settings; else ./deepinfer.yaml.")
+        ] = None,
+        json: Annotated[bool, typer.Option("--json", help="JSON instead of words.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+        *,
+        flags: dict[str, object],
+    ) -> None:  # fmt: skip
+        try:
+            seconds = SECONDS.parse(calibrate)
+        except ValueError:
+            raise typer.BadParameter(
+                f"--calibrate {calibrate}: expected {SECONDS.expects}"
+            ) from None
+        assert isinstance(seconds, int | float)
+        resolved = resolve(flags, config=config)
+        from .verb import plan
+
+        code = plan(source, resolved, like=like, seconds=float(seconds), as_json=json, quiet=quiet)
+        raise typer.Exit(code)
+
+    plan_verb.__doc__ = _HELP
+    app.command("plan", cls=Command)(with_settings(plan_verb))

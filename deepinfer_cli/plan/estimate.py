@@ -1,0 +1,127 @@
+"""How long a run will take: from a rehearsal of some rows, or the report of an earlier run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.limits.estimate import RunEstimate, estimate_run
+from deepinfer.engine.limits.step_times import StepTimes
+from deepinfer.engine.scheduling.answer_lengths import AnswerLengths
+from deepinfer.engine.types import MemoryPlan
+from deepinfer.errors import ConfigError
+from deepinfer.rehearsal import Rehearsal
+from deepinfer_cli.report.pages.words import seconds
+from deepinfer_cli.report.report import Report
+from deepinfer_cli.report.summary import Histogram
+
+from .plan import Estimate
+from .scan import Scan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What an estimate is made of.  ``row_s``: seconds a row takes outside of steps and reading."""
+
+    basis: str
+    load_s: float
+    times: StepTimes
+    cpu_times: StepTimes | None
+    row_s: float
+    row_cpu_s: float
+    lengths: AnswerLengths
+
+
+def from_rehearsal(rehearsal: Rehearsal, num_answerable: int) -> Measured:
+    return Measured(
+        basis=f"{rehearsal.num_rows:,} of {num_answerable:,} rows, run here for "
+        f"{seconds(rehearsal.seconds)}",
+        load_s=rehearsal.load_s,
+        times=rehearsal.times,
+        cpu_times=rehearsal.cpu_times,
+        row_s=rehearsal.row_s,
+        row_cpu_s=rehearsal.row_cpu_s,
+        lengths=AnswerLengths(rehearsal.lengths),
+    )
+
+
+def from_report(report: Report) -> Measured:
+    """One mean per phase is all that a report keeps, so batches should be alike.
+
+    Raises: ConfigError if the run answered too little to say anything.
+    """
+    stats, split = report.engine, report.time_s
+    if stats is None or not stats.num_prefill_tokens or not stats.num_decode_rows:
+        raise ConfigError(f"the report of {report.output} has no step times: no row was answered")
+    times = StepTimes(
+        prefill_base_s=0.0,
+        prefill_token_s=stats.prefill_s / stats.num_prefill_tokens,
+        num_requests=(stats.num_decode_rows / stats.num_decode_steps,),
+        decode_step_s=(stats.decode_s / stats.num_decode_steps,),
+        decode_tokens=(max(1.0, stats.num_decode_tokens / stats.num_decode_rows),),
+    )
+    cut = report.finish_reasons.get("length", 0)
+    return Measured(
+        basis=f"the report of {report.output}, {report.device_name}",
+        load_s=report.throughput.load_s,
+        times=times,
+        cpu_times=None,
+        row_s=(split.schedule + split.write + split.other)
+        / max(1, report.rows.results - report.rows.resumed),
+        row_cpu_s=0.0,
+        lengths=AnswerLengths(_lengths_of(report, cut)),
+    )
+
+
+def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: MemoryPlan) -> Estimate:
+    """The estimate of all rows of ``scan``."""
+    lengths, num_guessed = array("I"), 0
+    histogram = Histogram()
+    drawn = measured.lengths.draw(scan.num_answers)
+    for length, (most, endless) in zip(drawn, scan.limits(), strict=True):
+        num_guessed += not endless and measured.lengths.is_guess(length, most)
+        lengths.append(most if endless or length is None else min(length, most))
+        histogram.add(lengths[-1])
+    num_rows = sum(scan.kinds.values())
+
+    def play(times: StepTimes) -> RunEstimate:
+        return estimate_run(
+            scan.requests(lengths),
+            times,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            cache_tokens=memory.cache_tokens,
+        )
+
+    played = play(measured.times)
+    outside_s = scan.input.read_s + num_rows * measured.row_s
+    answer_s = played.prefill_s + played.decode_s + outside_s
+    cpu_s = None
+    if measured.cpu_times is not None:
+        cpu = play(measured.cpu_times)
+        cpu_s = cpu.prefill_s + cpu.decode_s + scan.input.read_s + num_rows * measured.row_cpu_s
+    rows = played.num_decode_rows / played.num_decode_steps if played.num_decode_steps else 0.0
+    return Estimate(
+        basis=measured.basis,
+        load_s=round(measured.load_s, 3),
+        answer_s=round(answer_s, 3),
+        cpu_s=None if cpu_s is None else round(cpu_s, 3),
+        prefill_steps=played.num_prefill_steps,
+        decode_steps=played.num_decode_steps,
+        answers_at_a_time=round(rows, 2),
+        answer_tokens=histogram.total,
+        answer_tokens_per_s=round(histogram.total / max(answer_s, 1e-9), 1),
+        answer_lengths=histogram.report(),
+        guessed_share=round(num_guessed / max(1, scan.num_answers), 3),
+    )
+
+
+def _lengths_of(report: Report, num_cut: int) -> Iterator[tuple[int, bool]]:
+    """The longest answers are taken to be those that were cut."""
+    left = report.lengths.answer.num - num_cut
+    for largest, num in report.lengths.answer.buckets:
+        for _ in range(num):
+            yield largest, left > 0
+            left -= 1

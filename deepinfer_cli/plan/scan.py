@@ -1,0 +1,131 @@
+"""``Scan``: one pass over the input that prepares every row as a run would, and keeps numbers."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from deepinfer.dry_run import DryRun
+from deepinfer.engine.cache.prefix_forecast import PrefixForecast
+from deepinfer.engine.limits.estimate import PlannedRequest
+from deepinfer.errors import RowError
+from deepinfer.rows.assemble import RowInFlight
+from deepinfer_cli.input.input_meter import InputMeter
+from deepinfer_cli.input.reader import Reader
+from deepinfer_cli.input.rows import InputRow, fields_with_id
+from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.report.summary import Histogram
+from deepinfer_cli.settings.settings import Settings
+
+from .plan import FailingRow
+
+_SAMPLE_BYTES = 64 * 2**20
+_SEED = 1
+
+
+class Scan:
+    """Numbers of all rows, in 16 bytes for each, and a fair sample of the rows themselves.
+
+    Rows are counted as in a run with the same settings: ``limit`` and ``shard`` hold.
+    """
+
+    def __init__(self, reader: Reader, dry_run: DryRun, settings: Settings, sample: int) -> None:
+        self.input = InputMeter(reader.rows)
+        self.num_rows = 0
+        self.kinds: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.examples: dict[str, FailingRow] = {}
+        self.prompt_lengths, self.answer_limits = Histogram(), Histogram()
+        self.num_answers = self.prompt_tokens = self.shared_tokens = 0
+        self.prepare_s = 0.0
+        self.sample: list[tuple[int, Mapping[str, Any]]] = []
+        self._sizes = array("I")  # by answer: prompt, computed prompt, most answer tokens, endless
+        self._dry_run = dry_run
+        self._settings = settings
+        self._forecast = PrefixForecast(dry_run.config, dry_run.model_config.sliding_window)
+        self._sample_size = sample
+        self._sample_bytes = 0
+        self._random = Random(_SEED)
+
+    def run(self, constraint: Any) -> None:
+        """Read the whole input.  Raises: InputError where it is damaged."""
+        limit, shard = self._settings.limit, Shard.of(self._settings.shard)
+        for row in self.input:
+            if limit is not None and row.index >= limit:
+                break
+            if not shard.holds(row.index):
+                continue
+            self.num_rows += 1
+            try:
+                self._add(row, self._prepare(row, constraint))
+            except RowError as error:
+                self._fail(row, error)
+
+    def limits(self) -> Iterator[tuple[int, bool]]:
+        """Of every answer the most tokens it may have, and whether it takes them all."""
+        for most, endless in zip(self._sizes[2::4], self._sizes[3::4], strict=True):
+            yield most, bool(endless)
+
+    def requests(self, lengths: Sequence[int]) -> Iterator[PlannedRequest]:
+        """Every answer, given how long each gets."""
+        columns = (self._sizes[0::4], self._sizes[1::4], lengths)
+        for prompt, computed, length in zip(*columns, strict=True):
+            yield PlannedRequest(prompt, computed, length)
+
+    def _prepare(self, row: InputRow, constraint: Any) -> RowInFlight:
+        if row.error is not None:
+            raise row.error
+        settings = self._settings
+        began = time.perf_counter()
+        try:
+            return self._dry_run.prepare(
+                row.index,
+                fields_with_id(row),
+                settings.sampling(),
+                raw=settings.raw,
+                thinking=settings.thinking,  # type: ignore[arg-type]
+                constraint=constraint,
+            )
+        finally:
+            self.prepare_s += time.perf_counter() - began
+
+    def _add(self, row: InputRow, prepared: RowInFlight) -> None:
+        token_ids = prepared.encoded.prompt_token_ids
+        most = prepared.sampling.max_tokens
+        assert most is not None  # the context bounds it
+        self.kinds[prepared.encoded.kind] += 1
+        self.prompt_lengths.add(len(token_ids))
+        self.prompt_tokens += len(token_ids)
+        for _ in prepared.seeds:
+            hit = self._forecast.hit(token_ids)
+            self.shared_tokens += hit.num_tokens
+            self.answer_limits.add(most)
+            endless = prepared.sampling.ignore_eos
+            self._sizes.extend((len(token_ids), len(token_ids) - hit.start, most, endless))
+            self.num_answers += 1
+        self._keep(row)
+
+    def _keep(self, row: InputRow) -> None:
+        """Reservoir sampling: after n rows each has been kept with the same chance."""
+        seen = sum(self.kinds.values())
+        place = len(self.sample)
+        if place >= self._sample_size:
+            place = self._random.randrange(seen)
+        if place >= self._sample_size or self._sample_bytes + len(row.raw) > _SAMPLE_BYTES:
+            return
+        kept = (row.index, fields_with_id(row))
+        if place < len(self.sample):
+            self.sample[place] = kept
+        else:
+            self.sample.append(kept)
+        self._sample_bytes += len(row.raw)
+
+    def _fail(self, row: InputRow, error: RowError) -> None:
+        self.errors[error.kind] += 1
+        if error.kind not in self.examples:
+            example = FailingRow(line=row.line, id=row.row_id, kind=error.kind, message=str(error))
+            self.examples[error.kind] = example

@@ -1,0 +1,107 @@
+"""The plan as a few lines of words and a small histogram."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import TextIO
+
+from deepinfer_cli.report.pages.svg import histogram_bars
+from deepinfer_cli.report.pages.words import count, percent, seconds, size
+from deepinfer_cli.report.report import Distribution
+
+from .plan import Estimate, Plan
+
+_LABEL = 11
+_MOST_BARS = 8
+_WIDEST_BAR = 40
+
+
+def print_plan(plan: Plan, stream: TextIO) -> None:
+    """Write the plan for people, within the width of the terminal."""
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 110))
+    lines = []
+    for label, text in plan_lines(plan):
+        head = f"{label:<{_LABEL}} "
+        indent = " " * len(head)
+        lines += textwrap.wrap(head + text, width, subsequent_indent=indent) or [head]
+    if plan.prompt_lengths.num > 1:
+        lines += ["", "prompt tokens", *_bars(plan.prompt_lengths, width, stream)]
+    stream.write("\n".join(lines) + "\n")
+
+
+def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    kinds = ", ".join(f"{name} {count(num)}" for name, num in plan.kinds.items())
+    yield "rows", f"{count(plan.rows)} in {plan.input.name}" + (f": {kinds}" if kinds else "")
+    if plan.failing:
+        share = percent(plan.failing / plan.rows)
+        yield "will fail", f"{count(plan.failing)} ({share})"
+        for row in plan.examples:
+            yield (
+                "",
+                f"{row.kind} {count(plan.errors[row.kind])}, first in line {row.line}: "
+                + (row.message),
+            )
+    if plan.answers:
+        prompts = f"{count(plan.prompt_tokens)} tokens, {_spread(plan.prompt_lengths)}"
+        if plan.shared_tokens:
+            prompts += f"; {count(plan.shared_tokens)} of them shared, computed once"
+        yield "prompts", prompts
+        yield "answers", _answers(plan)
+    memory = plan.memory
+    yield (
+        "memory",
+        f"{size(memory.weight_bytes + memory.cache_bytes)}: weights {size(memory.weight_bytes)}, "
+        f"caches {size(memory.cache_bytes)} for {count(memory.cache_tokens)} tokens; "
+        f"{count(plan.fitting)} answers at a time, {count(memory.max_num_seqs)} at most",
+    )
+    for name, note in plan.notes.items():
+        yield "note", f"{name}: {note}"
+    if plan.estimate is not None:
+        yield from _estimate_lines(plan.estimate)
+
+
+def _answers(plan: Plan) -> str:
+    most = plan.answer_limits.max
+    found = plan.estimate
+    if found is None:
+        return f"{count(plan.answers)}, of at most {count(most)} tokens"
+    lengths = found.answer_lengths
+    text = f"{count(plan.answers)}, about {count(found.answer_tokens)} tokens, {_spread(lengths)}"
+    if found.guessed_share > 0.02:
+        text += f"; {percent(found.guessed_share)} of the lengths are a guess: these answers were "
+        text += "cut when measuring ended (a longer --calibrate knows more)"
+    return text
+
+
+def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
+    steps = found.prefill_steps + found.decode_steps
+    yield (
+        "steps",
+        f"about {count(steps)}: {count(found.prefill_steps)} of prefill, "
+        f"{count(found.decode_steps)} of decode with {count(found.answers_at_a_time)} answers",
+    )
+    yield (
+        "time",
+        f"about {seconds(found.load_s + found.answer_s)}: {seconds(found.load_s)} to load, "
+        f"{seconds(found.answer_s)} to answer ({count(round(found.answer_tokens_per_s))} tokens/s)",
+    )
+    yield "measured", f"by {found.basis}"
+
+
+def _spread(lengths: Distribution) -> str:
+    return f"median {count(lengths.p50)}, longest {count(lengths.max)}"
+
+
+def _bars(lengths: Distribution, width: int, stream: TextIO) -> Iterator[str]:
+    bars = histogram_bars(lengths.buckets, "", most=_MOST_BARS)
+    block = "█" if "utf" in (getattr(stream, "encoding", None) or "").lower() else "#"
+    spans = [bar.hint.partition(" :")[0] for bar in bars]
+    head = max(map(len, spans))
+    room = min(_WIDEST_BAR, width - head - 14)
+    top = max(bar.value for bar in bars)
+    for span, bar in zip(spans, bars, strict=True):
+        length = round(room * bar.value / top)
+        drawn = block * max(length, 1 if bar.value else 0)
+        yield f"  {span:>{head}}  {drawn} {count(bar.value)}".rstrip()

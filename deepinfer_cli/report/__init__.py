@@ -1,0 +1,1 @@
+"""What a run reports, and the pages made of it."""

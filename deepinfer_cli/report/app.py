@@ -1,0 +1,47 @@
+"""Registers ``report``; what it does is in ``report_verb``, imported when it is called."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deepinfer_cli.helptext import Command
+
+
+def add_report(app: typer.Typer) -> None:
+    @app.command("report", cls=Command)
+    def report_verb(
+        run: Annotated[
+            str,
+            typer.Argument(metavar="RUN", help="The output of a run, its .report.json or its "
+                           ".partial folder; two of them are compared.", show_default=False),
+        ],
+        other: Annotated[str | None, typer.Argument(metavar="[RUN]", show_default=False)] = None,
+        output: Annotated[
+            list[str] | None,
+            typer.Option("--output", "-o", metavar="FILE", show_default=False,
+                         help="Write FILE.html, .md, .json or .prom, or Markdown to stdout (-). "
+                         "Repeatable. Without it: RUN.report.html and RUN.report.md."),
+        ] = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    ) -> None:  # fmt: skip
+        """Makes a page of a finished or stopped run, or compares two runs.
+
+        Examples:
+          deepinfer report answers.jsonl
+          deepinfer report answers.jsonl -o - | less
+          deepinfer report monday.jsonl tuesday.jsonl -o compared.html
+          deepinfer report answers.jsonl -o /var/lib/node_exporter/answers.prom --force
+
+        The page is one file without scripts; the numbers are those of RUN.report.json
+        (docs/reports.md).
+        """
+        from .verb import compare_runs, report_run
+
+        outputs = output or []
+        if other is None:
+            report_run(run, outputs, as_json=json, force=force)
+        else:
+            compare_runs(run, other, outputs, as_json=json, force=force)

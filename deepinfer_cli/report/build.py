@@ -1,0 +1,196 @@
+"""From what a run knows when it ends to its ``Report``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deepinfer.engine.types import EngineStats
+from deepinfer.engine_facts import EngineFacts
+from deepinfer_cli.host import host, versions
+from deepinfer_cli.output.fingerprint import model_fingerprint
+from deepinfer_cli.settings.settings import Resolved
+from deepinfer_cli.typed_json import definitions
+
+from .report import (
+    SCHEMA,
+    Cost,
+    InputFacts,
+    Latencies,
+    Lengths,
+    Report,
+    RowCounts,
+    SettingReport,
+    Speculation,
+    Throughput,
+    TimeSplit,
+    TokenCounts,
+)
+from .summary import Counts, Summary
+from .timeline import TimelineReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a run knows about itself when it ends.
+
+    status: finished, stopped or failed.  engine: None if no row needed one.  began, ended: seconds
+    since 1970.  cpu_s, read_s, write_s: see ``TimeSplit``.
+    """
+
+    status: str
+    exit_code: int
+    message: str | None
+    began: float
+    ended: float
+    input: InputFacts
+    output: str
+    num_rows: int
+    num_resumed: int
+    total: Summary
+    session: Counts
+    load_s: float
+    answer_s: float
+    read_s: float
+    write_s: float
+    cpu_s: float
+    energy_j: float | None
+    resolved: Resolved
+    stats: EngineStats | None
+    engine_notes: Mapping[str, str]
+    engine: EngineFacts | None
+    timeline: TimelineReport
+
+
+def build_report(facts: Facts) -> Report:
+    """The report of a run, finished or not."""
+    total, settings, engine = facts.total, facts.resolved.settings, facts.engine
+    folder = None if engine is None else engine.model_folder
+    return Report(
+        schema=SCHEMA,
+        status=facts.status,
+        exit_code=facts.exit_code,
+        message=facts.message,
+        started=_iso(facts.began),
+        ended=_iso(facts.ended),
+        input=facts.input,
+        output=facts.output,
+        model=settings.model or "embedded",
+        model_fingerprint=None if folder is None else model_fingerprint(folder),
+        device=None if engine is None else engine.device,
+        device_name=None if engine is None else engine.device_name,
+        rows=RowCounts(
+            input=facts.num_rows,
+            results=total.results,
+            errors=total.num_errors,
+            resumed=facts.num_resumed,
+        ),
+        kinds=dict(sorted(total.kinds.items())),
+        errors=dict(total.errors.most_common()),
+        finish_reasons=dict(total.finish_reasons.most_common()),
+        constraints=dict(total.constraints.most_common()),
+        warnings=dict(total.warnings.most_common()),
+        notes=dict(total.notes.most_common()),
+        tokens=TokenCounts(
+            prompt_tokens=total.tokens["prompt_tokens"],
+            cached_tokens=total.tokens["cached_tokens"],
+            completion_tokens=total.tokens["completion_tokens"],
+            reasoning_tokens=total.tokens["reasoning_tokens"],
+        ),
+        throughput=_throughput(facts),
+        time_s=_time_split(facts),
+        timeline=facts.timeline,
+        lengths=Lengths(prompt=total.prompt_lengths.report(), answer=total.answer_lengths.report()),
+        latency_ms=Latencies(
+            queued=total.queued_ms.report(),
+            prefill=total.prefill_ms.report(),
+            decode=total.decode_ms.report(),
+            first_token=total.ttft_ms.report(),
+            finished=total.total_ms.report(),
+        ),
+        answer_tokens_per_s=total.tokens_per_s.report(),
+        speculation=_speculation(total, facts.stats),
+        preemptions=total.preemptions,
+        engine=facts.stats,
+        engine_notes=dict(facts.engine_notes),
+        memory=None if engine is None else engine.memory,
+        machine=host(),
+        cost=_cost(facts),
+        seed=settings.seed,
+        settings={
+            name: SettingReport(value=entry["value"], origin=entry["origin"])
+            for name, entry in facts.resolved.report().items()
+        },
+        versions=versions(),
+        definitions=definitions(Report),
+    )
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _throughput(facts: Facts) -> Throughput:
+    seconds = max(facts.answer_s, 1e-9)
+    session = facts.session
+    return Throughput(
+        load_s=round(facts.load_s, 3),
+        answer_s=round(facts.answer_s, 3),
+        rows_per_s=round(session.results / seconds, 3),
+        prompt_tokens_per_s=round(session.prompt_tokens / seconds, 3),
+        completion_tokens_per_s=round(session.completion_tokens / seconds, 3),
+    )
+
+
+def _time_split(facts: Facts) -> TimeSplit:
+    stats = facts.stats or EngineStats()
+    known = {
+        "read": facts.read_s,
+        "prefill": stats.prefill_s,
+        "decode": stats.decode_s,
+        "schedule": stats.schedule_s,
+        "write": facts.write_s,
+    }
+    known = {name: round(seconds, 3) for name, seconds in known.items()}
+    other = max(0.0, facts.answer_s - sum(known.values()))
+    return TimeSplit(**known, other=round(other, 3), cpu=round(facts.cpu_s, 3))
+
+
+def _speculation(total: Summary, stats: EngineStats | None) -> Speculation:
+    drafts = Speculation(
+        drafted_tokens=total.drafts, accepted_tokens=total.accepted, acceptance=total.acceptance
+    )
+    if stats is None or not stats.num_draft_blocks:
+        return drafts
+    blocks = stats.num_draft_blocks
+    pairs = zip(stats.accepted_per_position, stats.verified_per_position, strict=True)
+    error = stats.calibration_error
+    return Speculation(
+        drafted_tokens=drafts.drafted_tokens,
+        accepted_tokens=drafts.accepted_tokens,
+        acceptance=drafts.acceptance,
+        proposed_tokens=stats.num_proposed_tokens,
+        verified_tokens=stats.num_draft_tokens,
+        verified_per_position=tuple(stats.verified_per_position),
+        acceptance_per_position=tuple(round(a / v, 4) if v else None for a, v in pairs),
+        accepted_length=round(1 + stats.num_accepted_tokens / blocks, 3),
+        mean_verify_length=round(stats.num_draft_tokens / blocks, 3),
+        calibration_error=None if error is None else round(error, 4),
+        verify_lengths=tuple(stats.verify_lengths),
+    )
+
+
+def _cost(facts: Facts) -> Cost:
+    per_hour = facts.resolved.settings.cost_per_hour
+    energy = None if facts.energy_j is None else round(facts.energy_j, 1)
+    if per_hour is None:
+        return Cost(energy_j=energy)
+    total = per_hour * (facts.load_s + facts.answer_s) / 3_600
+    tokens = facts.session.completion_tokens
+    return Cost(
+        per_hour=per_hour,
+        total=round(total, 6),
+        per_million_tokens=round(total / tokens * 1e6, 6) if tokens else None,
+        energy_j=energy,
+    )

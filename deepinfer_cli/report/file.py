@@ -1,0 +1,74 @@
+"""Finds and reads the report of a run: by its output, its report file or its working folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer.errors import ConfigError
+from deepinfer_cli.output.partial import OutputPaths
+from deepinfer_cli.typed_json import WrongForm, from_json
+
+from .report import SCHEMA, Report
+
+_ENDING = ".report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReport:
+    """A report, and the file it was read from."""
+
+    path: Path
+    report: Report
+
+    @property
+    def results(self) -> Path | None:
+        """The result file that lies beside it, None if there is none."""
+        if not self.path.name.endswith(_ENDING):
+            return None
+        path = self.path.with_name(self.path.name.removesuffix(_ENDING))
+        return path if path.is_file() else None
+
+    def beside(self, ending: str) -> Path:
+        """Where a page about it goes: the same name with another ending."""
+        if self.path.name.endswith(_ENDING):
+            return self.path.with_name(self.path.name.removesuffix(".json") + ending)
+        return self.path.with_suffix(ending)
+
+
+def read_report(run: str) -> StoredReport:
+    """The report of ``run``.  Raises: ConfigError that says where it was looked for."""
+    path = _find(Path(run))
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot read {path}: {reason}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a report: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ConfigError(f"{path} is not a report of this version of deepinfer ({SCHEMA})")
+    try:
+        return StoredReport(path, from_json(Report, data))
+    except WrongForm as error:
+        raise ConfigError(f"{path} is not a whole report: {error}") from error
+
+
+def _find(run: Path) -> Path:
+    """The finished report if there is one, else that of the part that was stopped."""
+    if run.name.endswith(".partial"):
+        places = [run / "report.json"]
+    elif run.suffix == ".json":
+        places = [run]
+    else:
+        paths = OutputPaths(run)
+        places = [paths.report, paths.partial / "report.json"]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        looked = " or ".join(map(str, places))
+        raise ConfigError(
+            f"no report of {run}: expected {looked}; give the output of a run, or the report file "
+            "(it is written when the run ends; deepinfer status says how far one is)"
+        )
+    return found

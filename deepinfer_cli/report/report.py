@@ -1,0 +1,201 @@
+"""The report of a run: every number in it, defined once.
+
+JSON, its schema (docs/report.schema.json), the pages, the comparison and the Prometheus file are
+all made from ``Report``.  ``build_report`` is the one place where a run becomes a report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer.engine.types import EngineStats, MemoryPlan
+from deepinfer_cli.host import Host
+from deepinfer_cli.typed_json import to_json
+
+from .timeline import TimelineReport
+
+SCHEMA = "deepinfer.report/1"
+
+
+def says(help: str, **default: Any) -> Any:
+    """A field with its definition."""
+    return field(metadata={"help": help}, **default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFacts:
+    name: str
+    format: str
+    digest: str | None = says("of the rows read, in order; equal inputs have equal digests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCounts:
+    """input = results + errors once a run is finished."""
+
+    input: int = says("rows read")
+    results: int
+    errors: int
+    resumed: int = says("rows finished by an earlier part of this run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Of result rows only."""
+
+    prompt_tokens: int
+    cached_tokens: int = says("prompt tokens that were not computed again")
+    completion_tokens: int
+    reasoning_tokens: int = says("completion tokens that were thinking")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Of this part of the run: result rows and their tokens, over answer_s."""
+
+    load_s: float = says("until the engine was ready")
+    answer_s: float = says("from then until the last row was finished")
+    rows_per_s: float
+    prompt_tokens_per_s: float
+    completion_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSplit:
+    """Where answer_s went, in seconds.  other: encoding prompts, parsing answers, constraints."""
+
+    read: float
+    prefill: float
+    decode: float
+    schedule: float
+    write: float
+    other: float
+    cpu: float = says("processor time of this process, all threads; not a part of the sum")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Percentiles are within 6 % above 64; buckets: [largest value, how many]."""
+
+    num: int
+    mean: float | None = None
+    min: int | None = None
+    p50: int | None = None
+    p90: int | None = None
+    p99: int | None = None
+    max: int | None = None
+    buckets: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens."""
+
+    prompt: Distribution
+    answer: Distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """Milliseconds of each answer of a result row."""
+
+    queued: Distribution = says("from arrival in the engine to the first chunk of its prompt")
+    prefill: Distribution = says("from then to the first token")
+    decode: Distribution = says("from the first token to the last")
+    first_token: Distribution = says("from arrival to the first token")
+    finished: Distribution = says("from arrival to the last token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Drafts of all result rows; from proposed_tokens on, of this part of the run."""
+
+    drafted_tokens: int = says("drafts that were verified")
+    accepted_tokens: int
+    acceptance: float | None = says("verified drafts that the model would have produced itself")
+    proposed_tokens: int | None = says("drafts made, verified or not", default=None)
+    verified_tokens: int | None = None
+    verified_per_position: tuple[int, ...] = ()
+    acceptance_per_position: tuple[float | None, ...] = ()
+    accepted_length: float | None = says("tokens per answer and drafting step", default=None)
+    mean_verify_length: float | None = None
+    calibration_error: float | None = says(
+        "mean distance of expected from real acceptance", default=None
+    )
+    verify_lengths: tuple[float, ...] = says(
+        "drafts verified per answer, over equal stretches of all decode steps", default=()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """None where nobody knows: --cost-per-hour says the price, the processor counts energy."""
+
+    per_hour: float | None = None
+    total: float | None = says("of load_s and answer_s", default=None)
+    per_million_tokens: float | None = says("answer tokens of this part", default=None)
+    energy_j: float | None = says("joules of the whole processor meanwhile", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingReport:
+    value: object
+    origin: str = says("default, FILE:LINE, the environment variable or the flag")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A run, or the latest part of it."""
+
+    schema: str
+    status: str = says("finished, stopped or failed")
+    exit_code: int
+    message: str | None = says("why it was stopped or failed")
+    started: str = says("when this part began: ISO 8601, UTC")
+    ended: str
+    input: InputFacts
+    output: str
+    model: str
+    model_fingerprint: str | None = says(
+        "of the model's files: all of the small ones; names, sizes, both ends of the large ones"
+    )
+    device: str | None = says("where the engine ran; null if no row needed one")
+    device_name: str | None
+    rows: RowCounts
+    kinds: Mapping[str, int] = says("result rows by the kind of their prompt")
+    errors: Mapping[str, int] = says("error rows by kind of error")
+    finish_reasons: Mapping[str, int] = says("answers by why they ended")
+    constraints: Mapping[str, int] = says(
+        "answers held to a form, judged again: valid, invalid, incomplete when cut"
+    )
+    warnings: Mapping[str, int]
+    notes: Mapping[str, int] = says("rows where something differs from what they asked, by what")
+    tokens: TokenCounts
+    throughput: Throughput
+    time_s: TimeSplit
+    timeline: TimelineReport = says(
+        "of this part, from when the engine was ready; a row counts whole when it finishes"
+    )
+    lengths: Lengths
+    latency_ms: Latencies
+    answer_tokens_per_s: Distribution = says("of each answer, from its first token on")
+    speculation: Speculation
+    preemptions: int = says("times an answer gave up its caches and was computed again")
+    engine: EngineStats | None
+    engine_notes: Mapping[str, str] = says("settings that could not be followed, and why")
+    memory: MemoryPlan | None
+    machine: Host
+    cost: Cost
+    seed: int
+    settings: Mapping[str, SettingReport]
+    versions: Mapping[str, str]
+    definitions: Mapping[str, str] = says("what the numbers mean, by their place")
+
+
+def encode_report(report: Report) -> bytes:
+    """Strict JSON in UTF-8, indented."""
+    text = json.dumps(to_json(report), ensure_ascii=False, allow_nan=False, indent=1)
+    return text.encode("utf-8", "replace")

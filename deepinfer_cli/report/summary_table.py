@@ -1,0 +1,76 @@
+"""The report as a short table of words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deepinfer_cli.run.console import duration
+
+from .report import Distribution, Report, RowCounts, Speculation
+
+
+def summary_lines(report: Report) -> list[tuple[str, str]]:
+    """(label, text) for each line of the table; lines that would say nothing are left out."""
+    rows, tokens, speed = report.rows, report.tokens, report.throughput
+    lines = []
+    if report.status != "finished":
+        lines.append((report.status, report.message or ""))
+    done = f"{rows.results + rows.errors:,} of {rows.input:,} read"
+    if report.status != "finished":
+        done += " so far"
+    if rows.resumed:
+        done += f", {rows.resumed:,} of them by an earlier part of this run"
+    lines.append(("rows", f"{done}, in {duration(speed.load_s + speed.answer_s)}"))
+    lines.append(("results", f"{rows.results:,}  {_counts(report.finish_reasons)}"))
+    if rows.errors:
+        lines.append(("errors", f"{rows.errors:,}  {_counts(report.errors)}"))
+    if report.constraints:
+        lines.append(("constraints", _counts(report.constraints)))
+    if report.warnings:
+        lines.append(("warnings", _counts(report.warnings)))
+    if report.notes:
+        lines.append(("notes", _counts(report.notes)))
+    if rows.results:
+        cached = f" ({tokens.cached_tokens:,} cached)" if tokens.cached_tokens else ""
+        thought = tokens.reasoning_tokens
+        thinking = f" ({thought:,} of thinking)" if thought else ""
+        answer = f"{tokens.completion_tokens:,} answer{thinking}"
+        lines.append(("tokens", f"{tokens.prompt_tokens:,} prompt{cached}, {answer}"))
+        prompt, answers = report.lengths.prompt, report.lengths.answer
+        lines.append(("lengths", f"{_lengths('prompt', prompt)}, {_lengths('answer', answers)}"))
+    if speed.rows_per_s:
+        per_second = speed.completion_tokens_per_s
+        place = f" on {report.device}" if report.device else ""
+        rates = f"{per_second:,.0f} tokens/s, {speed.rows_per_s:,.1f} rows/s"
+        lines.append(("speed", rates + place))
+    if (drafts := report.speculation).acceptance is not None:
+        lines.append(("drafts", f"{drafts.acceptance:.0%} accepted{_draft_lengths(drafts)}"))
+    if (engine := report.engine) is not None and engine.num_out_of_memory:
+        times = f"{engine.num_out_of_memory:,} steps did not fit and were made smaller"
+        lines.append(
+            ("memory", f"{times}; at most {engine.most_running:,} answers at a time since")
+        )
+    if report.status == "finished" and report.output != "-":
+        lines.append(("files", f"{report.output}  (+ .report.json{_errors_file(rows)})"))
+    return [(label, text.rstrip()) for label, text in lines]
+
+
+def _draft_lengths(drafts: Speculation) -> str:
+    if drafts.accepted_length is None:
+        return ""
+    verified = f"{drafts.mean_verify_length:.1f} drafts"
+    return f", {verified} make {drafts.accepted_length:.1f} tokens a step"
+
+
+def _errors_file(rows: RowCounts) -> str:
+    return ", .errors.jsonl" if rows.errors else ""
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def _lengths(name: str, lengths: Distribution) -> str:
+    if lengths.p50 is None or lengths.max is None:
+        return f"{name} none"
+    return f"{name} {lengths.p50:,} median, {lengths.max:,} longest"

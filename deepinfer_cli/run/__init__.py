@@ -1,0 +1,1 @@
+"""``deepinfer run`` and what watches over it."""

@@ -1,0 +1,207 @@
+"""reader -> engine -> journal, with a bounded number of rows between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from deepinfer.errors import EngineError, InputError, RowError
+from deepinfer.outputs import RequestOutput
+from deepinfer_cli.input.rows import InputRow, encode_json, error_row, fields_with_id
+from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.output.journal import Journal, Record, digest
+from deepinfer_cli.output.results import result_facts, result_row, without_carried
+from deepinfer_cli.report.summary import Counts, Summary
+from deepinfer_cli.settings.settings import Settings
+
+from .stopping import StopSwitch
+
+Rows = Iterator[tuple[int, Mapping[str, Any]]]
+Answer = Callable[[Rows], Iterator[RequestOutput]]
+
+
+class Pipeline:
+    """One pass over the input.  Every row it reads ends as one record of the journal.
+
+    num_rows: how many rows of this shard were read.  num_resumed: how many of them were finished
+    before, num_changed: finished before with another content.  next_index: one more than the
+    place of the last row.  reached_end: every wanted row was read.  is_outside: waiting for the
+    input, or for who takes the results.  total: all finished rows.  write_s: seconds
+    spent on making and keeping result rows.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[InputRow],
+        journal: Journal,
+        total: Summary,
+        settings: Settings,
+        stop: StopSwitch,
+        on_record: Callable[[Record], None],
+    ) -> None:
+        self.num_rows = 0
+        self.num_resumed = 0
+        self.num_changed = 0
+        self.next_index = 0
+        self.reached_end = False
+        self.write_s = 0.0
+        self.is_outside = False
+        self.total = total
+        self._before = Counts()
+        self._rows = rows
+        self._journal = journal
+        self._settings = settings
+        self._missing_carry = set(settings.carry) - {"*"}
+        self._shard = Shard.of(settings.shard)
+        self._stop = stop
+        self._on_record = on_record
+        self._running: dict[int, InputRow] = {}
+        self._failure: Exception | None = None
+        self._first_error: str | None = None
+
+    @property
+    def session(self) -> Counts:
+        """The counts of this part of the run alone."""
+        return self.total.counts() - self._before
+
+    @property
+    def missing_carry(self) -> list[str]:
+        """Columns of ``--carry`` that no row had; none if no row was read in this part."""
+        is_known = self.num_rows > self.num_resumed and not self.num_resumed
+        return sorted(self._missing_carry) if is_known else []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def run(self, answer: Answer) -> None:
+        """Read, answer and record rows until the input ends or the switch says stop.
+
+        ``answer`` is only called if a row needs the engine.
+        Raises: InputError when the input is damaged (after what was running is finished) or has
+        too many bad rows; EngineError when the engine loses a row.
+        """
+        self._before = self.total.counts()
+        waiting = self._unfinished()
+        first = next(waiting, None)
+        if first is not None:
+            for output in answer(chain([first], waiting)):
+                began = time.perf_counter()
+                self._finish(output)
+                self.write_s += time.perf_counter() - began
+        self._journal.sync()
+        if self._failure is not None:
+            raise self._failure
+        if self._running:
+            rows = ", ".join(str(row.line) for row in list(self._running.values())[:5])
+            raise EngineError(
+                f"the engine gave no answer for {len(self._running)} rows (lines {rows}); "
+                "run the same command again to answer them"
+            )
+        self._check_errors()
+
+    def _unfinished(self) -> Rows:
+        """The rows that the engine has to answer; bad ones are recorded on the way.
+
+        A failure waits until the running rows are finished: it must not take them down.
+        """
+        try:
+            while not self._stop.is_set:
+                row = self._read()
+                if row is None:
+                    self.reached_end = True
+                    return
+                if not self._shard.holds(row.index):
+                    continue
+                self.num_rows += 1
+                finished = self._journal.finished(row.index)
+                if finished == digest(row.raw):
+                    self.num_resumed += 1
+                    continue
+                self.num_changed += finished is not None
+                if row.error is not None:
+                    self._record_error(row, row.error)
+                else:
+                    assert row.fields is not None
+                    if self._missing_carry:
+                        self._missing_carry -= row.fields.keys()
+                    self._running[row.index] = row
+                    yield row.index, fields_with_id(row)
+                self._check_errors()
+        except (InputError, OSError) as error:
+            self._failure = error
+
+    def _read(self) -> InputRow | None:
+        """The next row of the input; None at its end, or where ``--limit`` ends it."""
+        limit = self._settings.limit
+        if limit is not None and self.next_index >= limit:
+            return None
+        with self._outside():
+            row = next(self._rows, None)
+        if row is not None:
+            self.next_index = row.index + 1
+        return row
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        self.is_outside = True
+        try:
+            yield
+        finally:
+            self.is_outside = False
+
+    def _finish(self, output: RequestOutput) -> None:
+        row = self._running.pop(output.row, None)
+        if row is None:
+            raise EngineError(f"the engine answered row {output.row} twice or unasked")
+        if output.error_kind is not None:
+            self._record_error(row, RowError(output.error_kind, output.error or "no reason given"))
+            return
+        settings = self._settings
+        notes = without_carried(output.notes, settings.carry)
+        output = dataclasses.replace(output, notes=notes)
+        try:
+            result = result_row(
+                output,
+                row,
+                carry=settings.carry,
+                keep_token_ids=settings.keep_token_ids,
+                timing=settings.timing,
+            )
+            payload = encode_json(result)
+        except (ValueError, RecursionError) as error:
+            # Only what came with the row can be like that, such as a column nested 900 deep.
+            self._record_error(row, RowError("unwritable_result", f"not writable as JSON: {error}"))
+            return
+        self._record(row, False, result_facts(output), payload)
+
+    def _record_error(self, row: InputRow, error: RowError) -> None:
+        if self._first_error is None:
+            self._first_error = f"line {row.line}: {error}"
+        self._record(row, True, {"error": error.kind}, error_row(row, error))
+
+    def _record(self, row: InputRow, is_error: bool, facts: dict[str, Any], payload: bytes) -> None:
+        record = Record(row.index, digest(row.raw), is_error, facts, payload)
+        self.total.add(record)  # first: a signal in between must not make a kept row unknown
+        self._journal.append(record)
+        with self._outside():
+            self._on_record(record)
+
+    def _check_errors(self) -> None:
+        """A share only counts once a hundred rows were read, so that it means something."""
+        limit = self._settings.max_errors
+        errors = self.total.num_errors
+        rows = max(self.num_rows, self.total.num_rows)
+        if limit is None or errors <= (limit if isinstance(limit, int) else limit * rows):
+            return
+        if isinstance(limit, float) and rows < 100:
+            return
+        shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:.1%}"
+        first = f"; the first: {self._first_error}" if self._first_error else ""
+        raise InputError(
+            f"{errors:,} of {rows:,} rows failed, more than --max-errors={shown}{first}"
+        )

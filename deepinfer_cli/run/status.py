@@ -1,0 +1,193 @@
+"""``deepinfer status``: how far a run is, whether it lives, and how to go on; from any shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import ConfigError
+from deepinfer_cli.input.sharding import shards_beside
+from deepinfer_cli.output.journal import count_rows
+from deepinfer_cli.output.partial import OutputPaths, is_locked
+
+from .console import duration
+from .status_file import read_status
+from .verb import default_output
+
+_ENDINGS = (".partial", ".report.json", ".errors.jsonl")
+
+
+def show_status(target: str, *, as_json: bool) -> None:
+    """Print the state of the run that ``target`` names: its output, its input, or a file of it.
+
+    Raises: ConfigError if there is no such run.
+    """
+    state = run_state(find_run(target))
+    if as_json:
+        json.dump(state, sys.stdout, indent=1, ensure_ascii=False)
+        print()
+        return
+    for label, text in _lines(state):
+        print(f"{label:<8}  {text}".rstrip())
+
+
+def find_run(target: str) -> OutputPaths:
+    """The output of the run.  Raises: ConfigError."""
+    name = target.rstrip("/")
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    tried = list(dict.fromkeys([name, default_output(name)])) if Path(name).name else []
+    for output in tried:
+        paths = OutputPaths(Path(output))
+        if paths.partial.is_dir() or paths.report.is_file():
+            return paths
+    shown = " or ".join(tried) or repr(target)
+    shards = [str(path) for output in tried for path in shards_beside(Path(output))]
+    if shards:
+        raise ConfigError(f"{shown} has no run of its own, but shards: {', '.join(shards[:8])}")
+    raise ConfigError(
+        f"no run of {shown} is here (no .partial folder and no .report.json); give the run's output"
+    )
+
+
+def run_state(paths: OutputPaths) -> dict[str, Any]:
+    """What is known about the run, in JSON's types.
+
+    state: running, finished, or else what ended it: stopped, failed (both said why), killed (the
+    process ended without a word).  Rows of a run that does not run are counted in its journal.
+    """
+    if not paths.partial.is_dir():
+        return _finished(paths)
+    status = read_status(paths.partial) or {}
+    state: dict[str, Any] = {
+        "state": "running" if is_locked(paths.partial) else "killed",
+        "output": str(paths.results),
+        "input": status.get("input"),
+        "process": status.get("process"),
+        "host": status.get("host"),
+        "seconds": None,
+        "phase": None,
+        "exit_code": None,
+        "message": None,
+    }
+    if state["state"] == "running":
+        done, errors = status.get("rows", 0), status.get("errors", 0)
+        # What it was like when it was written; time has passed since.
+        silent_s = max(0.0, time.time() - status["updated"]) if status else 0.0
+        eta_s = status.get("eta_s")
+        state |= {
+            "phase": status.get("phase", "starting"),
+            "seconds": time.time() - status["started"] if status else None,
+            "silent_s": silent_s,
+            "tokens_per_s": status.get("tokens_per_s"),
+            "rows_per_s": status.get("rows_per_s"),
+            "eta_s": None if eta_s is None else max(0.0, eta_s - silent_s),
+        }
+    else:
+        done = errors = 0
+        with suppress(FileNotFoundError):
+            done, errors = count_rows(paths.partial)
+        state |= _last_words(paths)
+    total = status.get("total_rows")
+    state["rows"] = {
+        "done": done,
+        "failed": errors,
+        "total": total,
+        "is_estimate": status.get("is_estimate", True),
+        "left": None if total is None else max(0, total - done),
+    }
+    state["resume"] = _resume(status)
+    return state
+
+
+def _finished(paths: OutputPaths) -> dict[str, Any]:
+    report = _read_report(paths.report)
+    rows = report.get("rows", {})
+    done, errors = rows.get("input", 0), rows.get("errors", 0)
+    return {
+        "state": "finished",
+        "output": str(paths.results),
+        "input": report.get("input", {}).get("name"),
+        "exit_code": report.get("exit_code"),
+        "rows": {"done": done, "failed": errors, "total": done, "is_estimate": False, "left": 0},
+        "errors": report.get("errors", {}),
+    }
+
+
+def _last_words(paths: OutputPaths) -> dict[str, Any]:
+    """How the latest part ended, by its report; a report of an earlier part says nothing."""
+    path = paths.partial / "report.json"
+    with suppress(OSError):
+        is_latest = path.stat().st_mtime >= (paths.partial / "lock").stat().st_mtime
+        report = _read_report(path) if is_latest else {}
+        if report:
+            return {
+                "state": report.get("status"),
+                "exit_code": report.get("exit_code"),
+                "message": report.get("message"),
+            }
+    return {}
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _resume(status: dict[str, Any]) -> str | None:
+    """The shell's line that continues the run."""
+    if not status:
+        return None
+    here = f"cd {shlex.quote(status['folder'])} && " if status["folder"] != str(Path.cwd()) else ""
+    same_input = "THE SAME INPUT | " if status["input"] == "-" else ""
+    return f"{here}{same_input}{status['command']}"
+
+
+def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) for people."""
+    rows = state["rows"]
+    lines = [("run", state["output"]), ("state", _state_words(state))]
+    total = ""
+    if rows["total"] is not None:
+        total = f" of {'about ' if rows['is_estimate'] else ''}{rows['total']:,}"
+    failed = f", {rows['failed']:,} of them failed" if rows["failed"] else ""
+    lines.append(("rows", f"{rows['done']:,}{total} done{failed}"))
+    if state["state"] == "running":
+        if state["tokens_per_s"]:
+            speed = f"{state['tokens_per_s']:,.0f} tokens/s, {state['rows_per_s'] or 0:,.1f} rows/s"
+            lines.append(("speed", speed))
+        if state["eta_s"] is not None and state["phase"] == "answering":
+            lines.append(("left", f"about {duration(state['eta_s'])}"))
+    elif state["state"] == "finished":
+        if rows["failed"]:
+            kinds = ", ".join(f"{kind} {count:,}" for kind, count in state["errors"].items())
+            lines.append(("failed", kinds))
+            lines.append(("retry", "the same command again with --retry-failed"))
+    else:
+        resume = state["resume"]
+        lines.append(("resume", resume or "give the command of this run again"))
+    return lines
+
+
+def _state_words(state: dict[str, Any]) -> str:
+    who = f"process {state.get('process')} on {state.get('host')}"
+    if state["state"] == "running":
+        since = f", for {duration(state['seconds'])}" if state["seconds"] is not None else ""
+        silent = state["silent_s"]
+        still = f"; it has said nothing for {duration(silent)}" if silent > 15 else ""
+        return f"running, {state['phase']} ({who}{since}{still})"
+    if state["state"] == "finished":
+        return f"finished, exit code {state['exit_code']}"
+    if state["state"] == "killed":
+        return f"killed: {who} is gone; its finished rows are kept" if state["process"] else (
+            "begun, and ended before the first row"
+        )  # fmt: skip
+    return f"{state['state']}, exit code {state['exit_code']}: {state['message']}"

@@ -1,0 +1,69 @@
+"""``status.json`` in the folder of an unfinished run: how far it is, for other shells to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from deepinfer_cli.settings.settings import Resolved
+
+from .console import Snapshot
+
+NAME = "status.json"
+_SCHEMA = "deepinfer.status/1"
+
+
+class StatusFile:
+    """Written again and again by one run; readers never see half of it.
+
+    ``command`` continues the run when it is given in the current folder.
+    """
+
+    def __init__(self, folder: Path, *, command: str, source: str) -> None:
+        self._path = folder / NAME
+        self._head = {
+            "schema": _SCHEMA,
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.time(),
+            "folder": os.getcwd(),
+            "command": command,
+            "input": source,
+        }
+
+    def write(self, snapshot: Snapshot, *, phase: str | None = None) -> None:
+        """phase: starting or answering by itself, or writing.  A full disk is no reason to stop."""
+        numbers = dataclasses.asdict(snapshot)
+        phase = phase or ("answering" if snapshot.rows or snapshot.running else "starting")
+        status = self._head | {"updated": time.time(), "phase": phase} | numbers
+        fresh = self._path.with_name(NAME + ".new")
+        with suppress(OSError):
+            fresh.write_text(json.dumps(status) + "\n", encoding="utf-8")
+            fresh.replace(self._path)
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """What the latest run in ``folder`` said, None if it said nothing."""
+    try:
+        status = json.loads((folder / NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(status, dict) and status.get("schema") == _SCHEMA
+    return status if is_ours else None
+
+
+def command_line(arguments: Sequence[str], resolved: Resolved) -> str:
+    """The shell's line for this run, with the environment variables it took settings from."""
+    variables = {origin for origin in resolved.origins.values() if origin.isupper()}
+    if "DEEPINFER_CONFIG" in os.environ:
+        variables.add("DEEPINFER_CONFIG")
+    parts = [f"{name}={shlex.quote(os.environ[name])}" for name in sorted(variables)]
+    return " ".join([*parts, shlex.join(["deepinfer", *arguments])])

@@ -1,0 +1,233 @@
+"""``deepinfer run``: a prompt file in; answers, error rows and a report out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer import __version__
+from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
+from deepinfer.errors import CheckpointError, ConfigError, EngineError
+from deepinfer_cli.input.reader import Reader, open_reader
+from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.output.disk import disk_full
+from deepinfer_cli.output.journal import Journal, Record
+from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
+from deepinfer_cli.output.retry import reopen
+from deepinfer_cli.output.writer import StdoutStream, output_format, publish, write_files
+from deepinfer_cli.report.prometheus import export_metrics
+from deepinfer_cli.report.report import Report, encode_report
+from deepinfer_cli.report.summary import Summary
+from deepinfer_cli.settings.constraint import answers_depend_on
+from deepinfer_cli.settings.settings import Resolved, Settings
+from deepinfer_cli.settings.users_words import in_users_words
+
+from .console import Console, make_console
+from .job import Job, MakeEngine
+from .status_file import StatusFile, command_line
+
+_AGAIN = "run the same command again to continue"
+_CLOSED_PIPE = 141
+_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What the command line says beyond settings.  ``output`` None: beside the input.
+    ``constraint`` is that of rows that have none.  ``arguments`` are those of the program."""
+
+    source: str
+    output: str | None = None
+    constraint: dict[str, Any] | None = None
+    force: bool = False
+    retry_failed: bool = False
+    arguments: Sequence[str] = ()
+    json: bool = False
+    quiet: bool = False
+
+
+def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
+    """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
+    with in_users_words(resolved.origins):
+        check_model(resolved.settings)
+        return _run(request, resolved, make_engine)
+
+
+def check_model(settings: Settings) -> None:
+    """Raise CheckpointError if there is no such model; before anything slow is imported."""
+    if settings.model is not None:
+        folder = resolve_model_folder(settings.model)
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} holds no model: there is no config.json")
+
+
+def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
+    output = default_output(request.source) if request.output is None else request.output
+    if output == "-" and request.json:
+        raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
+    if output == "-" and request.retry_failed:
+        raise ConfigError("--retry-failed: -o - keeps nothing to retry; give a file (-o FILE)")
+    if request.force and request.retry_failed:
+        raise ConfigError("--force answers all rows anew, --retry-failed the failed; keep one")
+    console = make_console(quiet=request.quiet)
+    try:
+        if output == "-":
+            return _run_to_stdout(request, resolved, make_engine, console)
+        return _run_to_files(request, Path(output), resolved, make_engine, console)
+    except BrokenPipeError:
+        # Nobody reads any more.  Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _CLOSED_PIPE
+
+
+def default_output(source: str) -> str:
+    """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
+    if source == "-":
+        return "-"
+    path = Path(source) if Path(source).name else Path(source).resolve()
+    if path.suffix == ".parquet":
+        return str(path.with_suffix(".out.parquet"))
+    while path.suffix in _ENDINGS_OF_JSONL:
+        path = path.with_suffix("")
+    return str(path.with_name(path.name + ".out.jsonl"))
+
+
+def _run_to_stdout(
+    request: RunRequest, resolved: Resolved, make_engine: MakeEngine, console: Console
+) -> int:
+    if sys.stdout is None:
+        raise ConfigError("stdout is closed; give the results a file (-o FILE)")
+    with (
+        closing(_open(request, resolved.settings)) as reader,
+        tempfile.TemporaryDirectory(prefix="deepinfer-") as folder,
+        closing(Journal(Path(folder))) as journal,
+    ):
+        shard = Shard.of(resolved.settings.shard)
+        stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order, shard)
+        job = Job(
+            reader, journal, resolved, make_engine, console, "-", stream.on_record,
+            constraint=request.constraint,
+        )  # fmt: skip
+        try:
+            job.answer_rows()
+        finally:
+            stream.write_rest(job.pipeline.next_index)
+    if job.is_finished:
+        report = job.report("finished", job.exit_code)
+    else:
+        report = job.report("stopped", job.exit_code, f"by {job.stop_reason}")
+    _show(report, job, console)
+    return job.exit_code
+
+
+def _show(report: Report, job: Job, console: Console) -> None:
+    export_metrics(report, job.settings.prometheus, console.warn)
+    console.summarize(report)
+
+
+def _run_to_files(
+    request: RunRequest, output: Path, resolved: Resolved, make_engine: MakeEngine, console: Console
+) -> int:
+    output = Shard.of(resolved.settings.shard).path(output)
+    format = output_format(output)
+    paths = OutputPaths(output)
+    check_inputs_are_safe([request.source], paths)
+    with (
+        closing(_open(request, resolved.settings)) as reader,
+        PartialFolder(paths) as folder,
+        ExitStack() as cleanup,
+    ):
+        answers = {"deepinfer": __version__, **resolved.answers()}
+        answers |= answers_depend_on(request.constraint)
+        if request.retry_failed and not folder.is_begun and output.exists():
+            if not paths.errors.exists():
+                folder.remove()
+                console.say(f"no row of {output} has failed; there is nothing to retry")
+                return 0
+            with closing(_open(request, resolved.settings)) as same_input:
+                reopen(folder, same_input, resolved, answers)
+        is_resumed = folder.begin(answers, force=request.force)
+        journal = Journal(folder.path)
+        cleanup.callback(journal.close)
+        line = command_line(request.arguments, resolved)
+        status = StatusFile(folder.path, command=line, source=request.source)
+        job = Job(
+            reader, journal, resolved, make_engine, console, str(output),
+            constraint=request.constraint,
+            publish=status.write,
+        )  # fmt: skip
+        if is_resumed:
+            job.recover(retry_failed=request.retry_failed)
+        console.say(f"{reader.name} → {output}")
+        try:
+            job.answer_rows()
+            if job.is_finished:
+                status.write(job.snapshot(), phase="writing")
+                report = _publish(job, folder, format)
+        except Exception as error:
+            if isinstance(error, OSError):
+                error = disk_full(error, folder.path, job.bytes_to_write()) or error
+            code = getattr(error, "exit_code", 1)
+            report = _keep(job, folder, "failed", code, str(error))
+            export_metrics(report, job.settings.prometheus, console.warn)
+            if job.total.results:
+                error.add_note(
+                    f"{journal.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
+                )
+            raise error
+        if not job.is_finished:
+            report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")
+    _show(report, job, console)
+    if request.json:
+        sys.stdout.buffer.write(encode_report(report) + b"\n")
+        sys.stdout.buffer.flush()
+    return job.exit_code
+
+
+def _open(request: RunRequest, settings: Settings) -> Reader:
+    return open_reader(request.source, mapping=settings.map, max_row_bytes=settings.max_row_bytes)
+
+
+def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
+    """Leave the finished rows for the next part; if there are no answers, leave nothing."""
+    report = job.report(status, exit_code, message)
+    if job.total.results == 0:
+        folder.remove()
+    else:
+        with suppress(OSError):  # on a full disk; what was wrong first is said already
+            (folder.path / "report.json").write_bytes(encode_report(report) + b"\n")
+    return report
+
+
+def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
+    for record in records:
+        total.add(record)
+        yield record
+
+
+def _publish(job: Job, folder: PartialFolder, format: str) -> Report:
+    num_rows = job.pipeline.num_rows
+    in_order = job.settings.order == "input"
+    journal, end = job.journal, job.pipeline.next_index
+    records = (journal.in_input_order if in_order else journal.in_completion_order)(end)
+    if job.is_resumed:
+        # The journal may also hold rows that changed since, or are no longer wanted.
+        job.total = Summary()
+        records = _adding_up(records, job.total)
+    num_written = write_files(records, folder.path, format)
+    if not num_written == job.total.num_rows == num_rows:
+        raise EngineError(
+            f"{num_rows:,} rows were read but {num_written:,} are in the journal; "
+            "run the same command again to answer the others"
+        )
+    report = job.report("finished", job.exit_code)
+    has_errors = job.total.num_errors > 0
+    publish(folder.path, folder.paths, encode_report(report), has_errors=has_errors)
+    folder.remove()
+    return report

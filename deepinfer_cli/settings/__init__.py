@@ -1,0 +1,1 @@
+"""Settings: defined once, given in four layers."""

@@ -1,0 +1,1 @@
+"""The packed caches of running requests, and who holds which block."""

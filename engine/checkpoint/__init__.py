@@ -1,0 +1,1 @@
+"""Weights in the official format: read, written, checked."""

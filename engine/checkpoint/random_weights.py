@@ -1,0 +1,99 @@
+"""Random tensors in the checkpoint's formats, scaled so that activations stay well-behaved.
+
+Every tensor depends on (seed, its name) only: a rank that makes a slice gets what the whole
+checkpoint would hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.tensors import TensorSpec, expected_tensors, is_engram_table
+
+from .weight_formats import encode_fp4_rows, encode_fp8_rows, encode_fp8_tiles
+
+
+def random_tensors(
+    config: ModelConfig,
+    seed: int,
+    *,
+    wanted: Callable[[str], bool] = lambda name: True,
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """The ``wanted`` tensors of a random checkpoint, made on ``device`` one linear at a time.
+
+    ``wanted`` must treat ``X.weight`` and ``X.scale`` alike.  Values differ between device types.
+    """
+    specs = {name: spec for name, spec in expected_tensors(config).items() if wanted(name)}
+    tensors: dict[str, Tensor] = {}
+    for name, spec in specs.items():
+        if spec.is_scale:
+            continue  # comes with its weight
+        if spec.dtype.itemsize > 1:
+            tensors[name] = random_tensor(config, name, spec, seed, device)
+        else:
+            generator = _generator(seed, name, device)
+            scale_name = name.removesuffix("weight") + "scale"
+            tensors[name], tensors[scale_name] = _quantised(name, spec, generator)
+    return {name: tensors[name] for name in specs}
+
+
+def random_tensor(
+    config: ModelConfig, name: str, spec: TensorSpec, seed: int, device: torch.device | str
+) -> Tensor:
+    """One tensor of a plain format (bf16 or fp32) of ``random_tensors``."""
+    return _plain(config, name, spec, _generator(seed, name, device))
+
+
+def _generator(seed: int, name: str, device: torch.device | str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_tensor_seed(seed, name))
+
+
+def _tensor_seed(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator, std: float) -> Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device) * std
+
+
+def _quantised(name: str, spec: TensorSpec, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    rows, columns = spec.shape
+    if is_engram_table(name):
+        return encode_fp8_rows(_normal((rows, columns), generator, 1.0))
+    if spec.dtype == torch.int8:
+        inputs = 2 * columns
+        return encode_fp4_rows(_normal((rows, inputs), generator, inputs**-0.5))
+    return encode_fp8_tiles(_normal((rows, columns), generator, columns**-0.5))
+
+
+def _plain(config: ModelConfig, name: str, spec: TensorSpec, generator: torch.Generator) -> Tensor:
+    noise = _normal(spec.shape, generator, 1.0)
+    if name.endswith(("norm.weight", "q_weight", "k_weight")):
+        value = 1 + 0.1 * noise
+    elif name.endswith(("_base", "_scale")):
+        value = _mixing(config, name, noise)
+    elif name.endswith("attn_sink"):
+        value = noise
+    elif ".gate.bias" in name:
+        value = 0.1 * noise  # a tenth of the spread of the scores: changes some choices
+    elif "embed." in name:
+        value = noise
+    else:
+        value = noise * spec.shape[-1] ** -0.5
+    return value.to(spec.dtype)
+
+
+def _mixing(config: ModelConfig, name: str, noise: Tensor) -> Tensor:
+    """Stream mixing: mostly each stream to itself, so that depth does not average them away."""
+    if name.endswith("_scale"):
+        return 0.5 + 0.1 * noise
+    streams = config.hc_mult
+    keep = 2 * torch.eye(streams, device=noise.device).flatten()
+    return 0.5 * noise + torch.cat([torch.zeros(2 * streams, device=noise.device), keep])

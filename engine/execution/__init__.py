@@ -1,0 +1,1 @@
+"""The two workers, and what they launch in a step."""

@@ -1,0 +1,77 @@
+"""A model together with the cache it reads and writes, as both workers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from deepinfer.engine.speculation.draft_backlog import DraftBacklog
+
+from .batch import DraftOutput, ForwardBatch, ForwardOutput
+from .runner import Cache, Runner
+
+
+class BoundModel:
+    """``backlog``: what the draft stages have not seen yet; None for a model that never drafts."""
+
+    def __init__(self, model: Runner, cache: Cache, *, backlog: DraftBacklog | None = None) -> None:
+        self.model = model
+        self.cache = cache
+        self.backlog = backlog
+
+    def forward(self, batch: ForwardBatch, *, is_plain: bool = False) -> ForwardOutput:
+        """One pass, its state in the cache; ``note`` must follow.  Device work only.
+
+        ``is_plain``: a decode step without drafts.  The draft stages see its tokens only if
+        drafting comes back.  Rows that rejected drafts leave in the draft rings are harmless: no
+        draft looks beyond the verified tokens, and their positions are written again when they are
+        run again.
+        """
+        output = self.model.forward(batch, self.cache)
+        if self.backlog is not None and not is_plain and len(output.main_rows):
+            positions = batch.positions[output.main_rows]
+            slots = batch.state_slots[batch.request_rows[output.main_rows]]
+            lens = batch.decoder_lens
+            self.model.seed_draft(output.main_hidden, positions, slots, lens, self.cache)
+        return output
+
+    def note(self, slots: Tensor) -> None:
+        """The draft stages have seen a pass of these slots [R] i64."""
+        if self.backlog is not None:
+            self.backlog.forget(slots)
+
+    def note_plain(self, main_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """They have not seen these tokens; shapes as in ``DraftBacklog.keep``."""
+        if self.backlog is not None:
+            self.backlog.keep(main_hidden, positions, slots)
+            if self.backlog.is_full:
+                self.catch_up()
+
+    def catch_up(self) -> None:
+        """Let the draft stages see what they have missed; before ``draft``."""
+        missed = None if self.backlog is None else self.backlog.take()
+        if missed is not None:
+            hidden, positions, slots = missed
+            ones = (1,) * len(positions)  # at most a window of each request: all of it counts
+            self.model.seed_draft(hidden, positions, slots, ones, self.cache)
+
+    def draft(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        starts: Tensor,
+        sample: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> DraftOutput:
+        """Drafts after each anchor; all [R] i64 as in ``Model.draft``.  ``sample`` maps logits
+        [R, V] f32, slots [R] and the positions [R] of the drawn tokens to ids [R], -1 where there
+        is no usable logit."""
+        return self.model.draft(
+            anchors,
+            positions,
+            slots,
+            starts,
+            self.cache,
+            lambda logits, positions: sample(logits, slots, positions).clamp(min=0),
+        )

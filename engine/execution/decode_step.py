@@ -1,0 +1,231 @@
+"""One decode step on the device: newest tokens and drafts in, logits out, in fixed shapes.
+
+Requests and tokens are padded to sizes of a ladder, so that few CUDA graphs serve every step.  A
+padded request is the last one again, a padded token the last token again: both compute and store
+what the original does, which changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.engine.sampling.sampler import Sampler
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.errors import EngineError
+
+from .batch import DraftOutput, ForwardBatch
+from .bound_model import BoundModel
+from .graphs import GraphCache
+from .slot_table import SlotTable
+from .staging import StagedInts, send
+
+NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
+_LEAST_CONTEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """logits [T, V] f32 after the T tokens of a step, valid until the next one; slots [T] i64 and
+    positions [T] i64 of what is drawn from them."""
+
+    logits: Tensor
+    slots: Tensor
+    positions: Tensor
+
+
+class DecodeStep:
+    """Steps over one model, cache and slot table; at most ``num_drafts`` drafts per request.
+
+    newest [num_slots] i64 on the device: the last token of each slot's request, drawn but not run.
+    """
+
+    def __init__(
+        self,
+        model: BoundModel,
+        table: SlotTable,
+        sampler: Sampler,
+        *,
+        num_drafts: int = 0,
+        graphs: GraphCache | None = None,
+    ) -> None:
+        self.model = model
+        self.table = table
+        self.sampler = sampler
+        self.graphs = GraphCache(table.device) if graphs is None else graphs
+        num_slots = len(table.blocks)
+        self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
+        self._num_drafts = num_drafts
+        self._most_requests = self._size(num_slots)
+        self._most_tokens = self._size(num_slots * (1 + num_drafts))
+        self._staged = StagedInts(
+            5 * (self._most_requests + 1) + 4 * (self._most_tokens + 1), table.device
+        )
+        self._kept: dict[str, Tensor] = {}
+
+    def run(
+        self,
+        states: Sequence[RequestState],
+        first: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> StepOutput:
+        """Logits after each request's newest token, which stands at ``first``, and after each of
+        its drafts; requests one after the other.  Nothing waits for the device."""
+        self.table.send_new_blocks(states)
+        slots = np.array([state.slot for state in states])
+        requests, tokens, lens = _arrays(slots, first, self.table.starts(slots), drafts)
+        num_tokens, is_plain = tokens.shape[1], drafts is None
+        self._check_size(len(states), num_tokens)
+        query_lens, context_lens = lens.tolist(), (requests[1] + lens).tolist()
+        has_images = self._may_have_images(states, tokens[0])
+        if self.graphs.is_enabled:
+            requests = _padded(requests, self._size(len(states)))
+            tokens = _padded(tokens, self._size(num_tokens))
+            query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
+            context_lens = [self._context(max(context_lens))] * requests.shape[1]
+        sent = self._staged.send(*requests, *tokens)
+        logits, hidden = self.graphs.run(
+            ("step", requests.shape, tokens.shape, is_plain, context_lens[0]),
+            lambda: self._step(sent, tuple(query_lens), tuple(context_lens), has_images, is_plain),
+        )
+        token_slots, at = sent[0][sent[7][:num_tokens]], sent[6][:num_tokens].clone()
+        if is_plain:
+            self.model.note_plain(hidden[:num_tokens], at, token_slots)
+        else:
+            self.model.note(sent[0])
+        return StepOutput(logits[:num_tokens], token_slots, at + 1)
+
+    def draft(self, states: Sequence[RequestState]) -> DraftOutput:
+        """Drafts after each request's newest token, drawn with the noise of their positions."""
+        rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
+        requests = np.array(rows).T
+        if self.graphs.is_enabled:
+            requests = _padded(requests, self._size(len(states)))
+        self.model.catch_up()
+        sent = self._staged.send(*requests)
+        output = self.graphs.run(("draft", requests.shape), lambda: self._draft(*sent))
+        count = len(states)
+        return DraftOutput(
+            token_ids=output.token_ids[:count],
+            logits=output.logits[:count],
+            confidence=output.confidence[:count],
+        )
+
+    def note_newest(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
+        """Tokens that the host chose, as the newest of their requests."""
+        slots, ids = send([[state.slot for state in states], token_ids], self.table.device)
+        self.newest[slots] = ids
+
+    def _step(
+        self,
+        inputs: Sequence[Tensor],
+        query_lens: tuple[int, ...],
+        context_lens: tuple[int, ...],
+        may_have_images: bool,
+        is_plain: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and what the draft stages would read."""
+        slots, first, encoder_start, decoder_start, write_start = inputs[:5]
+        token_ids, positions, rows, places = inputs[5:]
+        num_blocks = -(-max(context_lens) // self.table.block_size)
+        batch = ForwardBatch(
+            token_ids=torch.where(token_ids == NEWEST, self.newest[slots[rows]], token_ids),
+            positions=positions,
+            request_rows=rows,
+            places=places,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            decoder_lens=query_lens,
+            block_table=self.table.blocks[:, :num_blocks][slots],
+            state_slots=slots,
+            first=first,
+            encoder_start=encoder_start,
+            decoder_start=decoder_start,
+            write_start=write_start,
+            logit_rows=places,
+            may_have_images=may_have_images,
+        )
+        output = self.model.forward(batch, is_plain=is_plain)
+        return self._keep("logits", output.logits, self._most_tokens), output.main_hidden
+
+    def _draft(self, slots: Tensor, positions: Tensor, starts: Tensor) -> DraftOutput:
+        anchors = self.newest[slots]
+        output = self.model.draft(anchors, positions, slots, starts, self.sampler.draw)
+        most = self._most_requests
+        return DraftOutput(
+            token_ids=self._keep("draft token_ids", output.token_ids, most),
+            logits=self._keep("draft logits", output.logits, most),
+            confidence=self._keep("draft confidence", output.confidence, most),
+        )
+
+    def _check_size(self, num_requests: int, num_tokens: int) -> None:
+        most = len(self.newest)
+        if num_requests > most or num_tokens > most * (1 + self._num_drafts):
+            raise EngineError(
+                f"a decode step of {num_requests} requests and {num_tokens} tokens: this engine is "
+                f"made for {most} requests with {self._num_drafts} drafts each; make it with a "
+                "larger max_num_seqs"
+            )
+
+    def _may_have_images(
+        self, states: Sequence[RequestState], draft_token_ids: NDArray[np.int64]
+    ) -> bool:
+        """Whether one of these tokens may be an image's; a graph must be right for any tokens."""
+        image = self.table.image_token_id
+        if image is None or self.graphs.is_enabled:
+            return image is not None
+        is_known = not any(state.num_in_flight for state in states)
+        return (
+            not is_known
+            or image in draft_token_ids
+            or any(state.token_ids[-1] == image for state in states)
+        )
+
+    def _keep(self, name: str, value: Tensor, most: int) -> Tensor:
+        """A result where the memory of graphs does not reach it, up to ``most`` rows."""
+        if not self.graphs.is_enabled:
+            return value
+        if name not in self._kept:  # before anything is captured, as every key first runs plainly
+            self._kept[name] = value.new_empty((most, *value.shape[1:]))
+        return self._kept[name][: len(value)].copy_(value)
+
+    def _size(self, count: int) -> int:
+        """The step of the ladder 1, 2, 3, 4, 6, 8, 12, 16, ... for so many requests or tokens."""
+        power = 1 << (count - 1).bit_length()
+        return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
+
+    def _context(self, length: int) -> int:
+        """The power of two that bounds a context, within what a slot has room for."""
+        most = self.table.blocks.shape[1] * self.table.block_size
+        return min(most, max(_LEAST_CONTEXT, 1 << (length - 1).bit_length()))
+
+
+def _arrays(
+    slots: NDArray[np.int64],
+    first: Sequence[int],
+    starts: NDArray[np.int64],
+    drafts: Sequence[Sequence[int]] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """What a step of R requests needs: [5, R] by request (slot, first position, three starts),
+    [4, T] by token (id, position, request row, place), and R numbers of tokens."""
+    lens = np.ones(len(slots), dtype=np.int64)
+    token_ids = np.full(len(slots), NEWEST)
+    if drafts is not None:
+        lens += [len(ids) for ids in drafts]
+        token_ids = np.array([t for ids in drafts for t in (NEWEST, *ids)], dtype=np.int64)
+    rows = np.repeat(np.arange(len(slots)), lens)
+    places = np.arange(len(rows))
+    begins = np.asarray(first, dtype=np.int64)
+    positions = begins[rows] + places - (np.cumsum(lens) - lens)[rows]
+    requests = np.stack([slots, begins, *starts])
+    return requests, np.stack([token_ids, positions, rows, places]), lens
+
+
+def _padded(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """[n, count] with the last column repeated: [n, size]."""
+    return np.pad(columns, ((0, 0), (0, size - columns.shape[1])), mode="edge")

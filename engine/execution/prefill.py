@@ -1,0 +1,94 @@
+"""``PrefillWorker``: prompt chunks through the model; the last chunk of a prompt yields a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.engine.scheduling.schedule import PrefillBatch
+from deepinfer.engine.types import TokenLogprobs
+
+from .decode_step import DecodeStep
+from .staging import send
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillResult:
+    """Per chunk: the first token in a list (empty if more chunks follow), its log-probabilities if
+    asked for, and the saved rings if asked for."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[TokenLogprobs]]
+    snapshots: list[object]
+
+
+class PrefillWorker:
+    """The prefill role: computes what a prompt leaves in the caches."""
+
+    def __init__(self, step: DecodeStep) -> None:
+        self.model = step.model
+        self.table = step.table
+        self.sampler = step.sampler
+        self.newest = step.newest
+
+    def run(self, batch: PrefillBatch) -> PrefillResult:
+        chunks = batch.chunks
+        raw, last, snapshots = self.compute(batch)
+        tokens: list[list[int]] = [[] for _ in chunks]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in chunks]
+        if last:
+            first_tokens, found = self.first_tokens(raw, [chunks[i].state for i in last])
+            for i, new, values in zip(last, first_tokens, found, strict=True):
+                tokens[i], logprobs[i] = new, values
+        return PrefillResult(tokens=tokens, logprobs=logprobs, snapshots=snapshots)
+
+    def compute(self, batch: PrefillBatch) -> tuple[Tensor, list[int], list[object]]:
+        """Logits [N, V] f32 after the N chunks that end a prompt, which chunks these are, and the
+        saved rings of all chunks, None where none are asked for."""
+        chunks = batch.chunks
+        self.begin([chunk.state for chunk in chunks if chunk.is_first])
+        for chunk in chunks:
+            if chunk.restore is not None:
+                self.model.cache.restore(chunk.state.slot, chunk.restore)
+        states = [chunk.state for chunk in chunks]
+        lens = [chunk.end - chunk.start for chunk in chunks]
+        last = [i for i, chunk in enumerate(chunks) if chunk.is_last]
+        forward_batch = self.table.batch(
+            states,
+            [chunk.start for chunk in chunks],
+            [t for c in chunks for t in c.state.token_ids[c.start : c.end]],
+            lens,
+            np.cumsum(lens)[last] - 1,
+        )
+        raw = self.model.forward(forward_batch).logits
+        self.model.note(forward_batch.state_slots)
+        cache = self.model.cache
+        saved = [cache.snapshot(c.state.slot) if c.is_saved else None for c in chunks]
+        return raw, last, saved
+
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Take over the slots of requests that start."""
+        for state in states:
+            self.table.assign(state)
+        if states:
+            self.sampler.assign(states)
+
+    def first_tokens(
+        self, raw: Tensor, states: Sequence[RequestState]
+    ) -> tuple[list[list[int]], list[list[TokenLogprobs]]]:
+        """Draw from logits [R, V] f32 after R whole prompts: the token and what was asked about it,
+        each in a list."""
+        ones = [1] * len(states)
+        logits = apply_rules(raw, states, ones)
+        positions, slots = send(
+            [[len(s.token_ids) for s in states], [s.slot for s in states]], self.table.device
+        )
+        drawn = self.sampler.draw(logits, slots, positions)
+        self.newest[slots] = drawn
+        tokens = [[token] for token in drawn.tolist()]
+        return tokens, new_logprobs(states, raw, drawn, ones, tokens)

@@ -1,0 +1,55 @@
+"""What the workers need of a model and a cache.  ``model.Model`` and ``KVCache`` have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from deepinfer.engine.model.config import ModelConfig
+
+from .batch import DraftOutput, ForwardBatch, ForwardOutput
+
+
+class Cache(Protocol):
+    """Packed state of one device."""
+
+    def snapshot(self, slot: int) -> object:
+        """A copy of the rings of one slot."""
+        ...
+
+    def restore(self, slot: int, snapshot: Any) -> None:
+        """Put the rings of a snapshot into a slot."""
+        ...
+
+
+class Runner(Protocol):
+    """A model bound to its weights; ``cache`` is the one it reads and writes.
+
+    The draft methods are called only if the configuration has draft stages and asks for drafts.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def forward(self, batch: ForwardBatch, cache: Any) -> ForwardOutput: ...
+
+    def seed_draft(
+        self,
+        main_hidden: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        query_lens: Sequence[int],
+        cache: Any,
+    ) -> None: ...
+
+    def draft(
+        self,
+        anchor_token_ids: Tensor,
+        positions: Tensor,
+        state_slots: Tensor,
+        draft_start: Tensor,
+        cache: Any,
+        sample: Callable[[Tensor, Tensor], Tensor],
+    ) -> DraftOutput: ...

@@ -1,0 +1,1 @@
+"""The least time a step can take on a device, and the time it will take."""

@@ -1,0 +1,83 @@
+"""How much of a GPU's memory the caches may take, after weights and beside the largest step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from deepinfer.engine.cache.kv_cache import slot_bytes
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import ConfigError
+
+# What allocators round up, kernels keep as scratch, and captured graphs hold beside results.
+_SPARE = 1.25
+_CONTEXT_BYTES = 1 << 30
+_SCORE_BYTES = 2 * (1 << 24)  # index scores are computed so many at a time
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one GPU, and those that nothing holds now."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @classmethod
+    def of(cls, device: str) -> DeviceMemory | None:
+        """Of a GPU; None for a CPU, whose memory is not ours to plan."""
+        if torch.device(device).type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(total, free)
+
+    def less(self, num_bytes: int) -> DeviceMemory:
+        """The same with something more in it, such as weights that are yet to come."""
+        return replace(self, free_bytes=max(0, self.free_bytes - num_bytes))
+
+
+def bytes_for_blocks(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory) -> int:
+    """What is left for cache blocks when ``config.gpu_memory`` of the GPU may be in use.
+
+    Raises: ConfigError with all parts if nothing is left.
+    """
+    limit = int(memory.total_bytes * config.gpu_memory)
+    used = memory.total_bytes - memory.free_bytes
+    rings = config.max_num_seqs * slot_bytes(sizes)
+    step = step_bytes(sizes, config)
+    left = limit - used - rings - step
+    if left <= 0:
+        parts = {"in use already": used, "rings of requests": rings, "the largest step": step}
+        said = ", ".join(f"{name} {value / 2**30:,.1f}" for name, value in parts.items())
+        raise ConfigError(
+            f"gpu_memory={config.gpu_memory:.0%} is {limit / 2**30:,.1f} GiB, and nothing of it is "
+            f"left for caches ({said} GiB): raise it, or lower max_num_seqs or "
+            "max_num_batched_tokens"
+        )
+    return left
+
+
+def step_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
+    """An upper estimate of what the largest prefill or decode step allocates."""
+    rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
+    # The results of a step are kept apart from the memory of graphs: twice the logits.
+    logits = 2 * 4 * sizes.vocab_size * rows
+    if config.num_speculative_tokens:
+        logits += 2 * 4 * sizes.vocab_size * config.max_num_seqs * sizes.dspark_block_size
+    tokens = max(config.max_num_batched_tokens, rows)
+    passes = tokens * _token_bytes(sizes) + _SCORE_BYTES
+    return int(_SPARE * (logits + passes)) + _CONTEXT_BYTES
+
+
+def _token_bytes(sizes: ModelConfig) -> int:
+    """Of one token of a pass: streams before and after a block, queries and attention output,
+    window indices, pairs of token and expert with their hidden rows, taps of the draft stages."""
+    streams = 4 * sizes.hc_mult * sizes.hidden_size * 2
+    attention = 3 * sizes.num_attention_heads * sizes.head_dim * 2
+    index = 4 * 8 * (sizes.sliding_window + sizes.index_topk)
+    pair = 3 * sizes.moe_intermediate_size * 2 + sizes.hidden_size * 2
+    experts = sizes.num_experts_per_tok * pair + 3 * sizes.hidden_size * 4
+    taps = len(sizes.dspark_target_layer_ids) * sizes.hidden_size * 2
+    engram = (sizes.hc_mult + 1) * sizes.hidden_size * 2 + 8 * sizes.engram_max_ngram_size
+    return streams + attention + index + experts + 2 * taps + engram

@@ -1,0 +1,1 @@
+"""Which requests run next: policy only, no tensors."""

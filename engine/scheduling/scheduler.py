@@ -1,0 +1,338 @@
+"""Which requests run next, and with which blocks.  Policy only: no tensors, no model.
+
+Life of a request: waiting, prefilling (in chunks), transferring, decoding, finished.  Prefill goes
+first whenever a request can start, so that decoding batches are full.  It cannot deadlock: a prompt
+gets all its blocks before it starts; a decoding request that finds no block takes those of the
+request that came last; and one request alone always fits (the engine bounds ``max_model_len``).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from itertools import takewhile
+
+from deepinfer.engine.cache.block_manager import BlockManager, block_digests
+from deepinfer.engine.cache.kv_transfer import KVTransfer
+from deepinfer.engine.cache.prefix_hit import (
+    NO_HIT,
+    PrefixHit,
+    replayed_hit,
+    restored_hit,
+    snapshot_boundaries,
+)
+from deepinfer.engine.cache.snapshots import SnapshotStore
+from deepinfer.engine.cache.state_slots import StateSlots
+from deepinfer.engine.config import EngineConfig
+from deepinfer.errors import EngineError
+
+from .request_state import Phase, RequestState
+from .schedule import Batch, DecodeBatch, PrefillBatch, PrefillChunk
+
+
+class Scheduler:
+    """``schedule`` gives the next batch; the engine runs it and reports back what was computed."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        blocks: BlockManager,
+        slots: StateSlots,
+        snapshots: SnapshotStore,
+        transfer: KVTransfer,
+        window: int,
+    ) -> None:
+        self.config = config
+        self.window = window
+        self.blocks = blocks
+        self.slots = slots
+        self.snapshots = snapshots
+        self.transfer = transfer
+        self.num_preemptions = 0
+        self.max_running = config.max_num_seqs
+        self.max_tokens = config.max_num_batched_tokens
+        self._arrived: deque[RequestState] = deque()
+        self._next: deque[RequestState] = deque()
+        self.prefilling: list[RequestState] = []
+        self.transferring: list[RequestState] = []
+        self.decoding: list[RequestState] = []
+
+    def add(self, state: RequestState) -> None:
+        self._arrived.append(state)
+
+    @property
+    def holding(self) -> list[RequestState]:
+        """Requests that hold a slot and blocks."""
+        return [*self.prefilling, *self.transferring, *self.decoding]
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None when nothing can run before a transfer arrives."""
+        self._receive()
+        chunks = self._schedule_prefill()
+        if chunks:
+            return PrefillBatch(chunks=chunks)
+        if self.decoding:
+            return self._schedule_decode()
+        return None
+
+    def prefilled(self, chunk: PrefillChunk, snapshot: object = None) -> None:
+        """Note that a chunk was computed: its blocks can be shared, its rings are saved."""
+        state = chunk.state
+        state.num_computed_tokens = chunk.end
+        self._publish(state)
+        if chunk.is_saved:
+            self.snapshots.put(state.digests[chunk.end // self.config.block_size - 1], snapshot)
+        if chunk.is_last:
+            self._move(state, Phase.TRANSFERRING)
+
+    def decoded(self, state: RequestState, num_tokens: int) -> None:
+        """Note that ``num_tokens`` more positions of a decoding request are computed for good."""
+        before = state.num_computed_tokens
+        state.num_computed_tokens = before + num_tokens
+        state.num_in_flight = max(0, state.num_in_flight - 1)
+        block_size = self.config.block_size
+        if before // block_size != state.num_computed_tokens // block_size:
+            self._publish(state)
+
+    def shrink(self, batch: Batch, reason: str) -> None:
+        """The batch did not fit into memory: its requests start again, and from now on steps are
+        at most half as large.  What was computed of the batch is forgotten, so no state is half
+        written.  Raises: EngineError with ``reason`` if the batch was as small as it can be."""
+        if isinstance(batch, PrefillBatch):
+            states = [chunk.state for chunk in batch.chunks]
+            num_tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
+        else:
+            states, num_tokens = list(batch.states), 0
+        if num_tokens > self.config.block_size:
+            self.max_tokens = max(num_tokens // 2, self.config.block_size)
+        elif len(states) > 1:
+            self.max_running = len(states) // 2
+        else:
+            raise EngineError(
+                f"the memory does not hold the step of a single request ({reason}); give the "
+                "caches less (cache_memory_gib), or take a shorter max_model_len"
+            )
+        for state in sorted(states, key=lambda s: -s.arrival):
+            self._preempt(state)
+
+    def finish(self, state: RequestState) -> None:
+        """Take a request out, wherever it is, and free what it holds."""
+        if state.phase is Phase.WAITING:
+            for queue in (self._arrived, self._next):
+                if state in queue:
+                    queue.remove(state)
+        self._free(state)
+        self._move(state, Phase.FINISHED)
+
+    def check_integrity(self) -> None:
+        """Raise EngineError if a block or slot is lost, shared by accident or held twice."""
+        holding = self.holding
+        self.blocks.check_integrity(state.blocks for state in holding)
+        self.slots.check_integrity(state.slot for state in holding)
+
+    # Prefill ---------------------------------------------------------------------------------
+
+    def _schedule_prefill(self) -> list[PrefillChunk]:
+        budget = self.max_tokens
+        chunks: list[PrefillChunk] = []
+        for state in self.prefilling:
+            if budget == 0:
+                return chunks
+            chunks.append(self._chunk(state, budget))
+            budget -= chunks[-1].end - chunks[-1].start
+        while budget and self._may_start() and (waiting := self._peek_waiting()):
+            hit = self._admit(waiting)
+            if hit is None:
+                break
+            self._next.popleft()
+            chunks.append(self._chunk(waiting, budget, hit))
+            budget -= chunks[-1].end - chunks[-1].start
+        return chunks
+
+    def _may_start(self) -> bool:
+        num_running = len(self.prefilling) + len(self.transferring) + len(self.decoding)
+        return self.slots.num_free > 0 and num_running < self.max_running
+
+    def _peek_waiting(self) -> RequestState | None:
+        """The next request to start.  Arrivals are taken in groups, the longest of a group first:
+        long prompts do not end up alone at the end, and no short one waits forever."""
+        if not self._next and self._arrived:
+            size = min(len(self._arrived), 2 * self.config.max_num_seqs)
+            group = [self._arrived.popleft() for _ in range(size)]
+            self._next.extend(sorted(group, key=lambda s: -len(s.token_ids)))
+        return self._next[0] if self._next else None
+
+    def _admit(self, state: RequestState) -> PrefixHit | None:
+        """Give a request its slot and the blocks of all its tokens.
+
+        None if they are not free, or if another prefill is about to leave more to share: of many
+        prompts with one beginning (or samples of one prompt) only the first computes it.
+        """
+        block_size = self.config.block_size
+        hit, matched = self._find_hit(state)
+        if any(self._will_share(other, state, hit) for other in self.prefilling):
+            return None
+        shared = matched[: hit.num_tokens // block_size]
+        self.blocks.hold(shared)
+        needed = -(-len(state.token_ids) // block_size) - len(shared)
+        # Every decoding request may want a block soon: starting one now would only be undone.
+        if needed + len(self.decoding) > self.blocks.num_free and self.holding:
+            self.blocks.release(shared)
+            return None
+        state.blocks = shared + self.blocks.allocate(needed)
+        state.slot = self.slots.allocate()
+        state.num_computed_tokens = hit.start
+        state.write_start = hit.num_tokens
+        state.encoder_start = 0 if self.config.restores_snapshots else hit.start
+        if state.num_preemptions == 0:
+            state.num_cached_tokens = hit.num_tokens
+        self._move(state, Phase.PREFILLING)
+        return hit
+
+    def _find_hit(self, state: RequestState) -> tuple[PrefixHit, list[int]]:
+        """The part of the prompt to take from the cache, and the blocks that match."""
+        block_size = self.config.block_size
+        state.boundaries = ()
+        if not self.config.enable_prefix_caching:
+            return NO_HIT, []
+        state.digests = block_digests(state.token_ids, block_size, state.digests)
+        matched = self.blocks.match(state.digests)
+        num_matched = len(matched) * block_size
+        num_tokens = len(state.token_ids)
+        if not self.config.restores_snapshots:
+            args = (num_matched, num_tokens, state.decoder_start, self.window, block_size)
+            return replayed_hit(*args), matched
+        limit = self._restore_limit(state)
+        hit = restored_hit(state.digests, num_matched, limit, block_size, self.snapshots)
+        if self.snapshots.capacity:
+            boundaries = snapshot_boundaries(num_matched, limit, block_size)
+            state.boundaries = tuple(b for b in boundaries if b > hit.num_tokens)
+        return hit, matched
+
+    def _will_share(self, other: RequestState, state: RequestState, hit: PrefixHit) -> bool:
+        """Whether ``other``, still prefilling, will give ``state`` a longer hit than it has now."""
+        block_size = self.config.block_size
+        pairs = zip(other.digests, state.digests, strict=False)
+        num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * block_size
+        if num_common <= hit.num_tokens or other.num_computed_tokens >= num_common:
+            return False
+        if not self.config.restores_snapshots:
+            args = (state.decoder_start, self.window, block_size)
+            return replayed_hit(num_common, len(state.token_ids), *args).num_tokens > hit.num_tokens
+        limit = min(num_common, self._restore_limit(state))
+        due = (b for b in other.boundaries if b > other.num_computed_tokens)
+        return any(hit.num_tokens < boundary <= limit for boundary in due)
+
+    def _restore_limit(self, state: RequestState) -> int:
+        """Where a hit with saved rings ends at the latest: where the decoder layers start (their
+        rings are not part of it), unless they ran on every token from the beginning."""
+        return len(state.token_ids) - 1 if self.config.exact else state.decoder_start
+
+    def _chunk(
+        self, state: RequestState, budget: int, hit: PrefixHit | None = None
+    ) -> PrefillChunk:
+        start = state.num_computed_tokens
+        end = min(len(state.token_ids), start + budget)
+        end = min([end, *(b for b in state.boundaries if b > start)])
+        return PrefillChunk(
+            state=state,
+            start=start,
+            end=end,
+            is_first=hit is not None,
+            restore=None if hit is None else hit.snapshot,
+            is_saved=end in state.boundaries,
+        )
+
+    def _publish(self, state: RequestState) -> None:
+        """Offer the blocks that have become full for prefix hits."""
+        if not self.config.enable_prefix_caching:
+            return
+        count = state.num_computed_tokens // self.config.block_size
+        if count > len(state.digests):
+            state.digests = block_digests(state.token_ids, self.config.block_size, state.digests)
+        for i in range(state.num_published_blocks, count):
+            self.blocks.publish(state.blocks[i], state.digests[i])
+        state.num_published_blocks = max(state.num_published_blocks, count)
+
+    # Decode ----------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        if self.transferring:
+            for state in self.transfer.arrived(self.transferring):
+                self._move(state, Phase.DECODING)
+        for state in self.transfer.lost():
+            self._preempt(state)
+
+    def _schedule_decode(self) -> DecodeBatch | None:
+        most = self.config.num_speculative_tokens
+        states: list[RequestState] = []
+        num_drafts: list[int] = []
+        block_size = self.config.block_size
+        # Oldest first: when blocks run out, those who came last give theirs.
+        for state in list(self.decoding):
+            if state.phase is not Phase.DECODING:
+                continue
+            if state.num_output_tokens + state.num_in_flight >= state.max_output_tokens:
+                continue  # its last token is being drawn
+            drafts = most
+            if most:
+                drafts = min(most, state.max_output_tokens - state.num_output_tokens - 1)
+            if state.next_position + 1 + drafts > len(state.blocks) * block_size:
+                drafts = self._make_room(state, drafts)
+                if drafts < 0:
+                    continue
+            states.append(state)
+            num_drafts.append(drafts)
+        return DecodeBatch(states=states, num_drafts=num_drafts) if states else None
+
+    def _make_room(self, state: RequestState, drafts: int) -> int:
+        """Blocks for one token and up to ``drafts`` more; how many drafts fit, -1 if preempted."""
+        block_size = self.config.block_size
+        start = state.next_position
+        while True:
+            needed = -(-(start + 1 + drafts) // block_size) - len(state.blocks)
+            if needed <= self.blocks.num_free:
+                state.blocks += self.blocks.allocate(max(needed, 0))
+                return drafts
+            fitting = (len(state.blocks) + self.blocks.num_free) * block_size - start - 1
+            if fitting >= 0:
+                drafts = fitting
+                continue
+            victim = max(self.holding, key=lambda s: s.arrival)
+            self._preempt(victim)
+            if victim is state:
+                return -1
+
+    def _preempt(self, state: RequestState) -> None:
+        """Give up a request's state; it will be recomputed, its tokens and replay start kept."""
+        self._free(state)
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self._move(state, Phase.WAITING)
+        self._next.appendleft(state)
+
+    # Common ----------------------------------------------------------------------------------
+
+    def _free(self, state: RequestState) -> None:
+        if state.slot < 0:
+            return
+        self.blocks.release(state.blocks)
+        self.slots.release(state.slot)
+        state.blocks = []
+        state.slot = -1
+        state.num_computed_tokens = 0
+        state.num_in_flight = 0
+        state.num_published_blocks = 0
+
+    def _move(self, state: RequestState, phase: Phase) -> None:
+        queues = {
+            Phase.PREFILLING: self.prefilling,
+            Phase.TRANSFERRING: self.transferring,
+            Phase.DECODING: self.decoding,
+        }
+        if state.phase in queues:
+            queues[state.phase].remove(state)
+        state.phase = phase
+        if phase in queues:
+            insort(queues[phase], state, key=lambda s: s.arrival)

@@ -1,0 +1,1 @@
+"""Drafts: how many, which of them count, and what they were worth."""
