@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Patterns: what a reader asks for, a title, one sentence of summary, and the beats in order."""
+    """Patterns: what a reader asks for, what the hero learns, a title, one sentence of summary, and the beats in
+    order."""
 
     request: str
+    lesson: str
     title: str
     summary: str
     beats: tuple[str, ...]
@@ -23,6 +25,7 @@ class Plot:
 PLOTS = (
     Plot(
         request="a {kind} who [lost|loses] a {thing}",
+        lesson="[it is good to ask for help|two can search better than one]",
         title="[The Lost {thing}|{N} and the Lost {thing}|Where Is the {thing}?]",
         summary="{N} the {kind} loses a {thing} and finds it with the help of {F} the {friend}.",
         beats=(
@@ -47,6 +50,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who helps a {friend}",
+        lesson="[kindness always comes back|it feels good to help]",
         title="[{N} Helps a Friend|The {kind} and the {friend}|A Kind Deed]",
         summary="{N} helps {F}, a {friend} in trouble, and gets a {thing} as thanks.",
         beats=(
@@ -68,6 +72,7 @@ PLOTS = (
     ),
     Plot(
         request="[a {kind} who is afraid|a {kind} who becomes brave|a {kind} who is afraid of the {other}]",
+        lesson="[even a {kind} can be brave|a friend is worth more than any fear]",
         title="[{N} Is Not Afraid|The Brave {kind}|How {N} Became Brave]",
         summary="{N} the {kind} is afraid, but becomes brave to save {F} the {friend}.",
         beats=(
@@ -91,6 +96,7 @@ PLOTS = (
     ),
     Plot(
         request="[a {kind} and a {friend} who share a {thing}|sharing a {thing}|two friends and a {thing}]",
+        lesson="[sharing makes everyone happy|a friend is worth more than a {thing}]",
         title="[One {thing} for Two|{N}, {F} and the {thing}|Learning to Share]",
         summary="{N} and {F} argue about a {thing} and learn to share it.",
         beats=(
@@ -111,6 +117,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who makes a [gift|present] for a friend",
+        lesson="[it is important to keep trying|the best presents are made with love]",
         title="[A Gift for {F}|The Best Present|The {adj} {craft}]",
         summary="{N} makes a {craft} as a present for {F}, and {F} loves it.",
         beats=(
@@ -130,6 +137,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who gets lost {inother}",
+        lesson="[it is good to ask for help|it is wise to stay close to home]",
         title="[Lost {inother}|{N} Finds the Way|The Long Way Home]",
         summary="{N} gets lost {inother}, and {F} the {friend} shows the way home.",
         beats=(
@@ -154,6 +162,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who plants a seed",
+        lesson="[good things take time|patience is stronger than doubt]",
         title="[The Little Seed|{N} Plants a Seed|Wait and See]",
         summary="{N} plants a seed, waits patiently, and it grows into something wonderful.",
         beats=(
@@ -174,6 +183,7 @@ PLOTS = (
     ),
     Plot(
         request="[a race between|a contest between] a {kind} and a {friend}",
+        lesson="[kindness is worth more than winning|a friend is worth more than a prize]",
         title="[The Great Race|The Race|{N} Against {F}]",
         summary="{N} and {F} have a race, and the friendly one wins in the end.",
         beats=(
@@ -193,6 +203,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who finds a magic {thing}",
+        lesson="[a friend is worth more than gold|it feels good to share]",
         title="[The Magic {thing}|{N} and the Magic {thing}|Three Wishes]",
         summary="{N} finds a magic {thing}, makes wishes, and learns what really matters.",
         beats=(
@@ -215,6 +226,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who [goes on a trip|visits the {other}]",
+        lesson="[there is always something new to see|a day together is the best gift]",
         title="[A Day {inother}|{N} Goes on a Trip|The Visit]",
         summary="{N} spends a day {inother} with {their} {elder} and brings home a {thing}.",
         beats=(
@@ -235,6 +247,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who tells a lie about a {fragile}",
+        lesson="[it is always best to be honest|the truth makes the heart light]",
         title="[The Broken {fragile}|{N} Tells the Truth|An Honest {kind}]",
         summary="{N} breaks a {fragile}, is afraid to say so, and then tells the truth.",
         beats=(
@@ -254,6 +267,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} and a {friend} who [become friends|meet for the first time]",
+        lesson="[it is good to say hello first|a new friend may be very near]",
         title="[A New Friend|{N} Meets {F}|The New Neighbor]",
         summary="{N} is lonely until {F} the {friend} moves in, and they become friends.",
         beats=(
@@ -273,6 +287,7 @@ PLOTS = (
     ),
     Plot(
         request="a {kind} who loves the {weather}",
+        lesson="[there is something good in any weather|it is fun to try new things]",
         title="[{N} and the {weather}|The {kind} Who Loved the {weather}|{weather}]",
         summary="{N} loves the {weather} and shows {F} the {friend} how wonderful it is.",
         beats=(
@@ -285,12 +300,13 @@ PLOTS = (
             'hear|what can you hear]?" asked {N}. "[i hear a song|it sounds like music|it is like a whisper]," said {F}. '
             "[then they danced and jumped.|then they ran up the hill and down again.|then they built a little house of "
             "leaves.] [on the way back they found a {adj} {thing}.|{F} laughed louder than ever.]",
-            'when they came home, {their} {elder} gave them some warm {food}. "[now i understand|you were right]," said '
+            'when they came home, {their} {elder} gave them some {food}. "[now i understand|you were right]," said '
             '{F}. "[the {weather} is wonderful|i like the {weather} too|tomorrow we must go again]."',
         ),
     ),
     Plot(
         request="[a {kind} who bakes a cake|a {kind} who cooks for everyone|a {kind} and a big dinner]",
+        lesson="[it is good to ask for help|many hands make light work]",
         title="[The Big Dinner|{N} Cooks|A Cake for Everyone]",
         summary="{N} cooks for all the neighbors and gets help from {F} the {friend}.",
         beats=(
@@ -310,6 +326,7 @@ PLOTS = (
     ),
     Plot(
         request="[a {kind}|a {adj} {kind}|a {kind} that wants to see the world|a little {kind}]",
+        lesson="[even the smallest can see the world|a friend makes any place a home]",
         title="[The Little {kind}|{N} the {kind}|The {kind} That Wanted to See the World]",
         summary="{N} the {kind} wants to see the world and finds a friend, {F} the {friend}.",
         hero_is_thing=True,
@@ -332,6 +349,7 @@ PLOTS = (
     ),
     Plot(
         request="[a storm|a {kind} in a storm|a {kind} and a storm]",
+        lesson="[a small light can be a big help|it is good to think of others]",
         title="[The Storm|{N} and the Storm|A Light in the Night]",
         summary="{N} lights a fire in a storm so that {F} the {friend} finds the way home.",
         beats=(

@@ -1,4 +1,7 @@
-"""How stories begin and end, and scenes that fit anywhere; patterns with the slots of ``plots``."""
+"""How stories begin and end, and scenes that fit anywhere; patterns with the slots of ``plots``.
+
+``{lesson}`` in a moral is the lesson of the story's plot.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,7 @@ ENDINGS = (
 )
 
 MORALS = (
-    "{N} had learned that [sharing makes everyone happy|it is good to ask for help|small friends can be "
-    "a big help|being honest is always best|it is important to keep trying].",
-    '"[now i know it|i see it now]," said {N}. "[a friend is worth more than gold|even a {kind} can be '
-    'brave|patience is stronger than anger|kindness always comes back|practice makes things easier]."',
-    "and so {N} learned to [be patient|tell the truth|listen to others|be brave|share with others].",
+    "{N} had learned that {lesson}.",
+    '"[now i know it|i see it now]," said {N}. "{lesson}."',
+    "and so {N} [learned|found out] that {lesson}.",
 )

@@ -34,7 +34,8 @@ def story(writer: Writer, num_scenes: int | None = None) -> Story:
     opening, *beats, last = plot.beats
     paragraphs = [writer.pick(OPENINGS) + " " + opening]
     paragraphs += [*scenes, *beats]
-    closing = writer.pick(MORALS if writer.chance(0.3) else ENDINGS)
+    closing = writer.pick(MORALS).replace("{lesson}", plot.lesson)
+    closing = closing if writer.chance(0.3) else writer.pick(ENDINGS)
     paragraphs.append(last + " " + closing)
     break_between = "\n\n" if writer.chance(0.7) else " "
     text = break_between.join(writer.write(paragraph, slots) for paragraph in paragraphs)

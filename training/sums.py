@@ -129,7 +129,7 @@ def sorting(writer: Writer) -> Turn:
         names = writer.random.sample(words.GIRLS + words.BOYS, writer.random.randint(3, 5))
         shown, ordered = ", ".join(names), ", ".join(sorted(names))
         question = f"[sort these names: {shown}.|put these names in alphabetical order: {shown}.]"
-    return writer.write(question), f"The first is {ordered.split(', ')[0]}.", ordered
+    return writer.write(question), f"First {ordered.replace(', ', ', then ')}.", ordered
 
 
 def extremes(writer: Writer) -> Turn:
@@ -148,5 +148,5 @@ def extremes(writer: Writer) -> Turn:
 def arithmetic(writer: Writer) -> Turn:
     """One question with its working and its answer."""
     kinds = (plain_sum, word_problem, comparing, counting, sorting, extremes)
-    make = writer.random.choices(kinds, (0.38, 0.18, 0.08, 0.17, 0.12, 0.07))[0]
+    make = writer.random.choices(kinds, (0.30, 0.16, 0.07, 0.22, 0.18, 0.07))[0]
     return make(writer)
