@@ -26,11 +26,14 @@ def kernel_families() -> dict[str, str]:
     return found
 
 
-def kernel_parts(step: Callable[[], object]) -> dict[str, float]:
-    """Seconds of GPU work of one call of ``step`` by family; gaps between kernels are not in it."""
+def kernel_parts(step: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """Seconds of GPU work of one call of ``step`` by family; gaps between kernels are not in it.
+    Empty on a device that is no GPU."""
+    if device.type != "cuda":
+        return {}
     families = kernel_families()
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities) as profile, torch.inference_mode():
         step()
         torch.cuda.synchronize()
     parts: dict[str, float] = defaultdict(float)

@@ -81,13 +81,42 @@ class RankModel:
             device=device,
         )
 
-    def states(self, count: int, *, num_computed: int) -> list[RequestState]:
-        """Requests 0 to ``count`` - 1, each with blocks of its own and so many tokens computed."""
-        blocks_each = self.cache.num_blocks // self.num_slots
-        window = self.config.sliding_window
-        states = []
-        for slot in range(count):
-            state = RequestState(
+    def decoding(self, count: int, context: int | None = None) -> list[RequestState]:
+        """``count`` requests with blocks of their own that wait for their next step.
+
+        Raises: ConfigError if the caches have no room for them."""
+        context = context or self.context
+        return self._states(count, [0], context + self.config.dspark_block_size + 1, context,
+                            max(0, context - self.config.sliding_window))  # fmt: skip
+
+    def prompts(self, count: int, length: int, replay_tokens: int | None) -> list[RequestState]:
+        """``count`` prompts of ``length`` tokens, nothing of them computed; decoder layers run on
+        their last ``replay_tokens``, one window if None.  Raises: ConfigError as ``decoding``."""
+        replay = self.config.sliding_window if replay_tokens is None else replay_tokens
+        token_ids = [t % self.config.vocab_size for t in range(length)]
+        return self._states(count, token_ids, length, 0, max(0, length - replay))
+
+    def worker(self, num_drafts: int, context: int | None = None) -> DecodeStep:
+        """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts."""
+        longest = (context or self.context) + self.config.dspark_block_size + 1
+        table = SlotTable(self.num_slots, longest, _BLOCK, str(self.device))
+        window, device = self.config.sliding_window, str(self.device)
+        backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
+        bound = BoundModel(self.model, self.cache, backlog=backlog)
+        sampler = Sampler(self.num_slots, str(self.device))
+        return DecodeStep(bound, table, sampler, num_drafts=num_drafts)
+
+    def _states(
+        self, count: int, token_ids: list[int], room: int, num_computed: int, decoder_start: int
+    ) -> list[RequestState]:
+        blocks_each = -(-room // _BLOCK)
+        fit = min(self.num_slots, self.cache.num_blocks // blocks_each)
+        if count > fit:
+            raise ConfigError(
+                f"{count} requests of {room:,} tokens: the caches have room for {fit}"
+            )
+        return [
+            RequestState(
                 request=Request(
                     request_id=str(slot),
                     prompt_token_ids=(0,),
@@ -96,31 +125,17 @@ class RankModel:
                 ),
                 arrival=slot,
                 arrived_s=0.0,
-                token_ids=[0],
-                num_prompt_tokens=1,
+                token_ids=token_ids,
+                num_prompt_tokens=len(token_ids),
                 max_output_tokens=1,
-                decoder_start=max(0, self.context - window),
+                decoder_start=decoder_start,
                 stop_token_ids=frozenset(),
+                slot=slot,
+                blocks=list(range(slot * blocks_each, (slot + 1) * blocks_each)),
+                num_computed_tokens=num_computed,
             )
-            state.slot = slot
-            state.blocks = list(range(slot * blocks_each, (slot + 1) * blocks_each))
-            state.num_computed_tokens = num_computed
-            states.append(state)
-        return states
-
-    def worker(self, num_drafts: int) -> DecodeStep:
-        table = SlotTable(
-            self.num_slots,
-            self.cache.num_blocks // self.num_slots * _BLOCK,
-            _BLOCK,
-            str(self.device),
-        )
-        window, device = self.config.sliding_window, str(self.device)
-        backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
-        bound = BoundModel(self.model, self.cache, backlog=backlog)
-        return DecodeStep(
-            bound, table, Sampler(self.num_slots, str(self.device)), num_drafts=num_drafts
-        )
+            for slot in range(count)
+        ]
 
 
 def _check_memory(

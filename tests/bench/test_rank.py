@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.rank_decode import begin, measure_decode
+from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
 from deepinfer.bench.rank_model import RankModel
+from deepinfer.bench.rank_prefill import measure_prefill
+from deepinfer.bench.rank_replay import replay_times
 from deepinfer.bench.rank_share import ExpectedRouting, RandomTensors, rank_config
-from deepinfer.bench.rank_steps import measure_decode, measure_prefill
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.recipes.embedded import embedded_model_path
 
@@ -90,3 +93,31 @@ def test_families_of_kernels_are_their_folders() -> None:
     assert found["attention_kernel"] == "attention"
     assert found["mix_kernel"] == "hyper_connection"
     assert found["row_kernel"] == "rows"
+
+
+def test_auto_verifies_what_the_planner_chooses() -> None:
+    """Tokens per step stay within what so many drafts could give."""
+    rank = RankModel.make(TINY, ranks=2, context=100, num_slots=3, seed=0, device="cpu")
+    step = rank.worker(5)
+    found = auto_steps(step, begin(step, rank.decoding(3), 5), 0.75, 5)
+    assert len(found.step_s) == 5 and min(found.step_s) > 0
+    assert 0 <= found.mean_drafts <= 5 and 1 <= found.mean_tokens <= 1 + found.mean_drafts
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.75, 1.0])
+def test_assumed_chances_have_the_mean_that_was_asked_for(acceptance: float) -> None:
+    torch.manual_seed(0)
+    chances = AssumedChances(acceptance=acceptance).survival(
+        torch.zeros(20_000, 2), torch.ones(0), ()
+    )
+    first, both = chances.mean(0).tolist()
+    assert first == pytest.approx(acceptance, abs=0.01)
+    assert both == pytest.approx(acceptance**2, abs=0.01)
+
+
+def test_the_decoder_half_is_what_its_layers_add() -> None:
+    """A pass that ends before the decoder begins leaves those layers out."""
+    rank = RankModel.make(TINY, ranks=1, context=300, num_slots=1, seed=0, device="cpu")
+    times = replay_times(rank, 256, 100, 5)
+    assert len(times.whole_s) == len(times.encoder_s) == 5
+    assert 0 < times.decoder_s < min(times.whole_s)

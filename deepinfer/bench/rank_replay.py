@@ -1,0 +1,49 @@
+"""What bounded replay costs by itself: the decoder layers on the last tokens of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from deepinfer.engine.execution.prefill import PrefillWorker
+from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
+
+from .rank_model import RankModel
+from .timed import repeat_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayTimes:
+    """The last ``replay_tokens`` of a prompt of ``prompt_len`` tokens as one pass: seconds with the
+    decoder layers, and with the encoder alone."""
+
+    prompt_len: int
+    replay_tokens: int
+    whole_s: tuple[float, ...]
+    encoder_s: tuple[float, ...]
+
+    @property
+    def decoder_s(self) -> float:
+        return median(self.whole_s) - median(self.encoder_s)
+
+
+def replay_times(
+    rank: RankModel, prompt_len: int, replay_tokens: int, num_steps: int
+) -> ReplayTimes:
+    """Raises: ConfigError if the caches have no room for such a prompt."""
+    worker = PrefillWorker(rank.worker(0, prompt_len + 1))
+    # One token more, so that this pass is not the last one: it ends where the decoder begins.
+    start, end = prompt_len - replay_tokens, prompt_len
+    [with_decoder] = rank.prompts(1, prompt_len, replay_tokens)
+    [without] = rank.prompts(1, prompt_len + 1, 1)
+    seconds = []
+    for state in (with_decoder, without):
+        chunk = PrefillChunk(state=state, start=start, end=end, is_first=True)
+        batch = PrefillBatch(chunks=[chunk])
+        seconds.append(repeat_s(lambda batch=batch: worker.run(batch), num_steps, rank.device))  # type: ignore[misc]
+    return ReplayTimes(
+        prompt_len=prompt_len,
+        replay_tokens=replay_tokens,
+        whole_s=seconds[0],
+        encoder_s=seconds[1],
+    )
