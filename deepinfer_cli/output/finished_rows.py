@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,10 +14,11 @@ from deepinfer.errors import InputError
 from deepinfer_cli.input.rows import encode_json
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.report.report import Report
-from deepinfer_cli.settings.settings import Resolved
 from deepinfer_cli.typed_json import from_json
 
+from .journal import Journal, Record
 from .partial import OutputPaths
+from .row_numbers import split_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,25 @@ class FinishedRow:
     payload: bytes
 
 
-def finished_rows(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
-    """Every row of an output whose results are in input order, in bounded memory.
+def finished_rows(
+    paths: OutputPaths, report: Report, shard: Shard, scratch: Path
+) -> Iterator[FinishedRow]:
+    """Every row of a finished output in the order of its input, in bounded memory.
 
-    An error row says which row it is; all others are the results, one after the other.
-    Raises: InputError if the two files do not fit each other.
+    report: that of the output.  scratch: a folder whose disk holds the results once more while
+    they are sorted, if the output is in order of completion.
+    Raises: InputError if a row is missing or twice, or the two files do not fit each other.
     """
+    if setting(report, "order") == "input":
+        yield from _in_input_order(paths, shard)
+    else:
+        yield from _sorted(paths, report.rows.input * shard.count, shard, scratch)
+
+
+def _in_input_order(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
+    """An error row says which row it is; all others are the results, one after the other."""
     errors = _error_rows(paths.errors)
-    results = _result_rows(paths.results)
+    results = (payload for _, payload in _result_rows(paths.results))
     error = next(errors, None)
     index = shard.number - 1
     while True:
@@ -54,6 +68,24 @@ def finished_rows(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
         )
 
 
+def _sorted(paths: OutputPaths, end: int, shard: Shard, scratch: Path) -> Iterator[FinishedRow]:
+    """Results of a file in order of completion say themselves which row they are, below ``end``."""
+    with closing(Journal(scratch, is_kept=False)) as journal:
+        for row in chain(_error_rows(paths.errors), _numbered_rows(paths.results)):
+            if not 0 <= row.index < end:
+                raise InputError(f"{paths.results}: row {row.index} is not one of its {end:,} rows")
+            if journal.finished(row.index) is not None:
+                raise InputError(f"{paths.results}: row {row.index} is there twice")
+            journal.append(Record(row.index, b"", row.is_error, {}, row.payload))
+        index, left = shard.number - 1, journal.num_rows
+        while left:
+            record = journal.record(index)
+            if record is None:
+                raise InputError(f"{paths.results}: row {index} is missing, later ones are there")
+            yield FinishedRow(index, record.is_error, record.payload)
+            index, left = index + shard.count, left - 1
+
+
 def finished_report(paths: OutputPaths) -> Report:
     """The report of a finished run.  Raises: InputError if there is none that can be read."""
     try:
@@ -64,11 +96,6 @@ def finished_report(paths: OutputPaths) -> Report:
         raise InputError(f"{paths.report} is not a report of this version: {error}") from None
     if report.status != "finished":
         raise InputError(f"{paths.results} is {report.status}, not finished; run it again")
-    if setting(report, "order") != "input":
-        raise InputError(
-            f"{paths.results} is in order of completion, so nobody knows which row is which; "
-            "this needs --order input"
-        )
     return report
 
 
@@ -77,21 +104,23 @@ def setting(report: Report, name: str) -> Any:
     return report.settings[name].value if name in report.settings else None
 
 
-def changed_answers(report: Report, resolved: Resolved) -> dict[str, tuple[Any, Any]]:
-    """The settings that answers depend on and that differ: name to (then, now)."""
-    now = resolved.answers()
-    pairs = {name: (setting(report, name), value) for name, value in now.items()}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _result_rows(path: Path) -> Iterator[bytes]:
+def _result_rows(path: Path) -> Iterator[tuple[int | None, bytes]]:
+    """The row that each result says it is, if it does, and the result without that."""
     if path.suffix != ".parquet":
         with path.open("rb", buffering=1 << 18) as file:
-            yield from _lines(file)
+            yield from map(split_number, _lines(file))
         return
     from .parquet_output import read_rows
 
-    yield from map(encode_json, read_rows(path))
+    for row in read_rows(path):
+        yield row.pop("row", None), encode_json(row)
+
+
+def _numbered_rows(path: Path) -> Iterator[FinishedRow]:
+    for place, (index, payload) in enumerate(_result_rows(path), 1):
+        if index is None:
+            raise InputError(f"{path}: result {place:,} does not say which row it is (row)")
+        yield FinishedRow(index, False, payload)
 
 
 def _error_rows(path: Path) -> Iterator[FinishedRow]:

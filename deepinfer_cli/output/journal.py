@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from deepinfer.errors import DeepInferError
@@ -48,12 +49,17 @@ class JournalError(DeepInferError):
 
 
 class Journal:
-    """The log in ``folder``.  A new one, or the one that an earlier run left there."""
+    """The log in ``folder``: a new one, or the one that an earlier run left there.  With
+    ``is_kept`` False a new one on that disk without a name, which ends with this object."""
 
-    def __init__(self, folder: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._log = os.open(folder / "journal", flags, 0o644)
-        self._index = os.open(folder / "index", flags | os.O_TRUNC, 0o644)
+    def __init__(self, folder: Path, *, is_kept: bool = True) -> None:
+        if is_kept:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._log = os.open(folder / "journal", flags, 0o644)
+            self._index = os.open(folder / "index", flags | os.O_TRUNC, 0o644)
+        else:
+            with TemporaryFile(dir=folder) as log, TemporaryFile(dir=folder) as index:
+                self._log, self._index = os.dup(log.fileno()), os.dup(index.fileno())
         self._end = os.fstat(self._log).st_size
         self._num_rows = 0
         self._unsynced = 0

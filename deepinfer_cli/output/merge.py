@@ -14,12 +14,13 @@ from deepinfer_cli.report.merged import merged_report
 from deepinfer_cli.report.report import Report, encode_report
 from deepinfer_cli.settings.settings import FIELDS
 
+from .basis import Basis
 from .finished_rows import FinishedRow, finished_report, finished_rows, setting
 from .journal import Record
 from .partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from .writer import output_format, publish, write_files
 
-_FILES_OF_A_SHARD = 2
+_FILES_OF_A_SHARD = 3
 _OTHER_FILES = 64
 
 
@@ -50,7 +51,7 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
         check_inputs_are_safe([own.results, own.errors, own.report], paths)
     _allow_files(_FILES_OF_A_SHARD * len(outputs) + _OTHER_FILES)
     with PartialFolder(paths) as folder:
-        folder.begin({"merge": True}, force=force)
+        folder.begin(Basis({"merge": True}), force=force)
         try:
             report = _write(outputs, folder, format)
         finally:
@@ -68,7 +69,9 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
 
 
 def _write(outputs: Sequence[ShardOutput], folder: PartialFolder, format: str) -> Report:
-    records = (Record(row.index, b"", row.is_error, {}, row.payload) for row in _rows(outputs))
+    records = (
+        Record(row.index, b"", row.is_error, {}, row.payload) for row in _rows(outputs, folder.path)
+    )
     num_rows = write_files(records, folder.path, format)
     report = merged_report(folder.paths.results, [shard.report for shard in outputs])
     if num_rows != report.rows.input:
@@ -113,9 +116,9 @@ def open_shards(output: Path, files: Sequence[Path]) -> list[ShardOutput]:
     return outputs
 
 
-def _rows(outputs: Sequence[ShardOutput]) -> Iterator[FinishedRow]:
+def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow]:
     """The rows of all shards in turn: row i is the next one of shard i modulo their number."""
-    iterators = [finished_rows(shard.paths, shard.shard) for shard in outputs]
+    iterators = [finished_rows(o.paths, o.report, o.shard, scratch) for o in outputs]
     while True:
         for turn, iterator in enumerate(iterators):
             row = next(iterator, None)

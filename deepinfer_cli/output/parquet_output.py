@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         "sampling": _TEXT,
         "notes": _TEXT,
         "input": _TEXT,
+        "row": _INT,  # which row it is, where the file is not in the order of the input
     }
 )
 

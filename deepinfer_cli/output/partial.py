@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from deepinfer.errors import ConfigError, LockedError
+
+from .basis import Basis
 
 _SCHEMA = "deepinfer.partial/1"
 _ATTEMPTS = 100
@@ -68,24 +71,22 @@ class PartialFolder:
     ) -> None:
         os.close(self._lock)
 
-    def begin(self, answers: Mapping[str, Any], *, force: bool) -> bool:
-        """Say which settings the work here belongs to; True if there is earlier work to go on with.
+    def begin(self, basis: Basis, *, force: bool) -> bool:
+        """Say on which basis the work here is done; True if there is earlier work to go on with.
 
-        Work of the same settings is continued, also with ``force``: its answers would be the same.
-        Raises: ConfigError if the results exist or the work was begun with other settings, unless
+        Work on the same basis is continued, also with ``force``: its answers would be the same.
+        Raises: ConfigError if the results exist or the work was begun on another basis, unless
         ``force`` replaces the former and discards the latter.
         """
         self._check_contents()
-        manifest = self.path / "run.json"
-        earlier = self._read(manifest)
-        changed = {} if earlier is None else _differences(earlier["settings"], answers)
-        if changed and not force:
-            shown = "; ".join(f"{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items())
+        earlier = self._read(self.path / "run.json")
+        changed = None if earlier is None else basis.changed_since(earlier)
+        if changed is not None and not force:
             raise ConfigError(
-                f"{self.path} holds a run begun with other settings ({shown}); "
-                "give the first settings to continue it, or --force to start over"
+                f"{self.path} holds a run begun with {changed[0]}; "
+                f"{changed[1]} to continue it, or --force to start over"
             )
-        if earlier is not None and not changed:
+        if earlier is not None and changed is None:
             return True
         if self.paths.results.exists() and not force:
             if not any(path.name != "lock" for path in self.path.iterdir()):
@@ -95,7 +96,7 @@ class PartialFolder:
                 "or --force to replace it"
             )
         self.clear()
-        self.write_manifest(answers)
+        self.write_manifest(basis)
         return False
 
     @property
@@ -110,9 +111,9 @@ class PartialFolder:
             if stale.name != "lock":
                 stale.unlink()
 
-    def write_manifest(self, answers: Mapping[str, Any]) -> None:
-        """From now on, what is here belongs to a run with these settings."""
-        text = json.dumps({"schema": _SCHEMA, "settings": dict(answers)}, indent=1) + "\n"
+    def write_manifest(self, basis: Basis) -> None:
+        """From now on, what is here belongs to a run on this basis."""
+        text = json.dumps({"schema": _SCHEMA, **dataclasses.asdict(basis)}, indent=1) + "\n"
         temporary = self.path / "run.json.new"
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -133,19 +134,19 @@ class PartialFolder:
             )
 
     @staticmethod
-    def _read(manifest: Path) -> dict[str, Any] | None:
+    def _read(manifest: Path) -> Basis | None:
         try:
             found = json.loads(manifest.read_bytes())
+            if found["schema"] == _SCHEMA:
+                return Basis(dict(found["settings"]), dict(found["model_files"]))
         except FileNotFoundError:
             return None
-        except ValueError:
-            found = {}
-        if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
-            raise ConfigError(
-                f"{manifest} was not written by this version of deepinfer; "
-                f"move {manifest.parent} away to start over"
-            )
-        return found
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass  # damaged, or of an earlier version: said below
+        raise ConfigError(
+            f"{manifest} was not written by this version of deepinfer; "
+            f"move {manifest.parent} away to start over"
+        )
 
     def _acquire(self) -> int:
         """Make, open and lock; once more if another run removed the folder in between."""
@@ -242,12 +243,3 @@ def _take(lock: int) -> bool:
         except BlockingIOError:
             time.sleep(_LOCK_WAIT_S if attempt < _LOCK_TRIES - 1 else 0)
     return False
-
-
-def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = [*earlier, *(name for name in now if name not in earlier)]
-    return {
-        name: (earlier.get(name), now.get(name))
-        for name in names
-        if earlier.get(name) != now.get(name)
-    }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any
 
 from deepinfer.errors import ConfigError, InputError, RowError
 from deepinfer.recipes.rows import parse_row
@@ -14,17 +13,18 @@ from deepinfer_cli.input.input_meter import InputMeter
 from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.rows import InputRow
 from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.report.report import Report
 from deepinfer_cli.settings.settings import Resolved, Settings
 
-from .finished_rows import FinishedRow, changed_answers, finished_report, finished_rows
+from .basis import Basis
+from .fingerprint import fingerprint
+from .finished_rows import FinishedRow, finished_report, finished_rows, setting
 from .journal import Journal, Record, digest
 from .partial import OutputPaths, PartialFolder
 from .results import facts_of_row
 
 
-def reopen(
-    folder: PartialFolder, reader: Reader, resolved: Resolved, answers: Mapping[str, Any]
-) -> None:
+def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Basis) -> None:
     """Make ``folder`` that of an unfinished run which has all results of the finished one.
 
     The output itself stays as it is until the run is finished again.
@@ -32,36 +32,50 @@ def reopen(
     """
     paths = folder.paths
     report = finished_report(paths)
-    changed = changed_answers(report, resolved)
-    if changed:
-        shown = "; ".join(f"{k} was {a!r}, now {b!r}" for k, (a, b) in changed.items())
+    changed = _changed(report, resolved, basis)
+    if changed is not None:
         raise ConfigError(
-            f"{paths.results} was made with other settings ({shown}); give the first settings to "
-            "retry its failed rows, or --force to answer all rows anew"
+            f"{paths.results} was made with {changed[0]}; {changed[1]} to retry its failed rows, "
+            "or --force to answer all rows anew"
         )
     folder.clear()
     try:
         with closing(Journal(folder.path)) as journal:
             meter = InputMeter(reader.rows)
-            for record in _results(iter(meter), paths, resolved.settings):
+            for record in _results(iter(meter), report, folder, resolved.settings):
                 journal.append(record)
             if meter.digest() != report.input.digest:
                 raise _foreign(paths, "its rows have another content")
             journal.sync()
-        folder.write_manifest(answers)
+        folder.write_manifest(basis)
     except BaseException:  # Ctrl-C too: half a journal is of no use
         folder.remove()
         raise
 
 
+def _changed(report: Report, resolved: Resolved, basis: Basis) -> tuple[str, str] | None:
+    """As ``Basis.changed_since``.  A report knows only whether the model is another one."""
+    now = resolved.answers()
+    then = {name: setting(report, name) for name in now}
+    if changed := Basis(now).changed_since(Basis(then)):
+        return changed
+    model = fingerprint(basis.model_files) if basis.model_files else report.model_fingerprint
+    if report.model_fingerprint in (None, model):
+        return None
+    return (
+        f"another model (fingerprint {report.model_fingerprint} then, {model} now)",
+        "put the first model back",
+    )
+
+
 def _results(
-    all_rows: Iterator[InputRow], paths: OutputPaths, settings: Settings
+    all_rows: Iterator[InputRow], report: Report, folder: PartialFolder, settings: Settings
 ) -> Iterator[Record]:
     """The results of the output, each with the input row that it answers."""
-    shard = Shard.of(settings.shard)
+    shard, paths = Shard.of(settings.shard), folder.paths
     wanted = islice(all_rows, settings.limit)
     rows = (row for row in wanted if shard.holds(row.index))
-    for finished in finished_rows(paths, shard):
+    for finished in finished_rows(paths, report, shard, folder.path):
         row = next(rows, None)
         if row is None:
             raise _foreign(paths, f"it has a row {finished.index}, the input ends before")

@@ -13,6 +13,7 @@ from deepinfer_cli.input.sharding import Shard
 
 from .journal import Journal, Record
 from .partial import OutputPaths
+from .row_numbers import numbered
 
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
@@ -97,7 +98,7 @@ class StdoutStream:
 
     def on_record(self, record: Record) -> None:
         if self._order == "completion":
-            self._write(record)
+            self._write(numbered(record))
         elif record.index == self._next:
             self._write(record)
             self._next += self._step

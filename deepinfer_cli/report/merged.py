@@ -15,6 +15,7 @@ from .report import (
     Lengths,
     Report,
     RowCounts,
+    SettingReport,
     Speculation,
     Throughput,
     TimeSplit,
@@ -24,6 +25,7 @@ from .summary import Histogram
 from .timeline import TimelineReport
 
 _ERROR_ROWS = 3
+_IN_ORDER = SettingReport(value="input", origin="merge")  # whatever that of the shards is
 
 
 def merged_report(output: Path, reports: Sequence[Report]) -> Report:
@@ -64,7 +66,7 @@ def merged_report(output: Path, reports: Sequence[Report]) -> Report:
         engine_notes={k: v for report in reports for k, v in report.engine_notes.items()},
         memory=None,
         cost=Cost(per_hour=first.cost.per_hour),
-        settings={name: value for name, value in first.settings.items() if name != "shard"},
+        settings={n: s for n, s in first.settings.items() if n != "shard"} | {"order": _IN_ORDER},
     )
 
 

@@ -16,10 +16,13 @@ from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
 from deepinfer.errors import CheckpointError, ConfigError, EngineError
 from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.disk import disk_full
+from deepinfer_cli.output.fingerprint import model_files
 from deepinfer_cli.output.journal import Journal, Record
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from deepinfer_cli.output.retry import reopen
+from deepinfer_cli.output.row_numbers import numbered
 from deepinfer_cli.output.writer import StdoutStream, output_format, publish, write_files
 from deepinfer_cli.report.prometheus import export_metrics
 from deepinfer_cli.report.report import Report, encode_report
@@ -55,16 +58,21 @@ class RunRequest:
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
     with in_users_words(resolved.origins):
-        check_model(resolved.settings)
+        model_folder(resolved.settings)
         return _run(request, resolved, make_engine)
 
 
-def check_model(settings: Settings) -> None:
-    """Raise CheckpointError if there is no such model; before anything slow is imported."""
-    if settings.model is not None:
-        folder = resolve_model_folder(settings.model)
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} holds no model: there is no config.json")
+def model_folder(settings: Settings) -> Path | None:
+    """Where the model lies, None for the one inside the package.  Before anything slow is imported.
+
+    Raises: CheckpointError if there is no such model.
+    """
+    if settings.model is None:
+        return None
+    folder = resolve_model_folder(settings.model)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} holds no model: there is no config.json")
+    return folder
 
 
 def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
@@ -138,21 +146,20 @@ def _run_to_files(
     format = output_format(output)
     paths = OutputPaths(output)
     check_inputs_are_safe([request.source], paths)
+    basis = _basis(request, resolved)
     with (
         closing(_open(request, resolved.settings)) as reader,
         PartialFolder(paths) as folder,
         ExitStack() as cleanup,
     ):
-        answers = {"deepinfer": __version__, **resolved.answers()}
-        answers |= answers_depend_on(request.constraint)
         if request.retry_failed and not folder.is_begun and output.exists():
             if not paths.errors.exists():
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")
                 return 0
             with closing(_open(request, resolved.settings)) as same_input:
-                reopen(folder, same_input, resolved, answers)
-        is_resumed = folder.begin(answers, force=request.force)
+                reopen(folder, same_input, resolved, basis)
+        is_resumed = folder.begin(basis, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
         line = command_line(request.arguments, resolved)
@@ -194,6 +201,15 @@ def _open(request: RunRequest, settings: Settings) -> Reader:
     return open_reader(request.source, mapping=settings.map, max_row_bytes=settings.max_row_bytes)
 
 
+def _basis(request: RunRequest, resolved: Resolved) -> Basis:
+    settings = {"deepinfer": __version__, **resolved.answers()}
+    folder = model_folder(resolved.settings)
+    return Basis(
+        settings | answers_depend_on(request.constraint),
+        {} if folder is None else model_files(folder),
+    )
+
+
 def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
     """Leave the finished rows for the next part; if there are no answers, leave nothing."""
     report = job.report(status, exit_code, message)
@@ -213,9 +229,11 @@ def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
 
 def _publish(job: Job, folder: PartialFolder, format: str) -> Report:
     num_rows = job.pipeline.num_rows
-    in_order = job.settings.order == "input"
     journal, end = job.journal, job.pipeline.next_index
-    records = (journal.in_input_order if in_order else journal.in_completion_order)(end)
+    if job.settings.order == "input":
+        records = journal.in_input_order(end)
+    else:
+        records = map(numbered, journal.in_completion_order(end))
     if job.is_resumed:
         # The journal may also hold rows that changed since, or are no longer wanted.
         job.total = Summary()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer.errors import ConfigError, LockedError
+from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder
 
 
@@ -44,25 +45,40 @@ def test_a_dead_holders_lock_is_taken_over(paths: OutputPaths) -> None:
 
 def test_work_is_continued_with_the_same_settings_only(paths: OutputPaths) -> None:
     with PartialFolder(paths) as folder:
-        assert folder.begin({"seed": 0}, force=False) is False
+        assert folder.begin(Basis({"seed": 0}), force=False) is False
         (folder.path / "journal").write_bytes(b"work")
     with PartialFolder(paths) as folder:
-        assert folder.begin({"seed": 0}, force=False) is True
-        assert folder.begin({"seed": 0}, force=True) is True
+        assert folder.begin(Basis({"seed": 0}), force=False) is True
+        assert folder.begin(Basis({"seed": 0}), force=True) is True
         with pytest.raises(ConfigError, match="seed was 0, now 1"):
-            folder.begin({"seed": 1}, force=False)
+            folder.begin(Basis({"seed": 1}), force=False)
         assert (folder.path / "journal").exists()
-        assert folder.begin({"seed": 1}, force=True) is False
+        assert folder.begin(Basis({"seed": 1}), force=True) is False
         assert not (folder.path / "journal").exists()
+
+
+def test_a_changed_model_is_told_by_its_files(paths: OutputPaths) -> None:
+    first = {"config.json": "1", "one.safetensors": "2"}
+    with PartialFolder(paths) as folder:
+        assert folder.begin(Basis({}, first), force=False) is False
+        assert folder.begin(Basis({}, dict(reversed(first.items()))), force=False) is True
+        words = r"another model \(config.json has changed, new.json is new, one.\w+ is gone\); put"
+        with pytest.raises(ConfigError, match=words):
+            folder.begin(Basis({}, {"new.json": "3", "config.json": "4"}), force=False)
+        many = Basis({}, first | {f"{i}.json": "0" for i in range(9)})
+        with pytest.raises(ConfigError, match="4.json is new, and 4 more"):
+            folder.begin(many, force=False)
+        assert folder.begin(many, force=True) is False
+        assert folder.begin(many, force=False) is True
 
 
 def test_results_are_only_replaced_by_force(paths: OutputPaths) -> None:
     paths.results.write_text("precious")
     with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="already exists"):
-        folder.begin({}, force=False)
+        folder.begin(Basis({}), force=False)
     assert not paths.partial.exists()
     with PartialFolder(paths) as folder:
-        assert folder.begin({}, force=True) is False
+        assert folder.begin(Basis({}), force=True) is False
     assert paths.results.read_text() == "precious"
 
 
@@ -71,7 +87,7 @@ def test_foreign_or_broken_manifests_are_not_touched(paths: OutputPaths) -> None
     for text in ("", "{}", "[1]", '{"schema": "deepinfer.partial/99"}'):
         (paths.partial / "run.json").write_text(text)
         with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="move .* away"):
-            folder.begin({}, force=True)
+            folder.begin(Basis({}), force=True)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ def test_files_of_somebody_else_are_never_touched(paths: OutputPaths) -> None:
         pytest.raises(ConfigError, match="somebody else .mine.txt."),
         PartialFolder(paths) as folder,
     ):
-        folder.begin({}, force=True)
+        folder.begin(Basis({}), force=True)
     assert mine.read_text() == "keep"
     mine.rename(paths.results.with_name("elsewhere.txt"))
     for left in paths.partial.iterdir():

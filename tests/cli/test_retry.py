@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from deepinfer_cli.output.fingerprint import model_fingerprint
+
 Cli = Callable[..., Any]
 
 
@@ -19,6 +21,15 @@ def _write(rows: list[Any]) -> None:
 
 def _rows(path: str = "out.jsonl") -> dict[str, Any]:
     return {r["id"]: r for r in map(json.loads, Path(path).read_bytes().splitlines())}
+
+
+def _by_row(path: str) -> dict[int, Any]:
+    """Results that say which row they are, by that."""
+    if path.endswith(".parquet"):
+        rows = pq.read_table(path).to_pylist()
+    else:
+        rows = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+    return {row.pop("row"): row for row in rows if row.get("row") is not None}
 
 
 def _report(path: str = "out.jsonl") -> dict[str, Any]:
@@ -74,6 +85,52 @@ def test_only_failed_rows_of_a_finished_run_are_answered(
     assert report["kinds"] == expected["kinds"]
     assert report["finish_reasons"] == expected["finish_reasons"]
     assert report["tokens"]["completion_tokens"] == expected["tokens"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("then, now", [("completion", "completion"), ("completion", "input"),
+                                       ("input", "completion")])  # fmt: skip
+@pytest.mark.parametrize("shard", [(), ("--shard", "2/2")])
+def test_the_order_of_the_rows_does_not_matter(
+    cli: Cli, flaky: _Flaky, ending: str, then: str, now: str, shard: tuple[str, ...]
+) -> None:
+    out, name = f"out{ending}", f"out.2-of-2{ending}" if shard else f"out{ending}"
+    _write(_failing(3, 4, 11))
+    run = ("run", "in.jsonl", "-o", out, *shard)
+    assert cli(*run, "--order", then).exit_code == 3
+    flaky.mend()
+    done = cli(*run, "--order", now, "--retry-failed")
+    assert done.exit_code == 0, done.err
+    assert sorted(done.engines[0].rows) == ([3, 11] if shard else [3, 4, 11])
+    assert cli(*run[:3], f"whole{ending}", *shard, "--order", now).exit_code == 0
+    whole = name.replace("out", "whole")
+    if now == "input":
+        assert Path(name).read_bytes() == Path(whole).read_bytes()
+    else:
+        assert _by_row(name) == _by_row(whole) and len(_by_row(name)) == (10 if shard else 20)
+
+
+@pytest.mark.parametrize(
+    "edit, reason",
+    [
+        (lambda lines: [*lines, lines[0]], "is there twice"),
+        (lambda lines: [lines[0].replace(b'{"row"', b'{"rwo"'), *lines[1:]], "does not say which"),
+        (lambda lines: [b'{"row": 999999999999999, "id": "x"}', *lines[1:]], "is not one of its"),
+        (lambda lines: [line for line in lines if not line.startswith(b'{"row": 5,')], "row 5 is"),
+    ],
+)
+def test_a_damaged_file_in_order_of_completion_is_refused(
+    cli: Cli, edit: Callable[[list[bytes]], list[bytes]], reason: str
+) -> None:
+    _write(_failing(2, 7))
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--order", "completion")
+    cli(*run)
+    path = Path("out.jsonl")
+    path.write_bytes(b"\n".join(edit(path.read_bytes().splitlines())) + b"\n")
+    before = _files()
+    done = cli(*run, "--retry-failed")
+    assert (done.exit_code, reason in done.err) == (4, True), done.err
+    assert _files() == before
 
 
 def test_rows_that_fail_again_stay_in_the_errors_file(cli: Cli) -> None:
@@ -144,9 +201,6 @@ def test_other_inputs_and_settings_are_refused(cli: Cli) -> None:
     done = cli("run", "in.jsonl", "-o", "-", "--retry-failed")
     assert done.exit_code == 2 and "--retry-failed" in done.err
     refused(2, "keep one", "--force")
-    cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion")
-    late = cli("run", "in.jsonl", "-o", "late.jsonl", "--order", "completion", "--retry-failed")
-    assert late.exit_code == 4 and "order of completion" in late.err
 
 
 def _files() -> dict[Path, bytes]:
@@ -173,3 +227,32 @@ def test_an_int_stop_reason_survives_in_parquet(cli: Cli, flaky: _Flaky) -> None
     assert cli("run", "in.jsonl", "-o", "out.parquet", *options).exit_code == 0
     table = pq.read_table("out.parquet")
     assert table["prompt_token_ids"].to_pylist() == [list(f"p{i}".encode()) for i in range(20)]
+
+
+def test_another_model_is_refused(cli: Cli, flaky: _Flaky) -> None:
+    """Neither an unfinished run nor a finished one goes on with files that answered otherwise."""
+    model = Path("model")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    _write([*_failing(2), {"crash": 1}])
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--model", "model")
+    assert cli(*run, window=7).exit_code == 1
+    (model / "config.json").write_text("{ }")
+    refused = cli(*run)
+    assert refused.exit_code == 2 and not refused.engines
+    assert "another model (config.json has changed); put the first model back" in refused.err
+    (model / "config.json").write_text("{}")
+    _write([*_failing(2), {"prompt": "z"}])
+    assert cli(*run).exit_code == 3
+
+    report = json.loads(Path("out.jsonl.report.json").read_bytes())
+    report["model_fingerprint"] = model_fingerprint(model)  # the fake engine has no files
+    Path("out.jsonl.report.json").write_text(json.dumps(report))
+    (model / "new.safetensors").write_bytes(b"1")
+    before = _files()
+    refused = cli(*run, "--retry-failed")
+    assert refused.exit_code == 2 and "another model (fingerprint " in refused.err
+    assert _files() == before
+    (model / "new.safetensors").unlink()
+    flaky.mend()
+    assert cli(*run, "--retry-failed").exit_code == 0

@@ -57,7 +57,10 @@ def test_results_come_in_input_order_with_ids(cli: Cli) -> None:
 def test_completion_order(cli: Cli) -> None:
     _write("in.jsonl", _prompts(4))
     assert cli("run", "in.jsonl", "-o", "out.jsonl", "--order", "completion").exit_code == 0
-    assert [row["id"] for row in _lines("out.jsonl")] == ["4", "3", "2", "1"]
+    rows = _lines("out.jsonl")
+    assert [(row["id"], row["row"]) for row in rows] == [("4", 3), ("3", 2), ("2", 1), ("1", 0)]
+    printed = cli("run", "in.jsonl", "-o", "-", "--order", "completion")
+    assert printed.out == Path("out.jsonl").read_bytes()
 
 
 def test_bad_rows_become_error_rows_and_the_error_file_can_be_fed_back(cli: Cli) -> None:

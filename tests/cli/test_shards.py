@@ -57,6 +57,21 @@ def test_merged_shards_are_the_unsharded_run(cli: Cli, count: int, ending: str) 
     assert not Path(f"out{ending}.partial").exists()
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_shards_in_order_of_completion_are_merged_too(cli: Cli, ending: str) -> None:
+    _write(_ROWS)
+    cli("run", "in.jsonl", "-o", f"whole{ending}")
+    for number, order in enumerate(("completion", "input", "completion"), 1):
+        shard = ("--shard", f"{number}/3", "--order", order)
+        assert cli("run", "in.jsonl", "-o", f"out{ending}", *shard).exit_code in (0, 3)
+    done = cli("merge", "-o", f"out{ending}")
+    assert done.exit_code == 3, done.err
+    assert _same_files(f"out{ending}", f"whole{ending}")
+    assert _same_files(f"out{ending}.errors.jsonl", f"whole{ending}.errors.jsonl")
+    report = json.loads(Path(f"out{ending}.report.json").read_bytes())
+    assert report["settings"]["order"]["value"] == "input"
+
+
 @given(
     rows=st.lists(
         st.sampled_from([b'{"prompt": "a"}', b"bad", b"", b'{"fail": "x"}']), max_size=30
@@ -119,7 +134,6 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
     cli("run", "in.jsonl", "-o", "hot.jsonl", "--shard", "2/3", "--temperature", "0.5")
     cli("run", "in.jsonl", "-o", "plain.jsonl")
     cli("run", "in.jsonl", "-o", "four.jsonl", "--shard", "4/4")
-    cli("run", "in.jsonl", "-o", "late.jsonl", "--shard", "2/3", "--order", "completion")
     Path("in.jsonl").write_bytes(b"\n".join(_ROWS[:9]))
     cli("run", "in.jsonl", "-o", "other.jsonl", "--shard", "2/3")
     _copy_shard(three[1], "cut.jsonl")
@@ -132,7 +146,6 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
         ([three[0], "hot.2-of-3.jsonl", three[2]], "temperature is 1.0 and 0.5"),
         ([three[0], "plain.jsonl", three[2]], "plain.jsonl is not a shard"),
         ([*three, "four.4-of-4.jsonl"], "of two runs"),
-        ([three[0], "late.2-of-3.jsonl", three[2]], "order of completion"),
         ([three[0], "other.2-of-3.jsonl", three[2]], "different inputs"),
         ([three[0], "cut.jsonl", three[2]], "cut.jsonl ends before row"),
         ([three[0], "bare.jsonl", three[2]], "there is no bare.jsonl.report.json"),

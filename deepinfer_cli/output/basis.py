@@ -1,0 +1,50 @@
+"""What the answers of a run depend on besides its rows, and what of it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """settings: name to value, in JSON's types.  model_files: name to digest; empty for the model
+    inside the package, which the version of the package tells."""
+
+    settings: Mapping[str, Any]
+    model_files: Mapping[str, str] = field(default_factory=dict)
+
+    def changed_since(self, earlier: Basis) -> tuple[str, str] | None:
+        """What is different now, and what would undo that; None if nothing is."""
+        settings = settings_changed(earlier.settings, self.settings)
+        if settings:
+            return f"other settings ({settings})", "give the first settings"
+        files = _files_changed(earlier.model_files, self.model_files)
+        if files:
+            return f"another model ({files})", "put the first model back"
+        return None
+
+
+def settings_changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """``temperature was 1.0, now 0.5; ...``; nothing if all are equal."""
+    return "; ".join(
+        f"{name} was {earlier.get(name)!r}, now {now.get(name)!r}"
+        for name in {**earlier, **now}
+        if earlier.get(name) != now.get(name)
+    )
+
+
+def _files_changed(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
+    words = []
+    for name in sorted({*earlier, *now}):
+        if name not in now:
+            words.append(f"{name} is gone")
+        elif name not in earlier:
+            words.append(f"{name} is new")
+        elif earlier[name] != now[name]:
+            words.append(f"{name} has changed")
+    more = f", and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
