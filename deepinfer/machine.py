@@ -13,15 +13,16 @@ from .errors import ConfigError
 # processes use the cores, waiting for that thread made steps tens of times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
 _MOST_THREADS = 1024
+_TESTED = (9, 0)
 
 
 def resolve_device(device: str) -> str:
-    """A device by name; ``auto`` is the CPU.  Raises: ConfigError if it does not exist.
-
-    Not the GPU yet: two of its kernels still differ from their reference (docs/performance.md).
+    """A device by name; ``auto`` is the first GPU if the engine is tested on its kind, which is
+    Hopper (H100, H200), and else the CPU.  Raises: ConfigError if it does not exist.
     """
     if device == "auto":
-        return "cpu"
+        is_tested = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == _TESTED
+        return "cuda" if is_tested else "cpu"
     kind, _, number = str(device).partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise ConfigError(f"device={device!r}: expected auto, cpu, cuda or cuda:N")

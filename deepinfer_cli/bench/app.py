@@ -78,7 +78,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
                                 "FOLDER")
         ] = None,
         device: Annotated[
-            str, option("--device", "auto, cpu or cuda.", "NAME")
+            str, option("--device", "auto (an H100 or H200, else the CPU), cpu or cuda.", "NAME")
         ] = "auto",
         steps: Annotated[
             str | None, option("--steps", "Steps per row on a GPU. [20]", "N")

@@ -35,10 +35,13 @@ def test_devices(monkeypatch):
             resolve_device(device)
 
 
-@pytest.mark.parametrize("has_gpu", [True, False])
-def test_a_gpu_is_used_only_when_it_is_named(monkeypatch, has_gpu):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    assert resolve_device("auto") == "cpu"
+@pytest.mark.parametrize(
+    "capability, expected", [(None, "cpu"), ((9, 0), "cuda"), ((8, 0), "cpu"), ((10, 0), "cpu")]
+)
+def test_auto_takes_a_gpu_of_the_tested_kind(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    assert resolve_device("auto") == expected
 
 
 def test_a_gpu_has_no_plain_attention():
