@@ -82,7 +82,9 @@ class Settings:
         None, optional(TEXT), "Model", "Checkpoint folder, or Hub id in the local cache. "
         "Without it, the small model inside the package answers.", answers=True,
     )  # fmt: skip
-    device: str = _setting("auto", TEXT, "Model", "auto (an H100 or H200, else the CPU), cpu or cuda.", answers=True)
+    device: str = _setting(
+        "auto", TEXT, "Model", "auto (an H100 or H200, else the CPU), cpu or cuda.", answers=True
+    )
     max_model_len: int | None = _setting(
         None, optional(COUNT), "Model", "Longest prompt plus answer, in tokens.", answers=True
     )
