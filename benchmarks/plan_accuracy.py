@@ -22,7 +22,8 @@ from typing import Any
 
 from training.calibrate import prompts
 
-_WORDS = "the old lamp near a quiet river kept its small light for ships that never came back".split()
+_TEXT = "the old lamp by a quiet river kept its small light for ships that never came back"
+_WORDS = _TEXT.split()
 
 
 def fixed(chance: Random) -> Iterator[dict[str, Any]]:

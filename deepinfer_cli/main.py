@@ -20,7 +20,8 @@ from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
 from .settings.flags import with_settings
-from .settings.settings import Settings, resolve
+from .settings.layers import resolve
+from .settings.settings import Settings
 
 if TYPE_CHECKING:  # a help page must not wait for what a run needs
     from .run.job import Engine, MakeEngine

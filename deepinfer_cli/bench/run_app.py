@@ -43,7 +43,7 @@ def add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
     ) -> None:
         from deepinfer_cli.run.verb import RunRequest, run
         from deepinfer_cli.settings.constraint import run_constraint
-        from deepinfer_cli.settings.settings import resolve
+        from deepinfer_cli.settings.layers import resolve
 
         from .file_runs import run_often, runs_json, runs_page
 

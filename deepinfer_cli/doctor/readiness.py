@@ -17,7 +17,8 @@ from deepinfer_cli.host import host
 from deepinfer_cli.report.pages.words import count, milliseconds, size
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
-from deepinfer_cli.settings.settings import Resolved, Settings, resolve
+from deepinfer_cli.settings.layers import Resolved, resolve
+from deepinfer_cli.settings.settings import Settings
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check, shown_path
 

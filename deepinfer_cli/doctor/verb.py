@@ -50,7 +50,7 @@ def _needs_gpu(flags: Mapping[str, object], config: str | None) -> bool:
     """Whether the run would be on a GPU.  What is wrong with the settings is found elsewhere."""
     from deepinfer.errors import DeepInferError
     from deepinfer.machine import resolve_device
-    from deepinfer_cli.settings.settings import resolve
+    from deepinfer_cli.settings.layers import resolve
 
     try:
         return resolve_device(resolve(flags, config=config).settings.device).startswith("cuda")

@@ -14,7 +14,8 @@ from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.rows import InputRow
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.report.report import Report
-from deepinfer_cli.settings.settings import Resolved, Settings
+from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.settings.settings import Settings
 
 from .basis import Basis
 from .fingerprint import fingerprint

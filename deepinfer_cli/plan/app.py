@@ -8,7 +8,7 @@ import typer
 
 from deepinfer_cli.helptext import Command
 from deepinfer_cli.settings.flags import with_settings
-from deepinfer_cli.settings.settings import resolve
+from deepinfer_cli.settings.layers import resolve
 from deepinfer_cli.settings.values import SECONDS
 
 _HELP = """\

@@ -17,7 +17,7 @@ from deepinfer_cli.report.report import InputFacts, SettingReport
 from deepinfer_cli.run.console import Snapshot, make_console
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
-from deepinfer_cli.settings.settings import Resolved
+from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.typed_json import to_json
 
 from .estimate import estimate, from_rehearsal, from_report

@@ -10,7 +10,7 @@ from deepinfer.engine.types import EngineStats
 from deepinfer.engine_facts import EngineFacts
 from deepinfer_cli.host import host, versions
 from deepinfer_cli.output.fingerprint import model_fingerprint
-from deepinfer_cli.settings.settings import Resolved
+from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.typed_json import definitions
 
 from .report import (

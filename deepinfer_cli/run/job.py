@@ -19,7 +19,8 @@ from deepinfer_cli.report.build import Facts, build_report
 from deepinfer_cli.report.report import InputFacts, Report
 from deepinfer_cli.report.summary import Summary
 from deepinfer_cli.report.timeline import Timeline
-from deepinfer_cli.settings.settings import Resolved, Settings
+from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.settings.settings import Settings
 
 from .background import every
 from .console import Console, Snapshot

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from deepinfer.engine.parallel.launched import launched_place
 from deepinfer.engine.parallel.sizes import ParallelSizes
-from deepinfer_cli.settings.settings import Resolved
+from deepinfer_cli.settings.layers import Resolved
 
 _WAIT_S = 60.0
 

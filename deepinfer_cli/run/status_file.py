@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deepinfer_cli.settings.settings import Resolved
+from deepinfer_cli.settings.layers import Resolved
 
 from .console import Snapshot
 

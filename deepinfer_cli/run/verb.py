@@ -28,7 +28,8 @@ from deepinfer_cli.report.prometheus import export_metrics
 from deepinfer_cli.report.report import Report, encode_report
 from deepinfer_cli.report.summary import Summary
 from deepinfer_cli.settings.constraint import answers_depend_on
-from deepinfer_cli.settings.settings import Resolved, Settings
+from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.settings.settings import Settings
 from deepinfer_cli.settings.users_words import in_users_words
 
 from .console import Console, make_console

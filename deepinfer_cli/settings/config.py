@@ -12,7 +12,8 @@ import yaml
 
 from deepinfer.errors import ConfigError
 
-from .settings import FIELDS, Resolved, Settings, plain
+from .layers import Resolved
+from .settings import FIELDS, Settings, plain
 from .values import Kind
 
 _HEAD = """\

@@ -13,7 +13,7 @@ import pytest
 from deepinfer.errors import DeepInferError
 from deepinfer_cli.main import main
 from deepinfer_cli.run.verb import RunRequest, run
-from deepinfer_cli.settings.settings import resolve
+from deepinfer_cli.settings.layers import resolve
 
 
 @pytest.mark.parametrize("seed, count", [(1, 600), pytest.param(3, 2_500, marks=pytest.mark.slow)])

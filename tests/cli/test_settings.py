@@ -11,7 +11,8 @@ import yaml
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError
 from deepinfer_cli.settings.config import example
-from deepinfer_cli.settings.settings import FIELDS, Settings, flag_name, resolve
+from deepinfer_cli.settings.layers import resolve
+from deepinfer_cli.settings.settings import FIELDS, Settings, flag_name
 from deepinfer_cli.settings.users_words import users_words
 
 _ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from deepinfer.errors import ConfigError
 from deepinfer_cli.settings.engine_arguments import drafting
-from deepinfer_cli.settings.settings import resolve
+from deepinfer_cli.settings.layers import resolve
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""Settings from environment variables: ``DEEPINFER_<NAME>``, and upstream's names for drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deepinfer.errors import ConfigError
+
+from .settings import FIELDS
+from .users_words import nearest
+from .values import COUNT, SWITCH
+
+_PREFIX = "DEEPINFER_"
+CONFIG = _PREFIX + "CONFIG"
+# Read by build.sh, not by a run.
+_OTHER_VARIABLES = {"DEEPINFER_ACCELERATOR"}
+# Upstream's names for parts of ``speculative``.
+_SCHEDULED_DRAFTS = "DEEPINFER_ENABLE_MTP_VARLEN"
+_MOST_DRAFTS = "DEEPINFER_USE_NEXTN_DECODE"
+_UPSTREAM_DRAFTS = "5"
+
+
+def environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    """(name, value, variable) of each setting there.  Raises: ConfigError for unknown ones."""
+    known = {_PREFIX + name.upper(): name for name in FIELDS}
+    others = _OTHER_VARIABLES | {CONFIG, _SCHEDULED_DRAFTS, _MOST_DRAFTS}
+    layer = _upstream_drafts(environment)
+    for variable, value in sorted(environment.items()):
+        if variable in known:
+            layer.append((known[variable], value, variable))
+        elif variable.startswith(_PREFIX) and variable not in others:
+            raise ConfigError(
+                f"environment variable {variable} is not a setting{nearest(variable, known)}"
+            )
+    return layer
+
+
+def _upstream_drafts(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
+    """``speculative`` as upstream's two variables say it, if one of them is set."""
+    switch, most = environment.get(_SCHEDULED_DRAFTS), environment.get(_MOST_DRAFTS)
+    if switch is None and most is None:
+        return []
+    try:
+        is_scheduled = SWITCH.parse(switch or "0")
+        count = COUNT.parse(most or _UPSTREAM_DRAFTS)
+    except ValueError:
+        raise ConfigError(
+            f"{_SCHEDULED_DRAFTS}={switch}, {_MOST_DRAFTS}={most}: expected 1 or 0, and a number"
+        ) from None
+    prefix = "auto:" if is_scheduled and count else ""
+    return [("speculative", f"{prefix}{count}", _MOST_DRAFTS if most else _SCHEDULED_DRAFTS)]

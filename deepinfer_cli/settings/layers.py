@@ -1,0 +1,80 @@
+"""The four layers that may give a setting: default < YAML file < environment < flag.
+
+The origin of each value is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer.errors import ConfigError
+
+from .environment import CONFIG, environment_layer
+from .settings import FIELDS, Settings, flag_name, plain
+from .users_words import in_users_words
+from .values import Kind
+from .yaml_file import yaml_layer
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and for each name where its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def answers(self) -> dict[str, Any]:
+        """The settings that answers depend on, ready for JSON."""
+        return {
+            n: plain(getattr(self.settings, n)) for n in FIELDS if FIELDS[n].metadata["answers"]
+        }
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Every setting with value and origin, ready for JSON."""
+        return {
+            name: {"value": plain(getattr(self.settings, name)), "origin": self.origins[name]}
+            for name in FIELDS
+        }
+
+
+def resolve(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    config: str | None = None,
+) -> Resolved:
+    """Lay the four layers over each other.
+
+    flags: by setting name, None where not given.  config: a YAML file; without it
+    ``DEEPINFER_CONFIG``, then ``deepinfer.yaml`` in the current folder if there is one.
+    Raises: ConfigError that names the layer, the value and what was expected.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(FIELDS, "default")
+    for name, value, origin in [
+        *yaml_layer(config or environment.get(CONFIG)),
+        *environment_layer(environment),
+        *((name, value, flag_name(name)) for name, value in flags.items() if value is not None),
+    ]:
+        values[name] = _parse(name, value, origin)
+        origins[name] = origin
+    settings = Settings(**values)
+    with in_users_words(origins):
+        settings.sampling()
+    return Resolved(settings, origins)
+
+
+def _parse(name: str, value: object, origin: str) -> object:
+    kind: Kind = FIELDS[name].metadata["kind"]
+    try:
+        return kind.parse(value)
+    except (ValueError, TypeError, OverflowError):
+        shown = value[0] if isinstance(value, list) and len(value) == 1 else value
+        shown = str(shown) if isinstance(shown, str) else repr(shown)
+        subject = f"{origin}={shown}" if origin.isupper() or origin.startswith("--") else (
+            f"{origin}: {name}: {shown}"
+        )  # fmt: skip
+        raise ConfigError(f"{subject}: expected {kind.expects}") from None

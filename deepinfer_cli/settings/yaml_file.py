@@ -1,0 +1,57 @@
+"""Settings from a YAML file: one flat mapping, each line known for messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import ConfigError
+
+from .settings import FIELDS
+from .users_words import nearest
+
+DEFAULT_FILE = "deepinfer.yaml"
+
+
+def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
+    """(name, value, file:line) of each setting in ``config``; without it, in ``deepinfer.yaml`` if
+    that is there.  Raises: ConfigError."""
+    import yaml  # here, so that help stays fast
+
+    path = Path(config or DEFAULT_FILE)
+    if config is None and not path.is_file():
+        return []
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return []
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path}: expected lines of the form 'name: value'")
+        layer: list[tuple[str, object, str]] = []
+        for key, value in node.value:
+            origin = f"{path}:{key.start_mark.line + 1}"
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            if name not in FIELDS:
+                raise ConfigError(f"{origin}: {name} is not a setting{nearest(name, FIELDS)}")
+            if any(name == earlier for earlier, _, _ in layer):
+                raise ConfigError(f"{origin}: {name} is given twice")
+            if not _is_flat(value):
+                raise ConfigError(f"{origin}: {name}: lists and mappings inside others")
+            layer.append((name, loader.construct_object(value, deep=True), origin))
+        return layer
+    except OSError as error:
+        raise ConfigError(f"cannot read settings from {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: digits without end, a wrong date
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _is_flat(node: Any) -> bool:
+    """One value, or a list or mapping of such.  Aliases in deeper ones can stand for gigabytes."""
+    parts = [] if isinstance(node.value, str) else node.value
+    inner = [part for item in parts for part in (item if isinstance(item, tuple) else (item,))]
+    return all(isinstance(part.value, str) for part in inner)
