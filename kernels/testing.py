@@ -53,6 +53,16 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     return error / norm.clamp(min=1e-300)
 
 
+def calc_diff(x: Tensor, y: Tensor) -> float:
+    """``1 - 2 <x, y> / (<x, x> + <y, y>)``; infinite where that is not a number.
+
+    Source: the similarity measure of DeepGEMM's tests.
+    """
+    a, b = x.double(), y.double()
+    diff = float(1 - 2 * (a * b).sum() / ((a * a).sum() + (b * b).sum()))
+    return diff if diff == diff else float("inf")
+
+
 def _assert_same_form(actual: Tensor, expected: Tensor, what: str) -> None:
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise AssertionError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -107,3 +107,25 @@ class Ceiling:
     name: str
     value: float
     unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """A kernel at one shape.  ``flop`` are products at the ``rate`` of a ceiling, ``num_bytes``
+    what it must read and write."""
+
+    family: str
+    name: str
+    seconds: tuple[float, ...]
+    flop: float
+    num_bytes: float
+    rate: str
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+    def limit_s(self, ceilings: Sequence[Ceiling]) -> float:
+        """The least time by the ceilings of its ``rate`` and of a copy, whichever is longer."""
+        rates = {ceiling.name.partition(" ")[0]: ceiling.value for ceiling in ceilings}
+        return max(self.flop / rates[self.rate], self.num_bytes / rates["copy,"])

@@ -10,6 +10,7 @@ import typer
 from deepinfer_cli.helptext import Group
 from deepinfer_cli.run.console import make_console
 
+from .kernels_app import add_kernels
 from .options import count, counts, number, option
 from .run_app import add_run
 
@@ -37,6 +38,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
     bench_app = typer.Typer(cls=Group, help=_HELP, context_settings=app.info.context_settings)
     app.add_typer(bench_app, name="bench")
     add_run(bench_app, make_engine)
+    add_kernels(bench_app)
 
     @bench_app.callback(invoke_without_command=True)
     def bench_verb(

@@ -88,7 +88,7 @@ def _ceilings(record: BenchRecord, phase: str) -> str:
         return ""
     if not record.ceilings:
         return ""
-    found = "; ".join(f"{c.name} {_unit(c.value, c.unit)}" for c in record.ceilings)
+    found = "; ".join(f"{c.name} {unit(c.value, c.unit)}" for c in record.ceilings)
     return f"\nCeilings in the same run: {found}.\n"
 
 
@@ -153,8 +153,9 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
-def _unit(value: float, unit: str) -> str:
+def unit(value: float, name: str) -> str:
+    """A rate with the prefix that suits it: ``4.2 TB/s``."""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= scale:
-            return f"{value / scale:,.1f} {prefix}{unit}"
-    return f"{value:,.0f} {unit}"
+            return f"{value / scale:,.1f} {prefix}{name}"
+    return f"{value:,.0f} {name}"

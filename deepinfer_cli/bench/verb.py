@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,11 +24,10 @@ from deepinfer_cli.host import host, versions
 from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import to_json
 
+from .collected import collect
 from .compare import comparison
 from .page import page
 from .record import BenchRecord
-
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ def bench(request: BenchRequest, console: Console) -> int:
         rows = measure_rank(request.plan, flash, device, console.say)
     else:
         rows = _engine_rows(request, record, console)
-    found, code = _collect(rows)
+    found, code = collect(rows)
     record = replace(record, measurements=tuple(found), is_complete=code == 0)
     _write(record, old, request, console)
     return code
@@ -120,16 +119,6 @@ def _engine_plan(request: BenchRequest) -> EnginePlan:
     return (
         plan if request.engine_requests is None else replace(plan, requests=request.engine_requests)
     )
-
-
-def _collect(rows: Iterable[Measurement]) -> tuple[list[Measurement], int]:
-    """All rows and 0; or, after Ctrl-C, those that were done and 130."""
-    found: list[Measurement] = []
-    try:
-        found.extend(rows)
-    except KeyboardInterrupt:
-        return found, _INTERRUPTED
-    return found, 0
 
 
 def _write(

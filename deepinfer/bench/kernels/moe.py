@@ -1,0 +1,84 @@
+"""Mixture of experts at the model's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
+from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.gluon_kernel import expert_linear_gluon, hopper_tile
+from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
+from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton, k_order
+from deepinfer.kernels.moe import experts, native_experts, swiglu
+from deepinfer.kernels.moe.pair_order import order_pairs
+
+from .case import KernelCase
+from .gemm import random_rows, random_weight
+
+_WIDTH, _INNER, _EXPERTS, _CHOSEN, _LIMIT = 5120, 2304, 384, 6, 10.0
+
+
+def random_choices(tokens: int, count: int) -> Tensor:
+    order = torch.rand(tokens, count, device="cuda").argsort(1)[:, :_CHOSEN]
+    return order.sort(1).values
+
+
+def expert_case(tokens: int, count: int) -> tuple[Tensor, Tensor, Tensor, Weight, Weight]:
+    gate_up = random_weight("fp4", count, 2 * _INNER, _WIDTH)
+    down = random_weight("fp4", count, _WIDTH, _INNER)
+    weights = torch.rand(tokens, _CHOSEN, device="cuda")
+    return random_rows(tokens, _WIDTH), random_choices(tokens, count), weights, gate_up, down
+
+
+def cases() -> Iterator[KernelCase]:
+    for name, n, k in [("up", 2 * _INNER, _WIDTH), ("down", _WIDTH, _INNER)]:
+        for count, rows in [(6, 16), (6, 64), (6, 256), (6, 512), (6, 1536), (48, 512)]:
+            yield _grouped_gemm(name, n, k, count, rows)
+    yield from _whole()
+
+
+def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> KernelCase:
+    """Every expert has the same number of rows."""
+    weight = random_weight("fp4", count, n, k)
+    native = native_weight(weight)
+    ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
+    x = random_rows(count * rows, k)
+    path = MatrixPath.of(torch.device("cuda"))
+    call: Callable[[], object]
+    if isinstance(native, HopperWeight):
+        hopper = hopper_tile(native, rows)
+        order = order_pairs(ids, count, hopper.rows)
+        acts = quantize_activations(x, path, native.order, order)
+        call = partial(expert_linear_gluon, acts, native, order, hopper)
+    else:
+        tile = tile_for(rows, n, count, path, weight.values.device)
+        order = order_pairs(ids, count, tile.tokens)
+        acts = quantize_activations(x, path, k_order(weight), order)
+        call = partial(expert_linear_triton, acts, weight, order, tile)
+    num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
+    return KernelCase(f"expert {name}, {count} x {rows}", call, 2 * count * rows * n * k, num_bytes)
+
+
+def _whole() -> Iterator[KernelCase]:
+    """One rank of 64: six experts and what reaches them at 16, 256 and 1,536 positions a rank."""
+    for count, tokens in [(6, 16), (6, 256), (6, 1536)]:
+        x, ids, weights, *packed = expert_case(tokens, count)
+        yield KernelCase(
+            f"all of experts, {count} experts x {tokens} rows",
+            partial(experts, x, ids, weights, *native_experts(*packed), _LIMIT),
+            2 * tokens * _CHOSEN * 3 * _INNER * _WIDTH,
+            count * 3 * _INNER * _WIDTH * 17 / 32 + tokens * _WIDTH * 6,
+        )
+        yield _order(ids, count)
+    yield _order(random_choices(1536, _EXPERTS), _EXPERTS)
+    hidden = random_rows(9216, 2 * _INNER)
+    yield KernelCase("swiglu 9216 x 4608", partial(swiglu, hidden, _LIMIT), 0, hidden.numel() * 3)
+
+
+def _order(ids: Tensor, count: int) -> KernelCase:
+    name = f"order of {ids.numel()} pairs, {count} experts"
+    return KernelCase(name, partial(order_pairs, ids, count, TILES[1].tokens), 0, ids.numel() * 12)

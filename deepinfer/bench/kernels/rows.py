@@ -1,0 +1,80 @@
+"""Norm, rotation, quantising, packing, streams and Engram at the model's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deepinfer.kernels.engram import engram_gate, engram_lookup
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.hyper_connection import HyperMix, advance_streams
+from deepinfer.kernels.norm import rms_norm
+from deepinfer.kernels.rope import apply_rope, rope_frequencies, rope_table
+from deepinfer.kernels.rows import store_latents
+
+from .case import KernelCase
+
+_D, _S = 5120, 4
+
+
+def uneven_rows(*shape: int) -> Tensor:
+    sizes = torch.randn(shape[-1] // 16, device="cuda").mul_(2).exp2_().repeat_interleave(16)
+    return (torch.randn(*shape, device="cuda") * sizes).bfloat16()
+
+
+def random_rope(tokens: int) -> tuple[Tensor, Tensor]:
+    positions = torch.randint(0, 1 << 20, (tokens,))
+    cos, sin = rope_table(rope_frequencies(64, 1.6e5), positions)
+    return cos.cuda(), sin.cuda()
+
+
+def stream_case(tokens: int) -> tuple[Tensor, Tensor, HyperMix, Weight, Tensor, Tensor]:
+    streams = torch.randn(tokens, _S, _D, device="cuda").bfloat16()
+    output = torch.randn(tokens, _D, device="cuda").bfloat16()
+    both = torch.rand(2, tokens, _S, device="cuda")
+    mix = HyperMix(both[0], both[1], torch.rand(tokens, _S, _S, device="cuda") / 2)
+    fn = Weight(torch.randn(24, _S * _D, device="cuda") / (_S * _D) ** 0.5)
+    return streams, output, mix, fn, torch.rand(3, device="cuda"), torch.randn(24, device="cuda")
+
+
+def gate_case(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weights = torch.randn(2, _S, _D, device="cuda").bfloat16()
+    streams = torch.randn(tokens, _S, _D, device="cuda").bfloat16()
+    key_value = torch.randn(tokens, (_S + 1) * _D, device="cuda").bfloat16()
+    return streams, key_value, weights[0], weights[1]
+
+
+def engram_table(num_rows: int) -> tuple[Tensor, Tensor]:
+    table = torch.randn(num_rows, 256, device="cuda").to(torch.float8_e4m3fn)
+    exponents = torch.randint(118, 130, (num_rows, 8), dtype=torch.uint8, device="cuda")
+    return table, exponents.view(torch.float8_e8m0fnu)
+
+
+def cases() -> Iterator[KernelCase]:
+    tokens = 1536
+    for width in (_D, 1280):
+        x, weight = uneven_rows(tokens, width), torch.randn(width, device="cuda").bfloat16()
+        yield _case(f"norm, {width}", tokens, partial(rms_norm, x, weight, 1e-6), width * 4)
+    rope, q = random_rope(tokens), uneven_rows(tokens, 64, 512)
+    yield _case("rope of q, 64 x 512", tokens, partial(apply_rope, q, *rope), 64 * 2048)
+    kv, kv_weight = uneven_rows(tokens, 512), torch.randn(512, device="cuda").bfloat16()
+    cache = torch.empty(65536, 528, dtype=torch.uint8, device="cuda")
+    slots = torch.randperm(65536, device="cuda")[:tokens]
+    store = partial(store_latents, kv, rope, "window", cache, slots, weight=kv_weight, eps=1e-6)
+    yield _case("window rows into the cache", tokens, store, 1024 + 528 + 512)
+    for count in (16, tokens):
+        advance = partial(advance_streams, *stream_case(count), iterations=20, eps=1e-6)
+        yield _case("streams: expand, mix, collapse", count, advance, 2 * (2 * _S + 2) * _D)
+    table, scales = engram_table(4 << 20)
+    picks = torch.randint(0, 4 << 20, (tokens, 24), device="cuda")
+    lookup = partial(engram_lookup, table, scales, picks)
+    yield _case("engram rows", tokens, lookup, 24 * (264 + 512))
+    gate = partial(engram_gate, *gate_case(tokens))
+    yield _case("engram gate", tokens, gate, 2 * (3 * _S + 1) * _D)
+
+
+def _case(name: str, tokens: int, call: Callable[[], object], bytes_per_token: int) -> KernelCase:
+    return KernelCase(f"{name}, {tokens} rows", call, 0, tokens * bytes_per_token)

@@ -1,0 +1,52 @@
+"""``deepinfer bench kernels``: its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepinfer_cli.helptext import Command
+from deepinfer_cli.run.console import make_console
+
+from .options import count, option
+
+_HELP = """\
+Times the kernels of each family at the model's shapes, on one GPU, beside what
+plain library calls reach on it in the same run.
+
+FAMILY is any of attention, indexer, gemm, moe, rows; all without one.
+
+Examples:
+  deepinfer bench kernels
+  deepinfer bench kernels attention moe -o kernels.json
+"""
+
+
+def add_kernels(bench_app: typer.Typer) -> None:
+    def kernels_verb(
+        families: Annotated[
+            list[str] | None, typer.Argument(metavar="FAMILY", show_default=False)
+        ] = None,
+        seed: Annotated[str, option("--seed", "Of the operands.", "N")] = "0",
+        output: Annotated[
+            Path | None, option("--output", "Keep all times here.", "FILE", "-o")
+        ] = None,
+        json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    ) -> None:
+        from .kernel_times import kernels_json, kernels_page, time_kernels
+
+        times, code = time_kernels(
+            families or (), count("--seed", seed), make_console(quiet=quiet).say
+        )
+        text = kernels_json(times)
+        print(text if json else kernels_page(times), end="", flush=True)
+        if output is not None:
+            output.write_text(text, encoding="utf-8")
+        raise typer.Exit(code)
+
+    kernels_verb.__doc__ = _HELP
+    bench_app.command("kernels", cls=Command)(kernels_verb)
