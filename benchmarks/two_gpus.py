@@ -12,18 +12,15 @@ step that fails says so and the exit code is 1.  Bandwidth counts the bytes that
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from rank_group import CHOSEN, Bench, add_options, run_parts
 from torch import Tensor
 
 from deepinfer.engine.checkpoint.weight_formats import encode_fp4_rows
@@ -35,71 +32,27 @@ from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
-from deepinfer.engine.parallel.groups import Group, connect, host_store, join
-from deepinfer.engine.parallel.launch import RankProcesses
-from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.payload import payload_bytes
+from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
+from deepinfer.engine.parallel.peer_memory import PeerMemory
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Request, SamplingParams
+from deepinfer.kernels.exchange import (
+    ExchangeLayout,
+    receive_results,
+    receive_tokens,
+    send_results,
+    send_tokens,
+)
 from deepinfer.kernels.gemm import Weight, quantized_linear
-from deepinfer.kernels.moe import experts, native_experts
+from deepinfer.kernels.moe import expert_pairs, experts, native_experts
 
 ROOT = Path(__file__).parents[1]
-LIMIT, CHOSEN = 10.0, 6
-WORLD_SIZE = 2
+LIMIT = 10.0
 KV_BYTES_PER_TOKEN = 890  # full size, all layers
 RING_BYTES = 40 * 133 * 528  # window rings of one request
-
-
-class Bench:
-    """One rank's sizes, clock and output."""
-
-    def __init__(
-        self, rank: int, device: str, options: argparse.Namespace, mailbox: Mailbox
-    ) -> None:
-        small = options.small
-        self.rank = rank
-        self.device = torch.device(device)
-        self.hidden, self.inner = (256, 64) if small else (5120, 2304)
-        self.num_experts = 16 if small else 384
-        self.rounds = 3 if small else 20
-        self.token_counts = (4, 16) if small else (128, 4096)
-        self.kv_tokens = 512 if small else 65536
-        self.group = Group.split([range(WORLD_SIZE)])
-        self._mailbox = mailbox
-
-    def say(self, **values: Any) -> None:
-        if self.rank == 0:
-            self._mailbox.send(values)
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def microseconds(self, call: Callable[[], object]) -> float:
-        """Median wall time of a call that both ranks make, begun together."""
-        for _ in range(3):
-            call()
-        times = []
-        for _ in range(self.rounds):
-            self.wait()
-            self.group.all_reduce(torch.zeros(1, device=self.device))
-            self.wait()
-            started = time.perf_counter()
-            call()
-            self.wait()
-            times.append((time.perf_counter() - started) * 1e6)
-        return statistics.median(times)
-
-    def tokens(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Activations and choices of ``count`` tokens of this rank."""
-        generator = torch.Generator().manual_seed(1000 * seed + self.rank)
-        x = torch.randn(count, self.hidden, generator=generator).bfloat16()
-        order = torch.rand(count, self.num_experts, generator=generator).argsort(-1)[:, :CHOSEN]
-        weights = torch.rand(count, CHOSEN, generator=generator)
-        return x.to(self.device), order.sort(-1).values.to(self.device), weights.to(self.device)
 
 
 def random_fp4(bench: Bench, seed: int, rows: int, columns: int) -> Weight:
@@ -121,6 +74,9 @@ class SomeExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
 
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return expert_pairs(x, ids, weights, self.gate_up, self.down, LIMIT)
+
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         return lambda: self(x, ids, weights)
 
@@ -139,7 +95,7 @@ class NoExperts(SomeExperts):
 
 
 def exchange(bench: Bench, local: Any, *, capacity: int = 0, is_exact: bool = True) -> Any:
-    placement = plain_placement(1, bench.num_experts, WORLD_SIZE)
+    placement = plain_placement(1, bench.num_experts, bench.size)
     table = RoutingTable.of(placement, 0, bench.device)
     sizes = {"hidden_size": bench.hidden, "num_choices": CHOSEN, "is_exact": is_exact}
     if capacity:
@@ -147,21 +103,60 @@ def exchange(bench: Bench, local: Any, *, capacity: int = 0, is_exact: bool = Tr
     return ExchangedExperts(local, table, bench.group, **sizes)
 
 
+def peer_channel(bench: Bench, capacity: int, *, is_exact: bool) -> PeerChannel:
+    layout = ExchangeLayout(
+        num_ranks=bench.size,
+        capacity=capacity,
+        num_choices=CHOSEN,
+        hidden_size=bench.hidden,
+        is_exact=is_exact,
+    )
+    memory = PeerMemory(bench.group, layout.num_bytes, bench.device)
+    return PeerChannel(layout, memory, bench.rank)
+
+
+def check_peer_exchange(bench: Bench) -> None:
+    """Writing into each other's memory, eagerly and as a graph, against one rank."""
+    half = bench.num_experts // bench.size
+    whole = SomeExperts(bench, 0, bench.num_experts)
+    local = SomeExperts(bench, bench.rank * half, half)
+    table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+    for is_exact in (True, False):
+        routed = PeerExperts(local, table, peer_channel(bench, 64, is_exact=is_exact))
+        for count in (33, 0, 64):
+            x, ids, weights = bench.tokens(count + bench.rank if count == 33 else count, count)
+            expected = whole(x, ids, weights)
+            runs = [routed(x, ids, weights) for _ in range(2)]
+            bench.begin_together()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                captured = routed(x, ids, weights)
+            for _ in range(3):
+                captured.zero_()
+                graph.replay()
+                bench.wait()
+                runs.append(captured.clone())
+            scale = float(expected.abs().max()) if count else 1.0
+            errors = [float((run - expected).abs().max()) / scale for run in runs if count]
+            error = bench.worst(max(errors, default=0.0))
+            ok = error == 0 if is_exact else error < 0.02
+            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error, ok=ok)
+
+
 def check_exchange(bench: Bench) -> None:
     """Both forms against all experts on one rank; zero tokens on one rank too."""
-    half = bench.num_experts // WORLD_SIZE
+    half = bench.num_experts // bench.size
     whole = SomeExperts(bench, 0, bench.num_experts)
     local = PresentExperts(SomeExperts(bench, bench.rank * half, half))
     for capacity in (0, 64):
         routed = exchange(bench, local, capacity=capacity)
         for counts in ((33, 17), (0, 5)):
-            x, ids, weights = bench.tokens(counts[bench.rank])
-            got = routed(x, ids, weights)
-            same = torch.equal(got, whole(x, ids, weights)) if len(x) else True
-            flag = torch.tensor([int(same)], device=bench.device)
-            equal = int(bench.group.all_reduce(flag)) == WORLD_SIZE
+            x, ids, weights = bench.tokens(counts[bench.rank % 2])
+            got, expected = routed(x, ids, weights), whole(x, ids, weights)
+            differs = float((got - expected).abs().max()) if len(x) else 0.0
+            error = bench.worst(differs)
             form = "fixed" if capacity else "variable"
-            bench.say(check=f"{form} exchange, tokens {counts}", bitwise_equal=equal, ok=equal)
+            bench.say(check=f"{form} exchange, tokens {counts}", max_error=error, ok=error == 0)
 
 
 def check_engine(bench: Bench) -> None:
@@ -172,7 +167,7 @@ def check_engine(bench: Bench) -> None:
     checkpoint = open_checkpoint(folder)
     lens = (data["prompt_lens"] + 64).tolist()
     prompts = [ids[:-64].tolist() for ids in torch.split(data["token_ids"], lens)[:16]]
-    rank = Rank(ParallelSizes(expert_parallel_size=WORLD_SIZE))
+    rank = Rank(ParallelSizes(expert_parallel_size=bench.size))
     config = EngineConfig(
         max_num_seqs=8, max_model_len=1024, batch_invariant=True, device=str(bench.device)
     )
@@ -183,7 +178,7 @@ def check_engine(bench: Bench) -> None:
                       token_map=data["map_embedded"])  # fmt: skip
         runner = model if share is WHOLE_MODEL else rank.runner(model)
         engine = LLMEngine(runner, config, is_alone=share is WHOLE_MODEL)
-        for number in range(bench.rank, len(prompts), WORLD_SIZE):
+        for number in range(bench.rank, len(prompts), bench.size):
             sampling = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
             prompt = tuple(prompts[number])
             engine.add_request(
@@ -195,81 +190,171 @@ def check_engine(bench: Bench) -> None:
         answers.append(found)
     rank.finish()
     same = sum(answers[0][key] == answers[1][key] for key in answers[0])
-    both = bench.group.all_reduce(torch.tensor([same], device=bench.device))
-    bench.say(check="engine, experts on two ranks", answers=len(prompts), equal=int(both),
-              ok=int(both) == len(prompts))  # fmt: skip
+    equal = int(bench.group.all_reduce(torch.tensor([same], device=bench.device)))
+    bench.say(check="engine, experts shared by all ranks", answers=len(prompts), equal=equal,
+              ok=equal == len(prompts))  # fmt: skip
 
 
 def peer_copy_us(bench: Bench, num_bytes: int) -> float:
-    """A plain copy from this rank to the other: device to device, or by gloo on a CPU."""
-    if bench.device.type == "cuda":
+    """A plain copy from each rank to the next: device to device, or by gloo on a CPU."""
+    if bench.on_gpu:
         source = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
-        target = torch.empty_like(source, device=torch.device("cuda", 1 - bench.rank))
-        return bench.microseconds(lambda: target.copy_(source))
-    return bench.microseconds(
-        lambda: send_to_other(bench, torch.empty(num_bytes, dtype=torch.uint8))
-    )
+        other = torch.device("cuda", (bench.rank + 1) % bench.size)
+        target = torch.empty_like(source, device=other)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(3):
+            target.copy_(source)
+        bench.begin_together()
+        begin.record()
+        for _ in range(bench.rounds):
+            target.copy_(source)
+        end.record()
+        bench.wait()
+        return begin.elapsed_time(end) * 1e3 / bench.rounds
+    rows = torch.empty(num_bytes, dtype=torch.uint8)
+    return bench.microseconds(lambda: send_to_next(bench, rows))
 
 
-def send_to_other(bench: Bench, rows: Tensor) -> None:
-    """Both ranks send ``rows`` to the other and receive as much."""
+def send_to_next(bench: Bench, rows: Tensor) -> None:
+    """Every rank sends ``rows`` to the next and receives as much."""
     received = torch.empty_like(rows)
-    other = 1 - bench.rank
-    operations = [dist.P2POp(dist.isend, rows, other), dist.P2POp(dist.irecv, received, other)]
+    target, source = (bench.rank + 1) % bench.size, (bench.rank - 1) % bench.size
+    operations = [dist.P2POp(dist.isend, rows, target), dist.P2POp(dist.irecv, received, source)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
 
 
-def time_exchange(bench: Bench) -> None:
+def time_all_to_all(bench: Bench) -> None:
     """All-to-all of the bytes that dispatch and combine move, beside a copy of as many."""
-    for count in bench.token_counts:
+    for count in (4, 16) if bench.is_small else (128, 4096):
         for name, width in (
             ("dispatch", payload_bytes(bench.hidden, CHOSEN)),
             ("combine reduced", 2 * bench.hidden),
-            ("combine exact", 2 * bench.hidden * CHOSEN // WORLD_SIZE),
+            ("combine exact", 2 * bench.hidden * CHOSEN // bench.size),
         ):
-            rows = torch.zeros(WORLD_SIZE * count, width, dtype=torch.uint8, device=bench.device)
-            us = bench.microseconds(lambda rows=rows: bench.group.all_to_all(rows, None, None)())
-            leaving = count * width
+            rows = torch.zeros(bench.size * count, width, dtype=torch.uint8, device=bench.device)
+            us = bench.device_us(lambda rows=rows: bench.group.all_to_all(rows, None, None)())
+            leaving = (bench.size - 1) * count * width
             copy_us = peer_copy_us(bench, leaving)
-            bench.say(time=name, tokens_per_rank=count, us=us, gbytes_per_s=leaving / us / 1e3,
-                      copy_us=copy_us, percent_of_copy=100 * copy_us / us)  # fmt: skip
+            bench.say(time=f"all-to-all, {name}", tokens_per_rank=count, us=us,
+                      gbytes_per_s=leaving / us / 1e3, copy_us=copy_us,
+                      percent_of_copy=100 * copy_us / us)  # fmt: skip
+
+
+def time_forms(bench: Bench) -> None:
+    """The forms over ``torch.distributed``, with nothing for experts to do."""
+    for count in (4, 16) if bench.is_small else (128, 4096):
         for capacity in (0, count):
             for is_exact in (True, False):
-                local = NoExperts()
-                routed = exchange(bench, local, capacity=capacity, is_exact=is_exact)
+                routed = exchange(bench, NoExperts(), capacity=capacity, is_exact=is_exact)
                 arguments = bench.tokens(count)
-                us = bench.microseconds(lambda r=routed, a=arguments: r(*a))
-                bench.say(time="whole exchange without experts", tokens_per_rank=count, us=us,
-                          form="fixed" if capacity else "variable", exact=is_exact)  # fmt: skip
+                clock = bench.device_us if capacity and count < 1024 else bench.microseconds
+                us = clock(lambda r=routed, a=arguments: r(*a))
+                bench.say(time="exchange without experts", tokens_per_rank=count, us=us,
+                          form="fixed" if capacity else "variable", exact=is_exact,
+                          as_graph=clock == bench.device_us)  # fmt: skip
+
+
+def time_peer_exchange(bench: Bench) -> None:
+    """Each way through peer memory as part of a graph, beside a plain copy of as many bytes."""
+    table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+    for count in (16,) if bench.is_small else (128, 256, 1024, 4096):
+        for is_exact in (False, True):
+            channel = peer_channel(bench, count, is_exact=is_exact)
+            time_peer_ways(bench, channel, table, bench.tokens(count))
+
+
+def time_peer_ways(
+    bench: Bench, channel: PeerChannel, table: RoutingTable, tokens: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    layout, number, count = channel.layout, channel.round_number, len(tokens[0])
+    to_all = (layout, channel.memory.addresses, bench.rank, number)
+    here = (layout, channel.memory.own, number)
+    replicas = (table.rank, table.place, table.count)
+
+    def dispatch() -> tuple[Tensor, ...]:
+        number.add_(1)
+        ranks = send_tokens(*to_all, *tokens, replicas)
+        return ranks, *receive_tokens(*here)
+
+    ranks, _, places, _ = dispatch()
+    rows = places.flatten() >= 0
+    row_of_pair = torch.where(rows, rows.cumsum(0) - 1, -1).int()
+    outputs = torch.zeros(int(rows.sum()), bench.hidden, dtype=torch.bfloat16, device=bench.device)
+
+    def combine() -> Tensor:
+        number.add_(1)
+        send_results(*to_all, outputs, row_of_pair)
+        return receive_results(*here, ranks)
+
+    away = ranks[ranks != bench.rank]
+    others = sum(int((ranks == peer).any(1).sum()) for peer in range(bench.size))
+    others -= int((ranks == bench.rank).any(1).sum())
+    leaving = {
+        "dispatch": others * layout.row_bytes,
+        "combine": 2 * bench.hidden * (away.numel() if layout.is_exact else others),
+    }
+    for name, call in (("dispatch", dispatch), ("combine", combine)):
+        us = bench.worst(bench.device_us(call))
+        copy_us = peer_copy_us(bench, leaving[name])
+        bench.say(time=f"peer memory, {name}", tokens_per_rank=count, exact=layout.is_exact, us=us,
+                  bytes=leaving[name], gbytes_per_s=leaving[name] / us / 1e3, copy_us=copy_us,
+                  percent_of_copy=100 * copy_us / us)  # fmt: skip
 
 
 def time_overlap(bench: Bench) -> None:
-    """How much of the dispatch a shared expert hides, at 256 requests per rank."""
-    count = 8 if bench.device.type == "cpu" else 256
-    routed = exchange(bench, NoExperts(), capacity=count, is_exact=False)
+    """How much of the exchange hides behind other work, at 256 requests per rank."""
+    count = 8 if bench.is_small else 256
+    if bench.on_gpu:
+        channel = peer_channel(bench, count, is_exact=False)
+        table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+        routed: Any = PeerExperts(NoPairs(bench), table, channel)
+    else:
+        routed = exchange(bench, NoExperts(), capacity=count, is_exact=False)
     arguments = bench.tokens(count)
     weight = Weight(torch.randn(2 * bench.inner, bench.hidden).bfloat16().to(bench.device))
+    side = torch.cuda.Stream() if bench.on_gpu else None
 
-    def shared() -> Tensor:
-        return quantized_linear(arguments[0], weight)
+    def compute() -> Tensor:
+        for _ in range(4):
+            result = quantized_linear(arguments[0], weight)
+        return result
 
     def together() -> None:
-        finish = routed.begin(*arguments)
-        shared()
-        finish()
+        if side is None:
+            finish = routed.begin(*arguments)
+            compute()
+            finish()
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            routed(*arguments)
+        compute()
+        torch.cuda.current_stream().wait_stream(side)
 
-    alone, compute = bench.microseconds(lambda: routed(*arguments)), bench.microseconds(shared)
-    both = bench.microseconds(together)
-    bench.say(time="overlap with the shared expert", tokens_per_rank=count, exchange_us=alone,
-              compute_us=compute, both_us=both,
-              percent_hidden=100 * (alone + compute - both) / alone)  # fmt: skip
+    alone = bench.device_us(lambda: routed(*arguments))
+    busy, both = bench.device_us(compute), bench.device_us(together)
+    bench.say(time="exchange beside other work", tokens_per_rank=count, exchange_us=alone,
+              compute_us=busy, both_us=both,
+              percent_hidden=100 * (alone + busy - both) / alone)  # fmt: skip
+
+
+class NoPairs:
+    """Gives back the first choice of each token that came: leaves the exchange alone."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        return x, torch.where(ids >= 0, rows[:, None], -1).flatten()
 
 
 def time_kv_transfer(bench: Bench) -> None:
     """Blocks of one long prompt and its rings: gathered, sent, put in place at the other rank."""
+    kv_tokens = 512 if bench.is_small else 65536
     block_size, per_block = 64, 64 * KV_BYTES_PER_TOKEN
-    num_blocks = bench.kv_tokens // block_size
+    num_blocks = kv_tokens // block_size
     pool = torch.zeros(2 * num_blocks, per_block, dtype=torch.uint8, device=bench.device)
     places = torch.randperm(2 * num_blocks)[:num_blocks].to(bench.device)
     rings = torch.zeros(RING_BYTES, dtype=torch.uint8, device=bench.device)
@@ -278,70 +363,35 @@ def time_kv_transfer(bench: Bench) -> None:
     def hand_over() -> None:
         if bench.rank == 0:
             dist.send(torch.cat([pool[places].flatten(), rings]), 1)
-        else:
+        elif bench.rank == 1:
             data = torch.empty(total, dtype=torch.uint8, device=bench.device)
             dist.recv(data, 0)
             pool[places] = data[:-RING_BYTES].view(num_blocks, per_block)
 
     us, copy_us = bench.microseconds(hand_over), peer_copy_us(bench, total)
-    bench.say(time="KV of one prompt", tokens=bench.kv_tokens, bytes=total, us=us,
+    bench.say(time="KV of one prompt", tokens=kv_tokens, bytes=total, us=us,
               gbytes_per_s=total / us / 1e3, percent_of_copy=100 * copy_us / us)  # fmt: skip
 
 
-STEPS = {
-    "exchange": check_exchange,
-    "engine": check_engine,
-    "bandwidth": time_exchange,
+CHECKS = {"exchange": check_exchange, "engine": check_engine}
+ON_GPUS = {"peer-check": check_peer_exchange, "peer": time_peer_exchange}
+TIMES = {
     "overlap": time_overlap,
     "kv": time_kv_transfer,
+    "all-to-all": time_all_to_all,
+    "forms": time_forms,
 }
-
-
-CHECKS = ("exchange", "engine")
-
-
-def run_rank(mailbox: Mailbox, argument: tuple[int, int, argparse.Namespace]) -> None:
-    rank, port, options = argument
-    torch.set_num_threads(1)
-    number = 0 if options.one_gpu else rank
-    device = f"cuda:{number}" if options.device == "cuda" else "cpu"
-    if options.device == "cuda":
-        torch.cuda.set_device(number)
-    # Without a device of its own a rank gets gloo alone: NCCL refuses two ranks on one GPU.
-    linked = "cpu" if options.one_gpu else device
-    join(connect("127.0.0.1", port), rank, WORLD_SIZE, facts={}, device=linked, timeout_s=120)
-    bench = Bench(rank, device, options, mailbox)
-    for name in options.steps or (CHECKS if options.one_gpu else STEPS):
-        STEPS[name](bench)
-    mailbox.send("done")
-    mailbox.wait()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="*", choices=[*STEPS, []], help="default: all")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--one-gpu", action="store_true")
+    parser.add_argument("parts", nargs="*", help="default: all")
+    add_options(parser, ranks=2)
     options = parser.parse_args()
-    store = host_store()
-    count = 1 if options.one_gpu else WORLD_SIZE
-    on_gpu = options.device == "cuda"
-    names = [torch.cuda.get_device_name(i) for i in range(count)] if on_gpu else ["cpu"]
-    print(json.dumps({"devices": names, "torch": torch.__version__, "small": options.small}))
-    failures = num_done = 0
-    with closing(
-        RankProcesses(run_rank, [(rank, store.port, options) for rank in range(WORLD_SIZE)])
-    ) as ranks:
-        while num_done < WORLD_SIZE:
-            for _, message in ranks.receive():
-                if message == "done":
-                    num_done += 1
-                    continue
-                failures += message.get("ok") is False
-                shown = {k: round(v, 2) if isinstance(v, float) else v for k, v in message.items()}
-                print(json.dumps(shown), flush=True)
-    return min(failures, 1)
+    known = ON_GPUS | CHECKS | TIMES
+    fitting = CHECKS if options.one_gpu else known if options.device == "cuda" else CHECKS | TIMES
+    chosen = {name: known[name] for name in options.parts} if options.parts else fitting
+    return min(run_parts(chosen, options), 1)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.moe import experts, native_experts
+from deepinfer.kernels.moe import expert_pairs, experts, native_experts
 
 if TYPE_CHECKING:
     from .layer_tensors import LayerTensors
@@ -82,16 +82,27 @@ class LocalExperts:
         self._share = min(1.0, len(members) / num_experts)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        choices = ids.shape[1]
-        present = choices * self._share / (1 - (1 - self._share) ** choices)
-        num_pairs = round(len(x) * present)
+        num_pairs = self._num_pairs(ids)
         return experts(x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs)
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """``kernels.moe.expert_pairs``: each choice's output by itself, on a GPU."""
+        num_pairs = self._num_pairs(ids)
+        return expert_pairs(
+            x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
+        )
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         return lambda: self(x, ids, weights)
 
     def assist(self) -> None:
         """Nobody else's tokens come here."""
+
+    def _num_pairs(self, ids: Tensor) -> int:
+        """About how many of these choices are here."""
+        choices = ids.shape[1]
+        present = choices * self._share / (1 - (1 - self._share) ** choices)
+        return round(len(ids) * present)
 
 
 def gate_up(tensors: LayerTensors) -> Weight:

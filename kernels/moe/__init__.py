@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .dispatch import expert_pairs as expert_pairs
 from .dispatch import experts as experts
 from .dispatch import native_experts as native_experts
 from .dispatch import route as route
 from .dispatch import swiglu as swiglu
 
-__all__ = ["experts", "native_experts", "route", "swiglu"]
+__all__ = ["expert_pairs", "experts", "native_experts", "route", "swiglu"]

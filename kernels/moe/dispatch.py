@@ -83,3 +83,27 @@ def experts(
 
         return experts_triton(x, ids, weights, gate_up, down, limit, num_pairs)
     return experts_reference(x, ids, weights, gate_up, down, limit)
+
+
+def expert_pairs(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Weight | HopperWeight,
+    down: Weight | HopperWeight,
+    limit: float,
+    *,
+    num_pairs: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
+    -1 where its expert is not here."""
+    if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
+        from .gluon_experts import expert_pairs_gluon
+
+        outputs, rows = expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
+        return outputs, rows.row
+    assert isinstance(gate_up, Weight) and isinstance(down, Weight)
+    from .triton_kernel import expert_pairs_triton
+
+    outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
+    return outputs, rows.row

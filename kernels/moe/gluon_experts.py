@@ -7,6 +7,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.gluon_kernel import check_rows, expert_linear_gluon, hopper_tile
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
@@ -25,15 +26,28 @@ def experts_gluon(
     num_pairs: int | None = None,
 ) -> Tensor:
     """As ``experts_triton``."""
+    if not ids.numel():
+        return torch.zeros(len(x), down.num_rows, dtype=torch.float32, device=x.device)
+    return sum_of_pairs(*expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs))
+
+
+def expert_pairs_gluon(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: HopperWeight,
+    down: HopperWeight,
+    limit: float,
+    num_pairs: int | None = None,
+) -> tuple[Tensor, ExpertRows]:
+    """As ``expert_pairs_triton``."""
     check_rows(x, gate_up)
     check_tensor("ids", ids, torch.int64, (len(x), None), x)
     check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), x)
-    if not ids.numel():
-        return torch.zeros(len(x), down.num_rows, dtype=torch.float32, device=x.device)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     rows = order_pairs(ids, gate_up.members, tile.rows)
     acts = quantize_activations(x, MatrixPath.FP8, gate_up.order, rows)
     hidden = expert_linear_gluon(acts, gate_up, rows, tile)
     activated = swiglu_quantized(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
-    return sum_of_pairs(expert_linear_gluon(activated, down, rows, tile), rows)
+    return expert_linear_gluon(activated, down, rows, tile), rows

@@ -104,8 +104,26 @@ def experts_triton(
 
     Nothing waits for the device and no size depends on the routing: fit for a graph.
     """
-    tokens, per_token = ids.shape
-    num_experts, width, _ = down.values.shape
+    if not ids.numel():
+        return torch.zeros(len(ids), down.values.shape[1], dtype=torch.float32, device=x.device)
+    return sum_of_pairs(
+        *expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs, path=path)
+    )
+
+
+def expert_pairs_triton(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    limit: float,
+    num_pairs: int | None = None,
+    *,
+    path: MatrixPath | None = None,
+) -> tuple[Tensor, ExpertRows]:
+    """The rows that ``experts_triton`` adds up, [R, d] bf16; at least one pair."""
+    num_experts = len(down.values)
     check_operands(x, gate_up, gate_up.values[0])
     if gate_up.values.shape[1] % 4 or not down.values.is_contiguous():
         raise TensorError(
@@ -113,9 +131,7 @@ def experts_triton(
             f"{list(gate_up.values.shape)} and down {describe(down.values)}"
         )
     check_tensor("ids", ids, torch.int64, (len(x), None), x)
-    check_tensor("weights", weights, torch.float32, (tokens, per_token), x)
-    if not ids.numel():
-        return torch.zeros(tokens, width, dtype=torch.float32, device=x.device)
+    check_tensor("weights", weights, torch.float32, tuple(ids.shape), x)
     path = MatrixPath.of(x.device) if path is None else path
     average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
     tile = tile_for(average, gate_up.values.shape[1], num_experts, path, x.device)
@@ -123,7 +139,7 @@ def experts_triton(
     acts = quantize_activations(x, path, k_order(gate_up), rows)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
     activated = swiglu_quantized(hidden, limit, weights, rows, path, k_order(down))
-    return sum_of_pairs(expert_linear_triton(activated, down, rows, tile), rows)
+    return expert_linear_triton(activated, down, rows, tile), rows
 
 
 def swiglu_quantized(

@@ -17,6 +17,12 @@ import triton.language as tl
 from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
+from deepinfer.kernels.exchange.triton_kernel import (
+    receive_results_kernel,
+    receive_tokens_kernel,
+    send_results_kernel,
+    send_tokens_kernel,
+)
 from deepinfer.kernels.hyper_connection.triton_kernel import (
     coefficient_kernel,
     mix_kernel,
@@ -99,6 +105,8 @@ def cases(arch: int) -> dict[str, Case]:
     select |= {"HAS_PARENTS": False, "HAS_VISIBLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
+    exchange = {"CHOICES": 6, "WIDTH": 5120}
+    results = exchange | {"SLOTS": 6, "IS_EXACT": True, "COLUMNS": 1024}
     return {
         "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
         "combine": Case(
@@ -153,6 +161,24 @@ def cases(arch: int) -> dict[str, Case]:
             {"TILE": 4096},
             8,
             fp_fusion=False,
+        ),
+        "send_tokens": Case(
+            send_tokens_kernel,
+            "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i32",
+            exchange | {"RANKS": 8, "PADDED": 8, "ROW_BYTES": 5328, "NATIVE": True},
+            num_warps=2,
+            multiples_of_16=("row_stride",),
+        ),
+        "receive_tokens": Case(
+            receive_tokens_kernel,
+            "*u8 *i32 *i32 *i32 *i64 *fp32",
+            exchange | {"PADDED": 8, "ROW_BYTES": 5328},
+        ),
+        "send_results": Case(send_results_kernel, "*i16 *i32 *i64 *i32 i32 i32 i64 i64", results),
+        "receive_results": Case(
+            receive_results_kernel,
+            "*i16 *i32 *i32 *i32 *fp32",
+            results | {"PADDED": 8},
         ),
     }
 

@@ -1,0 +1,90 @@
+"""The exchange between GPUs of one host by writing into each other's memory: a launch to send, a
+launch to receive, no host and no copies in between, any of it part of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deepinfer.errors import EngineError
+from deepinfer.kernels.exchange import (
+    ExchangeLayout,
+    receive_results,
+    receive_tokens,
+    send_results,
+    send_tokens,
+)
+
+from .peer_memory import PeerMemory
+from .routing_table import RoutingTable
+
+
+class PairExperts(Protocol):
+    """Experts that give every choice's row by itself: see ``kernels.moe.expert_pairs``."""
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class PeerChannel:
+    """Buffers of one exchange at a time between the ranks of a host; layers take turns.
+
+    ``round_number`` [1] i32: exchanges begun so far.  All ranks begin the same ones in the same
+    order on one stream, and end each before the next.
+    """
+
+    def __init__(self, layout: ExchangeLayout, memory: PeerMemory, rank: int) -> None:
+        self.layout = layout
+        self.memory = memory
+        self.rank = rank
+        self.round_number = torch.zeros(1, dtype=torch.int32, device=memory.own.device)
+
+    def begin(
+        self, x: Tensor, ids: Tensor, weights: Tensor, table: RoutingTable
+    ) -> Callable[[PairExperts], Tensor]:
+        """Send tokens as in ``RoutedExperts``; the result runs the local experts on what arrives
+        and gives [T, d] f32."""
+        self.round_number += 1
+        to_all = (self.layout, self.memory.addresses, self.rank, self.round_number)
+        here = (self.layout, self.memory.own, self.round_number)
+        ranks = send_tokens(*to_all, x, ids, weights, (table.rank, table.place, table.count))
+
+        def finish(local: PairExperts) -> Tensor:
+            outputs, row_of_pair = local.pairs(*receive_tokens(*here))
+            send_results(*to_all, outputs, row_of_pair)
+            return receive_results(*here, ranks)
+
+        return finish
+
+
+class PeerExperts:
+    """The routed experts of one layer, as ``FixedCapacityExperts``, over a channel.
+
+    Raises: EngineError for more tokens than the channel has room for, before anything is sent.
+    """
+
+    def __init__(self, local: PairExperts, table: RoutingTable, channel: PeerChannel) -> None:
+        self.local = local
+        self.table = table
+        self.channel = channel
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self.begin(x, ids, weights)()
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        capacity = self.channel.layout.capacity
+        if len(x) > capacity:
+            raise EngineError(
+                f"{len(x)} tokens in a step, but the exchange has room for {capacity} per rank: "
+                "raise its capacity or lower max_num_seqs"
+            )
+        finish = self.channel.begin(x, ids, weights, self.table)
+        return lambda: finish(self.local)
+
+    def assist(self) -> None:
+        layout, device = self.channel.layout, self.table.rank.device
+        x = torch.empty(0, layout.hidden_size, dtype=torch.bfloat16, device=device)
+        ids = torch.empty(0, layout.num_choices, dtype=torch.int64, device=device)
+        self(x, ids, ids.float())

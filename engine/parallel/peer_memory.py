@@ -1,0 +1,42 @@
+"""Memory that the GPUs of one host open to each other over NVLink."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.errors import EngineError
+
+from .groups import Group, translated
+
+
+class PeerMemory:
+    """One buffer of ``num_bytes`` zeros on each rank of ``group``, mapped into all of them.
+
+    own [num_bytes] u8 this rank's; addresses [R] i64 where the ranks' buffers are for kernels here.
+    Made by all ranks at once.  NVLink multicast is not used: the addresses are plain ones.
+    Raises: EngineError if the GPUs cannot reach each other's memory.
+    """
+
+    def __init__(self, group: Group, num_bytes: int, device: torch.device) -> None:
+        # Not at the top: CPU builds of torch need not have it.
+        from torch.distributed import _symmetric_memory as symmetric
+
+        assert group.handle is not None, "a group of one has no peers"
+        buffer: Tensor = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+        buffer.zero_()
+        try:
+            self._mapping: Any = symmetric.rendezvous(buffer, group.handle)
+        except RuntimeError as error:
+            raise EngineError(
+                f"the GPUs of ranks {', '.join(map(str, group.ranks))} cannot open their memory to "
+                f"each other ({str(error).strip().splitlines()[0]}); they exchange through NCCL "
+                "with peer_exchange=False"
+            ) from error
+        self.own = buffer
+        self.addresses = torch.tensor(self._mapping.buffer_ptrs, device=device)
+        with translated():
+            group.all_reduce(torch.zeros(1, device=device))  # all are zero before anybody writes
+        torch.cuda.synchronize(device)

@@ -1,0 +1,9 @@
+"""Exchange of tokens between the GPUs of one host through each other's memory."""
+
+from __future__ import annotations
+
+from .dispatch import receive_results as receive_results
+from .dispatch import receive_tokens as receive_tokens
+from .dispatch import send_results as send_results
+from .dispatch import send_tokens as send_tokens
+from .layout import ExchangeLayout as ExchangeLayout

@@ -1,0 +1,55 @@
+"""The four steps of an exchange.  GPUs only: on a CPU ranks exchange through gloo."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .layout import ExchangeLayout
+
+
+def send_tokens(
+    layout: ExchangeLayout,
+    peers: Tensor,
+    rank: int,
+    round_number: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    table: tuple[Tensor, Tensor, Tensor],
+) -> Tensor:
+    """``send_tokens_triton``."""
+    from .triton_kernel import send_tokens_triton
+
+    return send_tokens_triton(layout, peers, rank, round_number, x, ids, weights, table)
+
+
+def receive_tokens(
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``receive_tokens_triton``."""
+    from .triton_kernel import receive_tokens_triton
+
+    return receive_tokens_triton(layout, own, round_number)
+
+
+def send_results(
+    layout: ExchangeLayout,
+    peers: Tensor,
+    rank: int,
+    round_number: Tensor,
+    outputs: Tensor,
+    row_of_pair: Tensor,
+) -> None:
+    """``send_results_triton``."""
+    from .triton_kernel import send_results_triton
+
+    send_results_triton(layout, peers, rank, round_number, outputs, row_of_pair)
+
+
+def receive_results(
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor, ranks: Tensor
+) -> Tensor:
+    """``receive_results_triton``."""
+    from .triton_kernel import receive_results_triton
+
+    return receive_results_triton(layout, own, round_number, ranks)

@@ -1,0 +1,358 @@
+"""Dispatch and combine by writing into the memory of the other ranks of this host.
+
+T tokens here, N arrivals (ranks x capacity), K choices, d width.  A row is written, then its flag
+says in which round; who needs the row waits for the flag.  No rank waits for another one to have
+room: a rank writes the arrivals of the next round only after it has read all results of this one,
+which the others send only after they have read its arrivals.
+
+Nothing waits for the host and no size depends on the routing: fit for a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels.gemm.activations import chunk_pairs
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, has_native_fp8
+from deepinfer.kernels.quant.triton_bits import (
+    bf16_bits,
+    bf16_pair,
+    bf16_value,
+    e4m3_pair,
+    e4m3_value,
+    e8m0_value,
+    even_bf16,
+    exponent_above,
+    odd_bf16,
+)
+
+from .layout import ExchangeLayout
+
+_COLUMNS = 1024
+
+
+def send_tokens_triton(
+    layout: ExchangeLayout,
+    peers: Tensor,
+    rank: int,
+    round_number: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    table: tuple[Tensor, Tensor, Tensor],
+) -> Tensor:
+    """Write each token to the ranks of its experts, and to all ranks that it was written.
+
+    Shapes: peers [R] i64 addresses of the buffers, round_number [1] i32, x [T, d] bf16, ids [T, K]
+    i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E] i64 of the
+    replicas.  Returns the rank of each choice, [T, K] i32.
+    """
+    count, choices = ids.shape
+    check_tensor("ids", ids, torch.int64, (len(x), layout.num_choices), x)
+    check_tensor("weights", weights, torch.float32, (count, choices), x)
+    pairs = bf16_pairs("x", x)
+    ranks = torch.empty(count, choices, dtype=torch.int32, device=x.device)
+    table_rank, table_place, table_count = table
+    send_tokens_kernel[(layout.capacity,)](
+        pairs, ids, weights, table_rank, table_place, table_count, peers, round_number, ranks,
+        count, pairs.stride(0), rank, layout.capacity, layout.arrived, table_rank.shape[1],
+        RANKS=layout.num_ranks,
+        CHOICES=choices,
+        PADDED=triton.next_power_of_2(choices),
+        WIDTH=layout.hidden_size,
+        ROW_BYTES=layout.row_bytes,
+        NATIVE=has_native_fp8(x.device),
+        num_warps=2,
+    )  # fmt: skip
+    return ranks
+
+
+def receive_tokens_triton(
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Wait for all arrivals of this round in ``own``, this rank's buffer [num_bytes] u8.
+
+    Returns x [N, d] bf16 (undefined for tokens without an expert here), places [N, K] i64 (-1 where
+    a choice is not here) and weights [N, K] f32.
+    """
+    rows, choices = layout.num_ranks * layout.capacity, layout.num_choices
+    x = torch.empty(rows, layout.hidden_size, dtype=torch.bfloat16, device=own.device)
+    places = torch.empty(rows, choices, dtype=torch.int64, device=own.device)
+    weights = torch.empty(rows, choices, dtype=torch.float32, device=own.device)
+    receive_tokens_kernel[(rows,)](
+        own, own[layout.arrived :].view(torch.int32), round_number, x.view(torch.int32), places,
+        weights,
+        CHOICES=choices,
+        PADDED=triton.next_power_of_2(choices),
+        WIDTH=layout.hidden_size,
+        ROW_BYTES=layout.row_bytes,
+    )  # fmt: skip
+    return x, places, weights
+
+
+def send_results_triton(
+    layout: ExchangeLayout,
+    peers: Tensor,
+    rank: int,
+    round_number: Tensor,
+    outputs: Tensor,
+    row_of_pair: Tensor,
+) -> None:
+    """Write the expert outputs of arrivals to the ranks where the tokens are.
+
+    Shapes: outputs [P, d] bf16, row_of_pair [N K] i32: row of each choice's output, -1 for none.
+    """
+    rows, choices = layout.num_ranks * layout.capacity, layout.num_choices
+    check_tensor("row_of_pair", row_of_pair, torch.int32, (rows * choices,), outputs)
+    check_tensor("outputs", outputs, torch.bfloat16, (None, layout.hidden_size), outputs)
+    send_results_kernel[(rows, choices if layout.is_exact else 1)](
+        outputs.view(torch.int16), row_of_pair, peers, round_number,
+        rank, layout.capacity, layout.results, layout.returned,
+        CHOICES=choices,
+        SLOTS=layout.num_slots,
+        WIDTH=layout.hidden_size,
+        IS_EXACT=layout.is_exact,
+        COLUMNS=_COLUMNS,
+    )  # fmt: skip
+
+
+def receive_results_triton(
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor, ranks: Tensor
+) -> Tensor:
+    """Wait for the results of this rank's tokens and add them in the order of slots: choices in the
+    exact form, ranks in the reduced one.  ``ranks`` is from ``send_tokens``; returns [T, d] f32."""
+    count, width = len(ranks), layout.hidden_size
+    out = torch.empty(count, width, dtype=torch.float32, device=own.device)
+    if count:
+        receive_results_kernel[(count, triton.cdiv(width, _COLUMNS))](
+            own[layout.results :].view(torch.int16), own[layout.returned :].view(torch.int32),
+            round_number, ranks, out,
+            CHOICES=ranks.shape[1],
+            PADDED=triton.next_power_of_2(ranks.shape[1]),
+            SLOTS=layout.num_slots,
+            WIDTH=width,
+            IS_EXACT=layout.is_exact,
+            COLUMNS=_COLUMNS,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_tokens", "rank", "capacity", "most_replicas"])
+def send_tokens_kernel(
+    x,
+    ids,
+    weights,
+    table_rank,
+    table_place,
+    table_count,
+    peers,
+    round_number,
+    ranks,
+    num_tokens,
+    row_stride,
+    rank,
+    capacity,
+    arrived,
+    most_replicas,
+    RANKS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    token = tl.program_id(0)
+    row = (rank * capacity + token).to(tl.int64)
+    choice = tl.arange(0, PADDED)
+    is_token = token < num_tokens
+    is_choice = choice < tl.where(is_token, CHOICES, 0)
+    source = token.to(tl.int64) * CHOICES + choice
+    expert = tl.load(ids + source, mask=is_choice, other=0)
+    # Replicas take turns; ranks begin with different ones.
+    turn = (rank + token) % tl.load(table_count + expert, mask=is_choice, other=1)
+    replica = expert * most_replicas + turn
+    owner = tl.load(table_rank + replica, mask=is_choice, other=-1).to(tl.int32)
+    place = tl.load(table_place + replica, mask=is_choice, other=-1).to(tl.int32)
+    factor = tl.load(weights + source, mask=is_choice, other=0.0)
+    tl.store(ranks + source, owner, mask=is_choice)
+    for chunk in range((WIDTH + 1023) // 1024):
+        pair = chunk_pairs(chunk, 32)
+        inside = pair < tl.where(is_token, WIDTH // 2, 0)
+        both = tl.load(x + token.to(tl.int64) * row_stride + pair, mask=inside, other=0)
+        codes, exponent = _quantized(even_bf16(both), odd_bf16(both), NATIVE)
+        block = chunk * 32 + tl.arange(0, 32)
+        for peer in range(RANKS):
+            if tl.max((owner == peer).to(tl.int32), 0) > 0:
+                start = tl.load(peers + peer) + row * ROW_BYTES
+                tl.store(_at(start, tl.int16) + pair, codes, mask=inside)
+                scales = _at(start, tl.uint8) + WIDTH + block
+                tl.store(scales, exponent.to(tl.uint8), mask=block < WIDTH // 32)
+    for peer in range(RANKS):
+        start = tl.load(peers + peer) + row * ROW_BYTES
+        here = tl.where(owner == peer, place, -1)
+        places = _at(start, tl.int32) + (WIDTH + WIDTH // 32) // 4 + choice
+        tl.store(places, here, mask=choice < CHOICES)
+        tl.store(places + CHOICES, factor.to(tl.int32, bitcast=True), mask=choice < CHOICES)
+    tl.debug_barrier()  # all threads have written before one says so
+    now = tl.load(round_number)
+    for peer in range(RANKS):
+        flags = _at(tl.load(peers + peer) + arrived, tl.int32)
+        tl.atomic_xchg(flags + row, now, sem="release", scope="sys")
+
+
+@triton.jit
+def receive_tokens_kernel(
+    arrivals,
+    arrived,
+    round_number,
+    x,
+    places,
+    weights,
+    CHOICES: tl.constexpr,
+    PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    now = tl.load(round_number)
+    _wait(arrived + row, now)
+    start = arrivals + row * ROW_BYTES
+    choice = tl.arange(0, PADDED)
+    is_choice = choice < CHOICES
+    source = (start + WIDTH + WIDTH // 32).to(tl.pointer_type(tl.int32), bitcast=True) + choice
+    place = tl.load(source, mask=is_choice, other=-1)
+    factor = tl.load(source + CHOICES, mask=is_choice, other=0)
+    tl.store(places + row * CHOICES + choice, place.to(tl.int64), mask=is_choice)
+    factor = factor.to(tl.float32, bitcast=True)
+    tl.store(weights + row * CHOICES + choice, factor, mask=is_choice)
+    if tl.max(place, 0) >= 0:
+        for chunk in range((WIDTH + 1023) // 1024):
+            pair = chunk_pairs(chunk, 32)
+            inside = pair < WIDTH // 2
+            block = chunk * 32 + tl.arange(0, 32)
+            exponent = tl.load(start + WIDTH + block, mask=block < WIDTH // 32, other=0)
+            scale = e8m0_value(exponent)[:, None]
+            values = start.to(tl.pointer_type(tl.int16), bitcast=True)
+            codes = tl.load(values + pair, mask=inside, other=0)
+            even, odd = _value(codes) * scale, _value(codes >> 8) * scale
+            tl.store(x + row * (WIDTH // 2) + pair, bf16_pair(even, odd), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rank", "capacity"])
+def send_results_kernel(
+    outputs,
+    row_of_pair,
+    peers,
+    round_number,
+    rank,
+    capacity,
+    results,
+    returned,
+    CHOICES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    peer, token = row // capacity, row % capacity
+    first, last = 0, CHOICES
+    slot = rank
+    if IS_EXACT:
+        slot = tl.program_id(1)
+        first, last = slot, slot + 1
+    is_here = False
+    for choice in range(first, last):
+        is_here = is_here | (tl.load(row_of_pair + row * CHOICES + choice) >= 0)
+    if is_here:
+        base = tl.load(peers + peer)
+        place = token * SLOTS + slot
+        target = _at(base + results + place * (2 * WIDTH), tl.int16)
+        for chunk in range((WIDTH + COLUMNS - 1) // COLUMNS):
+            column = chunk * COLUMNS + tl.arange(0, COLUMNS)
+            inside = column < WIDTH
+            if IS_EXACT:
+                source = tl.load(row_of_pair + row * CHOICES + slot).to(tl.int64)
+                bits = tl.load(outputs + source * WIDTH + column, mask=inside, other=0)
+            else:
+                total = tl.zeros([COLUMNS], tl.float32)
+                for choice in range(CHOICES):
+                    source = tl.load(row_of_pair + row * CHOICES + choice).to(tl.int64)
+                    if source >= 0:
+                        part = tl.load(outputs + source * WIDTH + column, mask=inside, other=0)
+                        total += bf16_value(part)
+                bits = bf16_bits(total).to(tl.int16)
+            tl.store(target + column, bits, mask=inside)
+        tl.debug_barrier()
+        flags = _at(base + returned, tl.int32)
+        tl.atomic_xchg(flags + place, tl.load(round_number), sem="release", scope="sys")
+
+
+@triton.jit
+def receive_results_kernel(
+    results,
+    returned,
+    round_number,
+    ranks,
+    out,
+    CHOICES: tl.constexpr,
+    PADDED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    now = tl.load(round_number)
+    choice = tl.arange(0, PADDED)
+    owner = tl.load(ranks + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for slot in range(SLOTS):
+        wanted = tl.max((owner == slot).to(tl.int32), 0) > 0
+        if IS_EXACT or wanted:
+            place = token * SLOTS + slot
+            _wait(returned + place, now)
+            source = results + place * WIDTH + column
+            total += bf16_value(tl.load(source, mask=column < WIDTH, other=0))
+    tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
+
+
+@triton.jit
+def _wait(flag, now):
+    """Until the flag has this round's number; differences, so that numbers may wrap around."""
+    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - now < 0:
+        pass
+    tl.debug_barrier()  # no thread reads before one has seen the flag
+
+
+@triton.jit
+def _at(address, DTYPE: tl.constexpr):
+    """An address, a multiple of 16, as a pointer."""
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def _quantized(even, odd, NATIVE: tl.constexpr):
+    """E4M3 pairs i16 and biased exponents i32 of blocks of 32 numbers, as ``quantize_fp8``."""
+    even_size = tl.where(even == even, tl.abs(even), 0.0)
+    odd_size = tl.where(odd == odd, tl.abs(odd), 0.0)
+    largest = tl.max(tl.maximum(even_size, odd_size), axis=1)
+    exponent = tl.minimum(exponent_above(tl.maximum(largest, 1e-4) * (1.0 / 448.0)), 246)
+    scale = e8m0_value(254 - exponent)[:, None]
+    return e4m3_pair(_clamped(even * scale), _clamped(odd * scale), NATIVE), exponent
+
+
+@triton.jit
+def _clamped(x):
+    return tl.where(x == x, tl.minimum(tl.maximum(x, -448.0), 448.0), x)
+
+
+@triton.jit
+def _value(code):
+    """fp32 of E4M3 codes, NaN included."""
+    is_nan = (code.to(tl.int32) & 0x7F) == 0x7F
+    return tl.where(is_nan, float("nan"), e4m3_value(code))
