@@ -41,7 +41,7 @@ class Ranks:
         self.table = tuple(t.contiguous().to(device) for t in (owner, place, count))
 
     def exchange(self, tokens: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[list, list[Tensor]]:
-        """What each rank receives, and what comes back if each expert doubles and adds its place."""
+        """What each rank receives, and what comes back: experts double and add their place."""
         layout, now = self.layout, self.round_number
         now += 1
         size = layout.num_ranks
