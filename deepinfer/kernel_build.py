@@ -101,10 +101,9 @@ def build_kernels(
 
 def _nvidia(target: str) -> _Compiler:
     major, minor = NVIDIA_TARGETS[target]
-    environment = {"TRITON_CACHE_DIR": str(_objects()), "TRITON_DEFAULT_FP_FUSION": "1"}
     return _Compiler(
         worker="deepinfer.kernels.compile_worker",
-        environment=environment,
+        environment={"TRITON_CACHE_DIR": str(_objects())},
         capability=(major, minor),
         more={"target": ["cuda", 10 * major + minor, 32]},
     )

@@ -13,7 +13,7 @@ from triton.runtime.cache import FileCacheManager
 from deepinfer.errors import ConfigError
 
 from .bundle import Bundle
-from .compile_task import kernel_of, options_of, source_of
+from .compile_task import compiler_settings, lookup_key
 
 
 class KernelCounter:
@@ -35,8 +35,11 @@ def use_bundle(bundle: Bundle) -> KernelCounter:
     """From now on kernels of ``bundle`` are loaded, not compiled.
 
     Others are still compiled when they are launched first; the counter names them.
-    Raises: ConfigError if this Triton, though of the same version, would not take them.
+    Raises: ConfigError if this process, though its Triton is of the same version, would not take
+    them.
     """
+    _check_settings(bundle)
+    _check_keys(bundle)
     files = {kernel["key"]: _files(bundle, kernel["files"]) for kernel in bundle.kernels}
     base = knobs.cache.manager_class or FileCacheManager
 
@@ -55,18 +58,26 @@ def use_bundle(bundle: Bundle) -> KernelCounter:
             return found
 
     knobs.cache.manager_class = BundleFirst
-    counter = KernelCounter()
-    for task in bundle.kernels[:1]:
-        target = triton.backends.compiler.GPUTarget(*task["target"])
-        triton.compile(source_of(task), target=target, options=options_of(task))
-        if counter.compiled:
-            knobs.cache.manager_class = base
+    return KernelCounter()
+
+
+def _check_settings(bundle: Bundle) -> None:
+    if names := sorted(compiler_settings()):
+        raise ConfigError(
+            f"kernels in {bundle.folder} were compiled without {', '.join(names)}, which this "
+            "process has set and which changes what Triton compiles: unset it to use them"
+        )
+
+
+def _check_keys(bundle: Bundle) -> None:
+    """Every kernel is found, or none would be: what decides is the same for all."""
+    for kernel in bundle.kernels:
+        if lookup_key(kernel) != kernel["key"]:
             raise ConfigError(
-                f"kernels in {bundle.folder}: {kernel_of(task).__name__} is not found by this "
-                f"Triton {triton.__version__}; it is another build, or a TRITON_* variable differs "
-                "from when they were made; build again"
+                f"kernels in {bundle.folder}: {kernel['kernel']} is not what this Triton "
+                f"{triton.__version__} would look for: it is another build of it, or has another "
+                "ptxas (TRITON_PTXAS_PATH); build again"
             )
-    return counter
 
 
 def _files(bundle: Bundle, names: dict[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 
 from .aot import kernel_resources
 from .compile_serve import serve
-from .compile_task import Json, options_of, source_of
+from .compile_task import Json, compiler_settings, options_of, source_of
 
 MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
@@ -35,5 +36,12 @@ def compile_task(task: Json) -> Json:
     }
 
 
+def forget_settings() -> None:
+    """A bundle is made as by a Triton that nobody has told anything: runs look for that one."""
+    for name in compiler_settings():
+        del os.environ[name]
+
+
 if __name__ == "__main__":
+    forget_settings()
     serve(compile_task)

@@ -76,13 +76,14 @@ def sparse_attention_gluon(
         main_index if main_index.numel() else window_index,
         sink, cos, sin, parts, state, scale * _LOG2_E, num_queries,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
-        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, num_warps=4,
+        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
         combine_pieces_kernel[(num_queries, _HEADS // 4)](
             parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
             PIECES=num_pieces, TILE_PIECES=triton.next_power_of_2(num_pieces),
             H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, TILE_H=4, num_warps=4,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return out
 

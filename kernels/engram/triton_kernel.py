@@ -40,7 +40,7 @@ def engram_hash_triton(
         hash_kernel[(triton.cdiv(tokens, _TILE_TOKENS),)](
             lookback, multipliers, primes, offsets, rows, tokens,
             REACH=reach, HEADS=heads, TILE_HEADS=triton.next_power_of_2(heads),
-            TILE_T=_TILE_TOKENS, num_warps=4,
+            TILE_T=_TILE_TOKENS, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return rows
 
@@ -62,7 +62,7 @@ def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
         lookup_kernel[(triton.cdiv(rows.numel(), _TILE_ROWS),)](
             table.view(torch.int16), scales.view(torch.uint8), rows, bf16_pairs("out", out),
             rows.numel(), PAIRS=width // 2, TILE_PAIRS=triton.next_power_of_2(width // 2),
-            TILE_ROWS=_TILE_ROWS, num_warps=4,
+            TILE_ROWS=_TILE_ROWS, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 

@@ -116,6 +116,7 @@ def quantize_activations(
             pairs.stride(0),
             **out.layout,
             PER_TOKEN=0 if rows is None else rows.per_token,
+            enable_fp_fusion=True,
         )
     return out
 

@@ -184,6 +184,7 @@ def _launch_narrow(
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
         num_warps=4,
+        enable_fp_fusion=True,
     )
 
 
@@ -218,6 +219,7 @@ def _launch_wide(
         GROUPED=expert_rows is not None,
         **tile.constants,
         num_warps=4,
+        enable_fp_fusion=True,
     )
 
 

@@ -154,6 +154,7 @@ def _launch(
         TOKENS=tile.tokens,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=True,
     )
 
 

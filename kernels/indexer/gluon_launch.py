@@ -48,8 +48,9 @@ def paged_index_scores_gluon(
         return scores
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
-        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8
-    )
+        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8,
+        enable_fp_fusion=True,
+    )  # fmt: skip
     # Three blocks on a processor hide more; with kept blocks their registers do not suffice.
     blocks, registers = (3, 168) if kept is None else (2, None)
     chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
@@ -60,7 +61,7 @@ def paged_index_scores_gluon(
         0 if kept is None else kept.shape[1], chunks,
         BLOCK_ENTRIES=pool.shape[1], KEPT_SIZE=0 if kept is None else kept_size,
         PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
-        num_warps=4, maxnreg=registers,
+        num_warps=4, maxnreg=registers, enable_fp_fusion=True,
     )  # fmt: skip
     return scores
 

@@ -89,7 +89,7 @@ def _segment_best(
         segment_best_kernel[(rows, triton.cdiv(width, tile))](
             bits, visible, best, size, bits.stride(0), width, best.stride(0),
             BITS=8 * bits.element_size(), SEGMENT=segment, TILE=tile, KEEP_NEWEST=keep_newest,
-            HAS_VISIBLE=visible is not None, num_warps=4,
+            HAS_VISIBLE=visible is not None, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return best
 
@@ -116,7 +116,7 @@ def _select(
         upper.shape[1], size, upper.stride(0), bits.stride(0), k,
         BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=_SEGMENT,
         HAS_UPPER=has_upper, HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
-        num_warps=min(32, max(4, max(upper_tile, tile) // 512)),
+        num_warps=min(32, max(4, max(upper_tile, tile) // 512)), enable_fp_fusion=True,
     )  # fmt: skip
     return chosen
 

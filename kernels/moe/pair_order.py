@@ -30,10 +30,13 @@ def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
     used = torch.empty(1, dtype=torch.int32, device=device)
     if pairs:
         block, num_warps = (_FEW, 4) if pairs <= 4 * _FEW else (_MANY, 16)
-        _count_kernel[(num_experts,)](ids, counts, pairs, block, num_warps=num_warps)
+        _count_kernel[(num_experts,)](
+            ids, counts, pairs, block, num_warps=num_warps, enable_fp_fusion=True
+        )
         _place_kernel[(num_experts + 1,)](
             ids, counts, pair, row, expert, used, pairs, num_experts, most,
             tile_rows, triton.next_power_of_2(num_experts), block, num_warps=num_warps,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return ExpertRows(pair, row, expert, used, ids.shape[1], tile_rows)
 

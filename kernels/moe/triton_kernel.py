@@ -67,6 +67,7 @@ def route_triton(
             PARTS=parts,
             NORMALIZE=normalize and num_experts_per_tok > 1,
             ROWS=_ROUTED_ROWS,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return ids, weights
 
@@ -84,7 +85,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
         _swiglu_kernel[(min(rows, MOST_PROGRAMS), chunks)](
             halves, words if weights is None else weights, words, words, rows, words, words,
             0, both // 4, both // 2, limit,
-            WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT,
+            WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -156,7 +157,7 @@ def swiglu_quantized(
     _swiglu_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
         _halves(gate_up), weights, rows.pair, rows.used, count, *out.writer,
         out.scale_stride, both // 4, out.values.shape[1], limit,
-        WEIGHT=2, **out.layout,
+        WEIGHT=2, **out.layout, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 
@@ -166,7 +167,7 @@ def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
     tokens, width = len(rows.row) // rows.per_token, outputs.shape[1]
     out = torch.empty(tokens, width, dtype=torch.float32, device=outputs.device)
     _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
-        outputs, rows.row, out, width, rows.per_token, _COLUMNS
+        outputs, rows.row, out, width, rows.per_token, _COLUMNS, enable_fp_fusion=True
     )
     return out
 

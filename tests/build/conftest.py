@@ -20,7 +20,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
     kept.pop("DEEPINFER_ACCELERATOR", None)
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-    return kept | {"PYTHONPATH": path, "TRITON_DEFAULT_FP_FUSION": "1"} | more
+    return kept | {"PYTHONPATH": path} | more
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,18 +48,33 @@ print(json.dumps([kernel["kernel"] for kernel in bundle.kernels]))
 _USE = (
     _LAUNCHES
     + """
+import dataclasses, os
+from deepinfer.errors import ConfigError
 from deepinfer.kernels.bundle_loader import use_bundle
 
 def load(kernel):
     kernel._run = lambda *arguments: ran.append(kernel.name)
 
 CompiledKernel._init_handles = load
-counter, ran = use_bundle(find_bundle(store, identity)), []
+bundle, ran = find_bundle(store, identity), []
+counter = use_bundle(bundle)
 with pretend(device):
     launch_some(256)
     known, known_ran = list(counter.compiled), list(ran)
     launch_some(512)
-print(json.dumps({"known": known, "ran": known_ran, "unknown": counter.compiled}))
+
+def refusal(kernels):
+    try:
+        use_bundle(dataclasses.replace(bundle, kernels=kernels))
+    except ConfigError as error:
+        return str(error)
+
+foreign = refusal([bundle.kernels[0], bundle.kernels[1] | {"key": "of another build"}])
+os.environ["DISABLE_LLVM_OPT"] = "1"
+print(json.dumps({
+    "known": known, "ran": known_ran, "unknown": counter.compiled,
+    "foreign": foreign, "changed": refusal(bundle.kernels),
+}))
 """
 )
 
@@ -73,6 +89,84 @@ def test_a_warm_start_compiles_nothing(in_own_process: Callable[..., Any], tmp_p
     assert found["known"] == []
     # The counter does count: another width is another kernel.
     assert found["unknown"] == ["row_kernel"]
+    assert "is another build of it" in found["foreign"]
+    assert "were compiled without DISABLE_LLVM_OPT" in found["changed"]
+
+
+# As ``compile_worker``, but for the work.
+_KEY_WORKER = """
+from deepinfer.kernels.compile_serve import serve
+from deepinfer.kernels.compile_task import lookup_key
+from deepinfer.kernels.compile_worker import forget_settings
+
+forget_settings()
+serve(lambda task: {"key": lookup_key(task)})
+"""
+
+# Launches are noted as in a build and go on as in a run, up to Triton's question to its cache, which
+# is answered with yes.
+_KEYS = """
+import json, os, sys, warnings
+from contextlib import contextmanager
+import triton
+from triton import knobs
+from triton.runtime.cache import FileCacheManager
+from triton.runtime.jit import JITFunction
+from deepinfer import kernel_build
+from deepinfer.engine import kernel_plan
+from deepinfer.kernels.compile_pool import compile_all
+from deepinfer.kernels.rehearsal import rehearse
+
+looked_for = []
+
+class Yes(FileCacheManager):
+    def get_group(self, filename):
+        looked_for.append(self.key)
+        return {filename: ""}
+
+class Kernel:
+    function = packed_metadata = None
+    def __init__(self, *made_from): pass
+    def launch_metadata(self, *arguments): pass
+    def run(self, *arguments): pass
+
+go_on = JITFunction._do_compile
+
+@contextmanager
+def rehearse_and_run(device):
+    with rehearse(device) as launches:
+        note = JITFunction._do_compile
+        JITFunction._do_compile = lambda *launch: note(*launch) or go_on(*launch)
+        yield launches
+
+knobs.cache.manager_class = Yes
+triton.compiler.compiler.CompiledKernel = Kernel
+kernel_plan.rehearse = rehearse_and_run
+warnings.simplefilter("error")  # Triton warns where a launch leaves a default to it
+compiler = kernel_build._nvidia(sys.argv[1])
+tasks = kernel_build._tasks(kernel_build.model_config("tiny"), compiler)
+os.environ["DISABLE_LLVM_OPT"] = "1"
+answers = compile_all(tasks, jobs=1, environment=compiler.environment, worker="key_worker")
+print(json.dumps({"looked for": looked_for, "built": [answer["key"] for answer in answers]}))
+"""
+
+
+@pytest.mark.parametrize("target", ["sm90a", pytest.param("sm100a", marks=pytest.mark.slow)])
+def test_runs_look_for_what_is_built(
+    target: str,
+    in_own_process: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every key of a run is one of a build, whatever was set when that was made.
+
+    There was a build that set a variable which runs did not have: nothing of it was ever found.
+    """
+    (tmp_path / "key_worker.py").write_text(_KEY_WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    keys = in_own_process(_KEYS, target)
+    assert len(keys["built"]) > 40
+    assert sorted(keys["looked for"]) == sorted(keys["built"])
 
 
 @pytest.mark.slow
