@@ -103,8 +103,8 @@ forget_settings()
 serve(lambda task: {"key": lookup_key(task)})
 """
 
-# Launches are noted as in a build and go on as in a run, up to Triton's question to its cache, which
-# is answered with yes.
+# Launches are noted as in a build and go on as in a run, up to Triton's question to its cache,
+# which is answered with yes.
 _KEYS = """
 import json, os, sys, warnings
 from contextlib import contextmanager
