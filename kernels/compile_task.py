@@ -94,7 +94,7 @@ class _Looked(Exception):  # noqa: N818 (a way out, not an error)
         self.key = key
 
 
-class _Asked(FileCacheManager):
+class _Asked(FileCacheManager):  # type: ignore[misc]
     """A cache that answers the first question with the way out."""
 
     def __init__(self, key: str, *more: Any, **named: Any) -> None:
