@@ -1,7 +1,7 @@
 """The report of a run: every number in it, defined once.
 
-JSON, its schema (docs/report.schema.json), the pages, the comparison and the Prometheus file are
-all made from ``Report``.  ``build_report`` is the one place where a run becomes a report.
+JSON, its schema (docs/schemas/report.schema.json), the pages, the comparison and the Prometheus
+file are all made from ``Report``.  ``build_report`` is the one place where a run becomes a report.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from deepinfer_cli.report.timeline import Timeline
 from deepinfer_cli.run.energy import EnergyMeter
 from deepinfer_cli.typed_json import WrongForm, from_json, json_schema, to_json
 
-_SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
+_SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "report.schema.json"
 
 
 @pytest.fixture
