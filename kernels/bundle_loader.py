@@ -13,7 +13,7 @@ from triton.runtime.cache import FileCacheManager
 from deepinfer.errors import ConfigError
 
 from .bundle import Bundle
-from .compile_task import compiler_settings, lookup_key
+from .compile_key import compiler_settings, lookup_key
 
 
 class KernelCounter:

@@ -8,13 +8,8 @@ import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import triton
 import triton.language as tl
-from triton import knobs
-from triton._C.libtriton import get_cache_invalidating_env_vars
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
 if TYPE_CHECKING:
@@ -67,38 +62,6 @@ def source_of(task: Json) -> ASTSource:
 def options_of(task: Json) -> Json:
     """The compiler's options, as the launch had them."""
     return {name: decode(value) for name, value in task["options"].items()}
-
-
-def lookup_key(task: Json) -> str:
-    """The key under which Triton looks for the machine code of a task, here and now; compiles
-    nothing."""
-    before = knobs.cache.manager_class
-    knobs.cache.manager_class = _Asked
-    try:
-        triton.compile(source_of(task), GPUTarget(*task["target"]), options_of(task))
-    except _Looked as looked:
-        return looked.key
-    finally:
-        knobs.cache.manager_class = before
-    raise AssertionError("Triton compiled without a look into its cache")
-
-
-def compiler_settings() -> dict[str, str]:
-    """Variables of this process that are part of every key, because they change machine code."""
-    found: dict[str, str] = get_cache_invalidating_env_vars()
-    return found
-
-
-class _Looked(Exception):  # noqa: N818 (a way out, not an error)
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-
-class _Asked(FileCacheManager):  # type: ignore[misc]
-    """A cache that answers the first question with the way out."""
-
-    def __init__(self, key: str, *more: Any, **named: Any) -> None:
-        raise _Looked(key)
 
 
 def _pairs(values: Mapping[tuple[int, ...], Any]) -> list[list[Any]]:

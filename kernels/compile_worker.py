@@ -10,8 +10,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from .aot import kernel_resources
+from .compile_key import compiler_settings
 from .compile_serve import serve
-from .compile_task import Json, compiler_settings, options_of, source_of
+from .compile_task import Json, options_of, source_of
 
 MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 

@@ -96,7 +96,7 @@ def test_a_warm_start_compiles_nothing(in_own_process: Callable[..., Any], tmp_p
 # As ``compile_worker``, but for the work.
 _KEY_WORKER = """
 from deepinfer.kernels.compile_serve import serve
-from deepinfer.kernels.compile_task import lookup_key
+from deepinfer.kernels.compile_key import lookup_key
 from deepinfer.kernels.compile_worker import forget_settings
 
 forget_settings()

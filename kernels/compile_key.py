@@ -1,0 +1,45 @@
+"""The key by which Triton finds machine code: what a build states is what a run looks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import FileCacheManager
+
+from .compile_task import Json, options_of, source_of
+
+
+def lookup_key(task: Json) -> str:
+    """The key under which Triton looks for the machine code of a task, here and now; compiles
+    nothing."""
+    before = knobs.cache.manager_class
+    knobs.cache.manager_class = _Asked
+    try:
+        triton.compile(source_of(task), GPUTarget(*task["target"]), options_of(task))
+    except _Looked as looked:
+        return looked.key
+    finally:
+        knobs.cache.manager_class = before
+    raise AssertionError("Triton compiled without a look into its cache")
+
+
+def compiler_settings() -> dict[str, str]:
+    """Variables of this process that are part of every key, because they change machine code."""
+    found: dict[str, str] = get_cache_invalidating_env_vars()
+    return found
+
+
+class _Looked(Exception):  # noqa: N818 (a way out, not an error)
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+class _Asked(FileCacheManager):  # type: ignore[misc]
+    """A cache that answers the first question with the way out."""
+
+    def __init__(self, key: str, *more: Any, **named: Any) -> None:
+        raise _Looked(key)
