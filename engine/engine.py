@@ -18,7 +18,7 @@ from .config import EngineConfig
 from .counters import Counters
 from .execution.bound_model import BoundModel
 from .execution.complete import complete_decode, complete_prefill
-from .execution.decode import DecodeResult, DecodeWorker, LaunchedDecode, can_follow
+from .execution.decode import DecodeResult, DecodeWorker, DrawnDecode, can_follow
 from .execution.decode_step import DecodeStep
 from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker
@@ -131,7 +131,7 @@ class LLMEngine:
         if overlaps_steps is None:
             overlaps_steps = is_alone and device != "cpu"
         self._overlaps = overlaps_steps and num_drafts == 0
-        self._launched: LaunchedDecode | None = None
+        self._drawn: DrawnDecode | None = None
 
     @property
     def max_model_len(self) -> int:
@@ -161,8 +161,8 @@ class LLMEngine:
         """Run one prefill or decode step; return the requests that are known to have finished."""
         started = time.monotonic()
         finished, self._refused = self._refused, []
-        if self._launched is not None and not can_follow(self.scheduler.holding):
-            finished += self._finish_launched()
+        if self._drawn is not None and not can_follow(self.scheduler.holding):
+            finished += self._finish_drawn()
         batch = self.scheduler.schedule()
         finished += self.transfer.ended()
         scheduled = time.monotonic()
@@ -210,7 +210,7 @@ class LLMEngine:
     def close(self) -> None:
         """Let go of model, cache and requests.  Idempotent; using it afterwards is an error."""
         self._workers = None
-        self._launched = None
+        self._drawn = None
         for request_id in list(self._states):
             self.abort(request_id)
 
@@ -222,14 +222,8 @@ class LLMEngine:
         """
         prefill, decode = self._open_workers()
         if isinstance(batch, DecodeBatch) and self._overlaps and can_follow(batch.states):
-            launched = self._try(lambda: decode.launch(batch), batch)
-            if launched is not None:
-                for state in batch.states:
-                    state.num_in_flight += 1
-            finished = self._finish_launched()
-            self._launched = launched
-            return finished
-        finished = self._finish_launched()
+            return self._run_ahead(decode, batch)
+        finished = self._finish_drawn()
         started = time.monotonic()
         if isinstance(batch, PrefillBatch):
             prefilled = self._try(lambda: prefill.run(batch), batch)
@@ -241,12 +235,24 @@ class LLMEngine:
                 finished += self._note(batch, result)
         return finished
 
-    def _finish_launched(self) -> list[RequestState]:
+    def _run_ahead(self, decode: DecodeWorker, batch: DecodeBatch) -> list[RequestState]:
+        """Launch a step, note the one before it, then draw: the host works while the model runs."""
+        launched = self._try(lambda: decode.launch(decode.plan(batch)), batch)
+        if launched is not None:
+            for state in batch.states:
+                state.num_in_flight += 1
+        finished = self._finish_drawn()
+        if launched is not None:
+            with decode.start_masks(launched.plan) as masks:
+                self._drawn = self._try(lambda: decode.draw(launched, masks), batch)
+        return finished
+
+    def _finish_drawn(self) -> list[RequestState]:
         """Read and note the step on its way, if there is one."""
-        launched, self._launched = self._launched, None
-        if launched is None:
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
             return []
-        return self._note(launched.batch, self._open_workers()[1].finish(launched))
+        return self._note(drawn.plan.batch, self._open_workers()[1].finish(drawn))
 
     def _note(self, batch: DecodeBatch, result: DecodeResult) -> list[RequestState]:
         self._counters.add_drafts(result)

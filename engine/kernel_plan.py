@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
-from deepinfer.kernels.sampling import exponential_noise, sample
+from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 
 from .cache.kv_cache import KVCache
 from .execution.batch import ForwardBatch
@@ -156,6 +156,8 @@ def run_pass(
 def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     ones = torch.ones(len(logits), device=logits.device)
     zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=logits.device)
+    mask_logits(logits, masks, zeros[:1])
     for width in (1, logits.shape[1]):  # what rejection sampling asks for
         exponential_noise(zeros, positions, width)
     return sample(logits, ones, ones, zeros, ones, zeros, positions)

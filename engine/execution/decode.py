@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer.engine.sampling.constraint import follow_constraints
 from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
+from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.engine.speculation.calibration import Calibration
@@ -53,28 +54,47 @@ class DecodeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedDecode:
-    """A step on its way: what it was made of, and its results on the device.
-
-    ``logits`` are the model's own, before rules and constraints.  ``used`` are those that tokens
-    were drawn from.
-    """
+class PlannedDecode:
+    """A step before the model runs: how many rows of logits each request gets."""
 
     batch: DecodeBatch
     block: DraftBlock | None
     counts: list[int]
+    started: float
+
+    @property
+    def drafts(self) -> list[list[int]] | None:
+        return self.block.token_ids if self.block else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedDecode:
+    """A step whose logits are on their way."""
+
+    plan: PlannedDecode
+    output: StepOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnDecode:
+    """A step whose tokens are on their way.
+
+    ``used`` are the logits that they were drawn from, after rules and constraints.
+    """
+
+    plan: PlannedDecode
     output: StepOutput
     used: Tensor
     drawn: Tensor
     returned: Returned
-    started: float
 
 
 class DecodeWorker:
     """The decode role: continues from the caches that a prefill left.
 
-    A step can be launched before the one before it is finished, if neither drafts and the requests
-    allow it (``can_follow``).
+    A step without drafts can be launched before the tokens of the one before it are read, if the
+    requests allow it (``can_follow``); its own are drawn after that, as rules and constraints have
+    to know them.
     """
 
     def __init__(
@@ -94,51 +114,60 @@ class DecodeWorker:
         self._finished = self._clock()
 
     def run(self, batch: DecodeBatch) -> DecodeResult:
-        return self.finish(self.launch(batch))
+        plan = self.plan(batch)
+        with self.start_masks(plan) as masks:
+            drawn = self.draw(self.launch(plan), masks)
+        return self.finish(drawn)
 
-    def launch(self, batch: DecodeBatch) -> LaunchedDecode:
-        """Start a step; nothing waits for the device unless it drafts."""
+    def plan(self, batch: DecodeBatch) -> PlannedDecode:
+        """Waits for the device if it drafts."""
         started = self._clock()
-        states = batch.states
         block = None
         if any(batch.num_drafts) and self.planner.is_worth_drafting(batch.num_drafts):
-            block = self._draft(states, batch.num_drafts)
-        drafts = block.token_ids if block else None
-        counts = [1 + len(ids) for ids in drafts] if drafts else [1] * len(states)
-        output = self.step.run(states, [state.next_position for state in states], drafts)
-        used = apply_rules(output.logits, states, counts, drafts)
+            block = self._draft(batch.states, batch.num_drafts)
+        counts = [1 + len(ids) for ids in block.token_ids] if block else [1] * len(batch.states)
+        return PlannedDecode(batch=batch, block=block, counts=counts, started=started)
+
+    def start_masks(self, plan: PlannedDecode) -> StepMasks:
+        """Begin with the masks; the tokens before the step are known."""
+        constraints = [state.constraint for state in plan.batch.states]
+        return StepMasks(constraints, plan.counts, plan.drafts, self.step.vocab_size)
+
+    def launch(self, plan: PlannedDecode) -> LaunchedDecode:
+        """Start the model; nothing waits for the device."""
+        states = plan.batch.states
+        output = self.step.run(states, [state.next_position for state in states], plan.drafts)
+        return LaunchedDecode(plan=plan, output=output)
+
+    def draw(self, launched: LaunchedDecode, masks: StepMasks) -> DrawnDecode:
+        """Draw from the logits once the masks are there; nothing waits for the device."""
+        plan, output = launched.plan, launched.output
+        used = apply_rules(output.logits, plan.batch.states, plan.counts, plan.drafts, masks)
         drawn = self.sampler.draw(used, output.slots, output.positions)
-        if drafts is None:
-            self.step.newest[output.slots] = drawn
-        return LaunchedDecode(
-            batch=batch,
-            block=block,
-            counts=counts,
-            output=output,
-            used=used,
-            drawn=drawn,
-            returned=Returned(drawn),
-            started=started,
+        if plan.block is None:  # a row without usable logits ends, but the next step may run it
+            self.step.newest[output.slots] = drawn.clamp(min=0)
+        return DrawnDecode(
+            plan=plan, output=output, used=used, drawn=drawn, returned=Returned(drawn)
         )
 
-    def finish(self, launched: LaunchedDecode) -> DecodeResult:
-        """What a launched step gave; waits for the device."""
-        states, block, counts = launched.batch.states, launched.block, launched.counts
-        drawn = launched.drawn
-        tokens = _split(launched.returned.tolist(), counts)
+    def finish(self, step: DrawnDecode) -> DecodeResult:
+        """What a step gave; waits for the device."""
+        states, block, counts = step.plan.batch.states, step.plan.block, step.plan.counts
+        drawn = step.drawn
+        tokens = _split(step.returned.tolist(), counts)
         if block is not None:
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
             if self.rejects:
-                drawn = self._reject(launched, tokens)
+                drawn = self._reject(step, tokens)
             self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
         # A step launched early has waited for the one before it.
-        begun, self._finished = max(launched.started, self._finished), self._clock()
+        begun, self._finished = max(step.plan.started, self._finished), self._clock()
         seconds = self._finished - begun
         self.planner.took(seconds, len(states), sum(num_drafts) if block else None)
         return DecodeResult(
             tokens=tokens,
-            logprobs=new_logprobs(states, launched.output.logits, drawn, counts, tokens),
+            logprobs=new_logprobs(states, step.output.logits, drawn, counts, tokens),
             num_drafts=num_drafts,
             survival=block.survival if block else [[] for _ in states],
             num_proposed=block.num_proposed if block else 0,
@@ -161,16 +190,16 @@ class DecodeWorker:
             num_proposed=output.token_ids.numel(),
         )
 
-    def _reject(self, launched: LaunchedDecode, tokens: list[list[int]]) -> Tensor:
+    def _reject(self, step: DrawnDecode, tokens: list[list[int]]) -> Tensor:
         """Replace ``tokens`` of the requests that draw at random by those that rejection gives;
         returns the drawn tokens [N] i64 with them.
 
         Greedy requests need no chance, and a constraint cuts drafts by what they are, which
         rejection does not allow for: both keep their tokens.
         """
-        states, block, logits = launched.batch.states, launched.block, launched.used
-        slots, positions = launched.output.slots, launched.output.positions
-        drawn = launched.drawn.clone()
+        states, block, logits = step.plan.batch.states, step.plan.block, step.used
+        slots, positions = step.output.slots, step.output.positions
+        drawn = step.drawn.clone()
         assert block is not None
         first = 0
         for row, (state, drafts) in enumerate(zip(states, block.token_ids, strict=True)):
@@ -190,13 +219,9 @@ class DecodeWorker:
 
 
 def can_follow(states: Sequence[RequestState]) -> bool:
-    """Whether a step of these requests may be launched before the one before it is read: no rule
-    or constraint has to see the tokens in between, and no log-probability is read from logits that
-    the next step overwrites."""
-    return all(
-        state.rules is None and state.constraint is None and not state.request.sampling.logprobs
-        for state in states
-    )
+    """Whether a step of these requests may be launched before the one before it is read: no
+    log-probability is read from logits that the next step overwrites."""
+    return not any(state.request.sampling.logprobs for state in states)
 
 
 def _num_to_stop(token_ids: Sequence[int], stop_token_ids: Set[int]) -> int:

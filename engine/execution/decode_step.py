@@ -55,6 +55,7 @@ class DecodeStep:
         graphs: GraphCache | None = None,
     ) -> None:
         self.model = model
+        self.vocab_size = model.model.config.vocab_size
         self.table = table
         self.sampler = sampler
         self.graphs = GraphCache(table.device) if graphs is None else graphs

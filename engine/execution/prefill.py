@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
+from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import PrefillBatch
 from deepinfer.engine.types import TokenLogprobs
@@ -84,7 +85,9 @@ class PrefillWorker:
         """Draw from logits [R, V] f32 after R whole prompts: the token and what was asked about it,
         each in a list."""
         ones = [1] * len(states)
-        logits = apply_rules(raw, states, ones)
+        constraints = [state.constraint for state in states]
+        with StepMasks(constraints, ones, None, raw.shape[1]) as masks:
+            logits = apply_rules(raw, states, ones, None, masks)
         positions, slots = send(
             [[len(s.token_ids) for s in states], [s.slot for s in states]], self.table.device
         )

@@ -14,7 +14,7 @@ from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.types import TokenLogprobs
 from deepinfer.kernels.sampling import sample, token_logprobs
 
-from .constraint import apply_constraints
+from .step_masks import StepMasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +81,27 @@ def apply_rules(
     logits: Tensor,
     states: Sequence[RequestState],
     row_counts: Sequence[int],
-    drafts: Sequence[Sequence[int]] | None = None,
+    drafts: Sequence[Sequence[int]] | None,
+    masks: StepMasks,
 ) -> Tensor:
     """Logits with every request's rules and constraint applied to its ``row_counts`` consecutive
     rows.
 
-    The input is returned when there are none, and never written to.
+    Without rules the input is returned.  Masks are written into it unless a request asks for
+    log-probabilities, which are read from what the model said.
     """
-    if any(state.rules is not None for state in states):
+    has_rules = any(state.rules is not None for state in states)
+    if has_rules:
         pieces = list(torch.split(logits, list(row_counts)))
         for i, state in enumerate(states):
             if state.rules is not None:
                 pieces[i] = state.rules.adjust(pieces[i], drafts[i] if drafts else ())
         logits = torch.cat(pieces)
-    return apply_constraints(logits, [state.constraint for state in states], row_counts, drafts)
+    if masks:
+        if not has_rules and any(state.request.sampling.logprobs for state in states):
+            logits = logits.clone()
+        masks.apply(logits)
+    return logits
 
 
 def new_logprobs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import reference
+from . import bitmask, reference
 
 
 def sample(
@@ -31,3 +31,13 @@ def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tens
 
         return exponential_noise_triton(seeds, positions, vocab_size)
     return reference.exponential_noise(seeds, positions, vocab_size)
+
+
+def mask_logits(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    """See ``bitmask.mask_logits``; on a device the host waits for nothing."""
+    if logits.device.type == "cpu":
+        bitmask.mask_logits(logits, masks, rows)
+    else:
+        from .triton_bitmask import mask_logits_triton
+
+        mask_logits_triton(logits, masks, rows)

@@ -107,6 +107,7 @@ class ConstraintCompiler:
             log_level=0,
             limits=llguidance.LLParserLimits(**self._limits.for_llguidance()),
         )
+        matcher.compute_bitmask()  # copies know it from then on: the first mask costs nothing
         if matcher.is_error():
             raise compile_error(spec.kind, matcher.get_error())
         return CompiledConstraint(spec, vocabulary, matcher)

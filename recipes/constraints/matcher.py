@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deepinfer.errors import RowError
 
+from .masks import ALL_BUT_END, BY_GRAMMAR, Mask, MaskPlan, fill_masks
 from .vocabulary import ConstraintVocabulary
-
-Mask = npt.NDArray[np.uint32]
 
 
 class ConstraintMatcher:
@@ -27,7 +25,7 @@ class ConstraintMatcher:
         self, matcher: Any, vocabulary: ConstraintVocabulary, *, start_after: int | None
     ) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._start_after = start_after
         self._num_before = 0  # tokens up to and with the one that ends the reasoning
         self._num_inside = 0  # tokens the grammar has consumed
@@ -37,7 +35,7 @@ class ConstraintMatcher:
     @property
     def eos_id(self) -> int:
         """The token that ends an answer."""
-        return self._vocabulary.eos_id
+        return self.vocabulary.eos_id
 
     @property
     def num_tokens(self) -> int:
@@ -56,53 +54,39 @@ class ConstraintMatcher:
             return False
         return self._is_ended or (bool(self._matcher.is_stopped()) and not self._failed())
 
-    def mask(self) -> Mask:
-        """One bit per token, little end first: uint32 [ceil(vocab_size / 32)]."""
-        out = np.empty(self._vocabulary.num_mask_words, dtype=np.uint32)
-        self.fill_mask(out)
-        return out
+    @staticmethod
+    def fill_masks(
+        matchers: Sequence[ConstraintMatcher], drafts: Sequence[Sequence[int]], out: Mask
+    ) -> list[RowError | None]:
+        """See ``masks.fill_masks``."""
+        return fill_masks(matchers, drafts, out)
 
-    def fill_mask(self, out: Mask) -> None:
-        """Write the mask into ``out``, contiguous uint32 [ceil(vocab_size / 32)].
+    def mask(self) -> Mask:
+        """One bit per token, little end first: uint32 [ceil(vocab_size / 32)].
 
         Where the grammar forces text, its first canonical token is the only one allowed.
 
         Raises: RowError ``constraint_too_complex`` if the grammar goes over a limit here.
         """
-        if self._is_waiting:
-            self._allow_all_but_end(out)
-            return
-        out[:] = 0
-        if self._is_ended:
-            _allow(out, self._vocabulary.eos_id)
-            return
-        forced = self._forced_token()
-        if forced is not None:
-            _allow(out, forced)
-            return
-        num_words = min(len(out), -(-self._vocabulary.num_tokens // 32))
-        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, num_words * 4)
-        self._raise_if_failed()
+        out = np.empty((1, self.vocabulary.num_mask_words), dtype=np.uint32)
+        [error] = fill_masks([self], [()], out)
+        if error is not None:
+            raise error
+        return out.reshape(-1)
 
-    def fill_draft_masks(self, draft_token_ids: Sequence[int], out: Mask) -> int:
-        """Masks for this position and after each draft that the grammar allows.
-
-        ``out`` is uint32 [len(draft_token_ids) + 1, words].  Returns n, how many drafts are
-        allowed; rows 0 to n are written.  The state of the matcher does not change.
-        """
-        num_allowed = 0
-        self.fill_mask(out[0])
+    def plan(self, draft_token_ids: Sequence[int]) -> MaskPlan:
+        """How the masks here and after each draft come about, up to a draft that is not allowed."""
+        rows = [self._row()]
         for token_id in draft_token_ids:
-            if self._is_ended or not is_allowed(out[num_allowed], token_id):
+            if not self._allows(token_id):
                 break
             self.push(token_id)
-            num_allowed += 1
-            self.fill_mask(out[num_allowed])
-        self.rollback(num_allowed)
-        return num_allowed
+            rows.append(self._row())
+        self.rollback(len(rows) - 1)
+        return MaskPlan(self._matcher, rows, draft_token_ids)
 
     def num_allowed(self, draft_token_ids: Sequence[int]) -> int:
-        """What ``fill_draft_masks`` returns, without the cost of masks."""
+        """How many of the drafts, from the first on, may follow each other here."""
         num_allowed = 0
         for token_id in draft_token_ids:
             if not self._allows(token_id):
@@ -131,7 +115,7 @@ class ConstraintMatcher:
         """
         if self._is_ended:
             raise ValueError(f"token {token_id} after the end of the answer")
-        if token_id == self._vocabulary.eos_id:
+        if token_id == self.vocabulary.eos_id:
             if not self.is_accepting:
                 raise ValueError("the answer ends before its constraint is met")
             self._is_ended = True
@@ -163,7 +147,7 @@ class ConstraintMatcher:
 
     def _allows(self, token_id: int) -> bool:
         """Whether the mask here has the bit of ``token_id``."""
-        is_end = token_id == self._vocabulary.eos_id
+        is_end = token_id == self.vocabulary.eos_id
         if self._is_ended or self._is_waiting:
             return not (self._is_ended or is_end)
         forced = self._forced_token()
@@ -172,7 +156,7 @@ class ConstraintMatcher:
         return self.is_accepting if is_end else self._takes(token_id)
 
     def _takes(self, token_id: int) -> bool:
-        if self._matcher.is_stopped() or token_id >= self._vocabulary.num_tokens:
+        if self._matcher.is_stopped() or token_id >= self.vocabulary.num_tokens:
             return False
         return bool(self._matcher.validate_tokens([token_id]) == 1)
 
@@ -183,29 +167,26 @@ class ConstraintMatcher:
         self._raise_if_failed()
         return forced[0] if forced else None
 
-    def _allow_all_but_end(self, out: Mask) -> None:
-        vocab_size, eos_id = self._vocabulary.vocab_size, self._vocabulary.eos_id
-        out[:] = 0xFFFFFFFF
-        if vocab_size % 32:
-            out[-1] = (1 << vocab_size % 32) - 1
-        out[eos_id // 32] &= ~np.uint32(1 << eos_id % 32)
+    def _row(self) -> int:
+        """The only token that may come here, or what else stands in ``MaskPlan.rows``."""
+        if self._is_waiting:
+            return ALL_BUT_END
+        if self._is_ended:
+            return self.vocabulary.eos_id
+        forced = self._forced_token()
+        return BY_GRAMMAR if forced is None else forced
 
     def _failed(self) -> bool:
         return bool(self._matcher.is_error())
 
     def _raise_if_failed(self) -> None:
         if self._failed():
-            raise RowError(
-                "constraint_too_complex",
-                f"the constraint cannot go on after {self.num_tokens} tokens: "
-                f"{self._matcher.get_error()[:300]}",
-            )
+            raise self.failure()
 
-
-def is_allowed(mask: Mask, token_id: int) -> bool:
-    """Whether the bit of ``token_id`` is set."""
-    return token_id // 32 < len(mask) and bool(mask[token_id // 32] >> np.uint32(token_id % 32) & 1)
-
-
-def _allow(mask: Mask, token_id: int) -> None:
-    mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+    def failure(self) -> RowError:
+        """Why the grammar cannot go on."""
+        return RowError(
+            "constraint_too_complex",
+            f"the constraint cannot go on after {self.num_tokens} tokens: "
+            f"{self._matcher.get_error()[:300]}",
+        )

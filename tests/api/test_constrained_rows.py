@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError, EngineError
-from deepinfer.recipes.constraints.matcher import is_allowed
+from deepinfer.recipes.constraints.masks import is_allowed
 from deepinfer.recipes.constraints.spec import json_schema, regex
 from deepinfer.rows.prompts import run_constraint
 
@@ -189,5 +189,5 @@ def _schema(schema):
 
 def _mask(constraint, tokenizer):
     out = np.zeros((1, -(-tokenizer.size // 32)), np.uint32)
-    constraint.fill_draft_masks([], out)
+    assert constraint.fill_masks([constraint], [()], out) == [None]
     return out[0]

@@ -2,82 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from fake_constraint import Falling, Rising
 from fake_model import FakeConfig, make_engine, next_logits, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.engine.sampling.constraint import AnswerConstraint, apply_constraints
-from deepinfer.errors import RowError
+from deepinfer.engine.sampling.constraint import AnswerConstraint
+from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.kernels.sampling import sample
 
 EOS = FakeConfig().eos_token_id
 VOCAB_SIZE = FakeConfig().vocab_size
-
-
-class Rising:
-    """Each token is larger than the one before by at most ``step``; the end is allowed from the
-    third token on, and nothing else once 40 is reached.  ``limit``: tokens until it gives up."""
-
-    def __init__(self, step: int, limit: int = 100) -> None:
-        self.step = step
-        self.limit = limit
-        self.tokens: list[int] = []
-
-    def allowed(self) -> set[int]:
-        if len(self.tokens) >= self.limit:
-            raise RowError("constraint_too_complex", "too long for me")
-        last = self.tokens[-1] if self.tokens else 5
-        if last == EOS:
-            return set()
-        following = set(range(last + 1, min(last + self.step, 40) + 1))
-        return following | ({EOS} if len(self.tokens) >= 3 or not following else set())
-
-    @property
-    def is_finished(self) -> bool:
-        return bool(self.tokens) and self.tokens[-1] in (EOS, 40)
-
-    def num_allowed(self, draft_token_ids: Sequence[int]) -> int:
-        return len(self._walk(draft_token_ids)) - 1
-
-    def forced_tokens(self) -> list[int]:
-        forced = 0
-        while len(allowed := self._walk(range(0))[0]) == 1 and EOS not in allowed:
-            self.tokens += allowed
-            forced += 1
-        found = self.tokens[len(self.tokens) - forced :]
-        del self.tokens[len(self.tokens) - forced :]
-        return found
-
-    def fill_draft_masks(self, draft_token_ids: Sequence[int], out: np.ndarray) -> int:
-        sets = self._walk(draft_token_ids)
-        for row, allowed in zip(out, sets, strict=False):
-            row[:] = 0
-            for token_id in allowed:
-                row[token_id // 32] |= np.uint32(1 << token_id % 32)
-        return len(sets) - 1
-
-    def push(self, token_id: int) -> None:
-        assert token_id in self.allowed(), "the engine took a token that is not allowed"
-        self.tokens.append(token_id)
-
-    def _walk(self, draft_token_ids: Sequence[int]) -> list[set[int]]:
-        """What is allowed here and after each draft, up to one that is not allowed."""
-        before, sets = len(self.tokens), []
-        try:
-            for token_id in draft_token_ids:
-                sets.append(self.allowed())
-                if token_id not in sets[-1]:
-                    return sets
-                self.tokens.append(token_id)
-            return [*sets, self.allowed()]
-        finally:
-            del self.tokens[before:]
 
 
 def reference_answer(asked, step: int, max_tokens: int) -> list[int]:
@@ -157,19 +98,32 @@ def test_a_constraint_that_gives_up_ends_its_request_alone(drafts, limit):
     assert all(found[other.request_id].finish_reason != "error" for other in free)
 
 
-def test_without_constraints_the_logits_are_the_same_tensor():
+def mask(logits, rules, counts, drafts=None) -> torch.Tensor:
+    """A masked copy of the logits."""
+    held = [None if rule is None else AnswerConstraint(rule) for rule in rules]
+    found = logits.clone()
+    with StepMasks(held, counts, drafts, logits.shape[1]) as masks:
+        masks.apply(found)
+    return found
+
+
+def test_without_constraints_nothing_is_masked():
     logits = torch.randn(3, VOCAB_SIZE)
-    assert apply_constraints(logits, [None, None], [1, 2]) is logits
+    assert not StepMasks([None, None], [1, 2], None, VOCAB_SIZE)
+    assert torch.equal(mask(logits, [None, None], [1, 2]), logits)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.integers(1, 9)), min_size=1, max_size=5), st.data())
-def test_masks_reach_exactly_their_rows(steps, data):
+@given(
+    st.lists(st.sampled_from([None, Rising(1), Rising(9), Falling(1)]), min_size=1, max_size=5),
+    st.data(),
+)
+def test_masks_reach_exactly_their_rows(kinds, data):
     """Rows of other requests keep their bits; in constrained ones only the allowed tokens do."""
-    rules = [None if step is None else Rising(step) for step in steps]
+    rules = [copy.deepcopy(kind) for kind in kinds]
     drafts = [
-        data.draw(st.lists(st.integers(6, 9), max_size=3)) if step is not None else [1, 2]
-        for step in steps
+        data.draw(st.lists(st.integers(6, 9), max_size=3)) if rule is not None else [1, 2]
+        for rule in rules
     ]
     drafts = [
         ids if rule is None else ids[: rule.num_allowed(ids)]
@@ -177,11 +131,8 @@ def test_masks_reach_exactly_their_rows(steps, data):
     ]
     counts = [1 + len(ids) for ids in drafts]
     logits = torch.randn(sum(counts), VOCAB_SIZE)
-    before = logits.clone()
-    held = [None if rule is None else AnswerConstraint(rule) for rule in rules]
-    pieces = torch.split(apply_constraints(logits, held, counts, drafts), counts)
-    assert torch.equal(logits, before)
-    for rule, ids, new, old in zip(rules, drafts, pieces, torch.split(before, counts), strict=True):
+    pieces = torch.split(mask(logits, rules, counts, drafts), counts)
+    for rule, ids, new, old in zip(rules, drafts, pieces, torch.split(logits, counts), strict=True):
         for place, (row, old_row) in enumerate(zip(new, old, strict=True)):
             if rule is None:
                 assert torch.equal(row, old_row)
@@ -192,15 +143,29 @@ def test_masks_reach_exactly_their_rows(steps, data):
             assert torch.equal(row[sorted(kept)], old_row[sorted(kept)])
 
 
-@pytest.mark.gpu
-def test_masks_on_a_gpu_equal_those_on_the_host():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    logits = torch.randn(4, VOCAB_SIZE)
-    on_host, on_gpu = (
-        apply_constraints(
-            logits.to(device), [None, AnswerConstraint(Rising(6))], [1, 3], [[], [7, 9]]
-        )
-        for device in ("cpu", "cuda")
-    )
-    assert torch.equal(on_host, on_gpu.cpu())
+def test_log_probabilities_are_those_before_the_mask():
+    free = request("a", [7, 8], max_tokens=1, logprobs=True, top_logprobs=3)
+    held = replace(free, request_id="b", constraint=Falling(1))
+    found = run(make_engine(max_num_batched_tokens=32), [free, held])
+    assert found["a"].logprobs[0].top == found["b"].logprobs[0].top
+    assert found["a"].output_token_ids != found["b"].output_token_ids
+
+
+def test_a_step_that_fails_waits_for_its_masks():
+    """The constraints of a step that is undone are free again when the next one asks them."""
+    started, release = threading.Event(), threading.Event()
+
+    class Slow(Rising):
+        @staticmethod
+        def fill_masks(rules, drafts, out):
+            started.set()
+            release.wait(10)
+            return [None] * len(rules)
+
+    slow = AnswerConstraint(Slow(1))
+    timer = threading.Timer(0.05, release.set)
+    with pytest.raises(MemoryError), StepMasks([slow], [1], None, VOCAB_SIZE):
+        assert started.wait(10)
+        timer.start()
+        raise MemoryError
+    assert release.is_set()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
+from fake_constraint import Rising
 from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +20,9 @@ prompts = st.lists(
     st.tuples(
         st.lists(st.integers(2, 9), min_size=1, max_size=20),
         st.integers(1, 14),
-        st.sampled_from(["", "", "", "logprobs", "penalty", "min_tokens", "sampled", "stop"]),
+        st.sampled_from(
+            ["", "", "", "logprobs", "penalty", "min_tokens", "sampled", "stop", "held", "gives up"]
+        ),
     ),
     min_size=1,
     max_size=8,
@@ -31,8 +37,10 @@ def ask(number: int, prompt: list[int], max_tokens: int, kind: str) -> Request:
         "min_tokens": {"min_tokens": 3},
         "sampled": {"temperature": 1.3},
         "stop": {"stop_token_ids": tuple(range(5, 30))},
-    }[kind]
-    return request(str(number), prompt, seed=number, max_tokens=max_tokens, **fields)
+    }.get(kind, {})
+    constraint = {"held": Rising(6), "gives up": Rising(2, 3)}.get(kind)
+    asked = request(str(number), prompt, seed=number, max_tokens=max_tokens, **fields)
+    return replace(asked, constraint=copy.deepcopy(constraint))
 
 
 def answers(done: dict[str, Completion]) -> dict[str, Answer]:
@@ -48,27 +56,30 @@ def test_answers_do_not_depend_on_it(
 ) -> None:
     """Whatever ends a request, few blocks (so that requests in flight lose theirs), any mixture of
     requests that allow it and that do not."""
-    requests = [ask(number, *one) for number, one in enumerate(asked)]
+
+    def requests() -> list[Request]:
+        return [ask(number, *one) for number, one in enumerate(asked)]
+
     fields = {"num_blocks": num_blocks, "max_model_len": 40, "batch_invariant": invariant}
-    expected = run(make_engine(overlaps_steps=False, **fields), requests)
+    expected = run(make_engine(overlaps_steps=False, **fields), requests())
     engine = make_engine(overlaps_steps=True, **fields)
-    assert answers(run(engine, requests)) == answers(expected)
+    assert answers(run(engine, requests())) == answers(expected)
     engine.check_integrity()
 
 
 def test_the_next_step_is_launched_before_the_last_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    for name in ("launch", "finish"):
+    for name in ("launch", "finish", "draw"):
         original = getattr(DecodeWorker, name)
 
-        def spy(worker, step, name=name, original=original):  # type: ignore[no-untyped-def]
+        def spy(*arguments, name=name, original=original):  # type: ignore[no-untyped-def]
             events.append(name)
-            return original(worker, step)
+            return original(*arguments)
 
         monkeypatch.setattr(DecodeWorker, name, spy)
     done = run(make_engine(overlaps_steps=True), [request("a", [4, 5], max_tokens=6)])
     assert done["a"].output_token_ids == oracle(FakeConfig(), [4, 5], 6)
-    assert events[:5] == ["launch", "launch", "finish", "launch", "finish"]
+    assert events[:6] == ["launch", "draw", "launch", "finish", "draw", "launch"]
     assert events.count("launch") == events.count("finish") == 5
 
 
@@ -101,4 +112,4 @@ def test_steps_that_draft_are_not_overlapped(monkeypatch: pytest.MonkeyPatch) ->
     engine = make_engine(overlaps_steps=True, num_speculative_tokens=3, max_num_batched_tokens=32)
     done = run(engine, [request("a", [4, 5], max_tokens=6)])
     assert done["a"].output_token_ids == oracle(FakeConfig(), [4, 5], 6)
-    assert engine._launched is None
+    assert engine._drawn is None

@@ -31,6 +31,7 @@ from deepinfer.kernels.hyper_connection.triton_kernel import (
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
 from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
+from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
@@ -155,6 +156,7 @@ def cases(arch: int) -> dict[str, Case]:
             {"PAIRS": 128, "TILE_PAIRS": 128, "TILE_ROWS": 8},
         ),
         "engram_gate": Case(gate_kernel, "*i32 *i32 *i16 *i16 *i32 i32 i32 fp32", gate),
+        "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
         "sample": Case(
             sample_kernel,
             "*fp32 *fp32 *fp32 *i64 *fp32 *i64 *i64 *i64 i32 i32",

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
-from deepinfer.recipes.constraints.matcher import ConstraintMatcher, is_allowed
+from deepinfer.recipes.constraints.masks import is_allowed
+from deepinfer.recipes.constraints.matcher import ConstraintMatcher
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 

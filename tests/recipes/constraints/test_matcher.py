@@ -11,7 +11,8 @@ import pytest
 from deepinfer.errors import RowError
 from deepinfer.recipes.constraints import spec
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
-from deepinfer.recipes.constraints.matcher import ConstraintMatcher, is_allowed
+from deepinfer.recipes.constraints.masks import is_allowed
+from deepinfer.recipes.constraints.matcher import ConstraintMatcher
 from deepinfer.recipes.tokenizer import Tokenizer
 
 SPECS = [
@@ -157,16 +158,53 @@ def test_draft_masks_equal_masks_taken_one_by_one(
         matcher = v4_compiler.compile(SPECS[0]).new_matcher()
         out = np.zeros((len(drafts) + 1, len(matcher.mask())), np.uint32)
         before = _state(matcher)
-        num_allowed = matcher.fill_draft_masks(drafts, out)
-        assert matcher.num_allowed(drafts) == num_allowed
+        assert matcher.fill_masks([matcher], [drafts], out) == [None]
+        num_allowed = matcher.num_allowed(drafts)
         assert _state(matcher) == before
         singles = [matcher.mask()]
         for token_id in drafts[:num_allowed]:
             matcher.push(token_id)
             singles.append(matcher.mask())
         assert np.array_equal(out[: num_allowed + 1], np.stack(singles))
+        assert not out[num_allowed + 1 :].any()
         # A draft beside the canonical tokens of forced text is not verified either.
         assert num_allowed <= num_expected
+
+
+def test_masks_of_many_equal_masks_of_each(v4_compiler: ConstraintCompiler, v4: Tokenizer) -> None:
+    """Answers in all kinds of states, drafts that end reasoning or the answer, in one call."""
+    schema, text = SPECS[0], '{"name": "Ann", "n": 12}'
+    ids = v4.encode_plain(text)
+    think_end = v4.think_end_id
+    cases = [
+        (schema, None, [], ids[:4]),
+        (schema, None, ids[:3], [*ids[3:], v4.eos_id]),
+        (schema, think_end, ids[:2], []),
+        (schema, think_end, [5], [6, think_end, *ids[:2]]),
+        (schema, think_end, [think_end], ids[:3]),
+        (spec.regex("The quick brown fox\\."), None, [], v4.encode_plain("The quick red")),
+        (schema, None, [*ids, v4.eos_id], []),
+    ]
+    matchers, drafts, expected = [], [], []
+    for constraint, start_after, before, following in cases:
+        matcher = v4_compiler.compile(constraint).new_matcher(start_after=start_after)
+        for token_id in before:
+            matcher.push(token_id)
+        rows = np.zeros((1 + len(following), matcher.vocabulary.num_mask_words), np.uint32)
+        for place, token_id in enumerate([*following, None]):
+            rows[place] = matcher.mask()
+            if token_id is None or not is_allowed(rows[place], token_id):
+                break
+            matcher.push(token_id)
+        matcher.rollback(place)
+        matchers.append(matcher)
+        drafts.append(following)
+        expected.append(rows)
+    out = np.full((sum(map(len, expected)), expected[0].shape[1]), 7, np.uint32)
+    states = [_state(matcher) for matcher in matchers]
+    assert ConstraintMatcher.fill_masks(matchers, drafts, out) == [None] * len(matchers)
+    assert np.array_equal(out, np.concatenate(expected))
+    assert [_state(matcher) for matcher in matchers] == states
 
 
 def test_forced_text_is_canonical_tokens(v4_compiler: ConstraintCompiler, v4: Tokenizer) -> None:
