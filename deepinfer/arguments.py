@@ -71,7 +71,7 @@ class EngineArguments:
         device = resolve_device(self.device)
         check_num_ranks(self.parallel_sizes().world_size, device)
         check_flash_mla(self.enable_flash_mla, device)
-        self._check_cluster()
+        self._check_cluster(device)
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed!r}: expected a whole number, 0 to 2**64 - 1")
@@ -84,7 +84,12 @@ class EngineArguments:
         settings["num_speculative_tokens"] = drafts
         return {name: value for name, value in settings.items() if value is not None}
 
-    def _check_cluster(self) -> None:
+    def _check_cluster(self, device: str) -> None:
+        if self.cluster is not None and device.startswith("npu"):
+            raise ConfigError(
+                f"cluster={self.cluster!r}: replicas take GPUs or CPUs, not NPUs; start a run on "
+                "each node with --shard i/n instead"
+            )
         if self.num_replicas is not None:
             if not is_whole(self.num_replicas, 1, 2**16):
                 raise ConfigError(f"num_replicas={self.num_replicas!r}: expected at least 1")

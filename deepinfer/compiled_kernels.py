@@ -33,6 +33,8 @@ def load_kernels(
         if store is not None:
             raise ConfigError(f"kernels={store}: compiled kernels are for GPUs, this run is on cpu")
         return None
+    if kind == "npu":
+        return _without(store, "bundles for Ascend 950 hold what was lowered, which no run loads")
     target = nvidia_target(torch.cuda.get_device_capability(device))
     if target is None:
         return _without(store, f"no bundle is made for {torch.cuda.get_device_name(device)}: "

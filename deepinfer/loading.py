@@ -76,7 +76,7 @@ def open_model(
             f"knows {vocab_size} (vocab_size); the two do not belong together"
         )
     engine_config, notes = resolve_engine_config(settings, checkpoint.config, device)
-    return OpenedModel(checkpoint, tokenizer, engine_config, notes)
+    return OpenedModel(checkpoint, tokenizer, engine_config.with_environment(), notes)
 
 
 def load_model(

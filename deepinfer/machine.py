@@ -6,6 +6,7 @@ import torch
 
 from deepinfer.engine.checks import is_whole
 
+from .ascend import load_torch_npu
 from .errors import ConfigError
 
 # Below this width a layer's matmuls are too small to share.  Measured on 2 cores with the embedded
@@ -18,25 +19,34 @@ _TESTED = (9, 0)
 
 def resolve_device(device: str) -> str:
     """A device by name; ``auto`` is the first GPU if the engine is tested on its kind, which is
-    Hopper (H100, H200), and else the CPU.  Raises: ConfigError if it does not exist.
+    Hopper (H100, H200), and else the CPU.  An Ascend NPU is taken only when it is asked for.
+
+    Raises: ConfigError if it does not exist.
     """
     if device == "auto":
         is_tested = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == _TESTED
         return "cuda" if is_tested else "cpu"
     kind, _, number = str(device).partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ConfigError(f"device={device!r}: expected auto, cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("cpu", "cuda", "npu") or (number and not number.isdecimal()):
+        raise ConfigError(f"device={device!r}: expected auto, cpu, cuda, cuda:N, npu or npu:N")
+    count = device_count(kind)
     if int(number or 0) >= count:
         raise ConfigError(f"device={device!r}: this machine has {count} of that kind")
     return device
 
 
+def device_count(kind: str) -> int:
+    """How many devices of a kind (cpu, cuda, npu) there are.  Raises: as ``load_torch_npu``."""
+    if kind == "npu":
+        load_torch_npu()
+    return 1 if kind == "cpu" else int(torch.get_device_module(kind).device_count())
+
+
 def check_flash_mla(enable: bool, device: str) -> None:
-    """Refuse plain attention on a GPU, which there is none of.  Raises: ConfigError."""
+    """Refuse plain attention on an accelerator, which there is none of.  Raises: ConfigError."""
     if not enable and not device.startswith("cpu"):
         raise ConfigError(
-            f"enable_flash_mla=False on {device}: a GPU has the fused attention only; leave it on, "
+            f"enable_flash_mla=False on {device}: there is only the fused attention; leave it on, "
             "or take device='cpu' for the reference operations"
         )
 
@@ -59,16 +69,18 @@ def set_cpu_threads(num_threads: int | None, hidden_size: int) -> int:
 
 
 def check_num_ranks(num_ranks: int, device: str) -> None:
-    """Each rank needs a GPU of its own; on the CPU they share it.
+    """Each rank needs a GPU or NPU of its own; on the CPU they share it.
 
     Raises: ConfigError if this machine has too few.
     """
-    num_gpus = torch.cuda.device_count()
-    if num_ranks > 1 and device.startswith("cuda"):
-        if num_ranks > num_gpus:
-            raise ConfigError(
-                f"the parallel sizes need {num_ranks} GPUs, and this machine has {num_gpus}; use "
-                "smaller sizes, or device='cpu'"
-            )
-        if device != "cuda":
-            raise ConfigError(f"device={device!r} is one GPU; for {num_ranks} ranks say 'cuda'")
+    kind = device.partition(":")[0]
+    if num_ranks == 1 or kind == "cpu":
+        return
+    name, count = {"cuda": "GPU", "npu": "NPU"}[kind], device_count(kind)
+    if num_ranks > count:
+        raise ConfigError(
+            f"the parallel sizes need {num_ranks} {name}s, and this machine has {count}; use "
+            "smaller sizes, or device='cpu'"
+        )
+    if device != kind:
+        raise ConfigError(f"device={device!r} is one {name}; for {num_ranks} ranks say {kind!r}")

@@ -67,6 +67,11 @@ class EngineConfig:
                 "rejection_sampling=True: answers then depend on where blocks of drafts begin, "
                 "which batch_invariant forbids; switch one of the two off"
             )
+        if self.batch_invariant and self.device.startswith("npu"):
+            raise ConfigError(
+                f"batch_invariant=True on {self.device}: Ascend has no such mode; leave it off and "
+                f"unset {BATCH_INVARIANT_VARIABLE}, or take device='cpu' or 'cuda'"
+            )
 
     @property
     def restores_snapshots(self) -> bool:

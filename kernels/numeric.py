@@ -8,6 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 # fp32 numbers that fit into the second-level cache of a CPU core beside other things.
 CACHE_ELEMENTS = 1 << 17
 
@@ -27,7 +29,7 @@ def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
 
     A CPU computes each product of a batch in one thread, but splits a product that is alone.
     """
-    if a.shape[0] != 1 or a.is_cuda:
+    if a.shape[0] != 1 or on_accelerator(a):
         return torch.bmm(a, b)
     return torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
 
@@ -36,7 +38,7 @@ def by_rows(function: Callable[..., Tensor], *tensors: Tensor, row_elements: int
     """``function(*tensors)`` for a function of single rows, on so few at a time on a CPU that
     what it holds of them, ``row_elements`` each, stays in the cache of a core."""
     rows, step = len(tensors[0]), max(1, CACHE_ELEMENTS // row_elements)
-    if rows <= step or tensors[0].is_cuda:
+    if rows <= step or on_accelerator(tensors[0]):
         return function(*tensors)
     return torch.cat([function(*(t[i : i + step] for t in tensors)) for i in range(0, rows, step)])
 

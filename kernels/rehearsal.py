@@ -132,7 +132,7 @@ class _Pretence(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func == _IS_CUDA:
-            return True
+            return self._device.type == "cuda"
         if func == _DEVICE:
             return self._device
         arguments = [self._real(value) for value in args]

@@ -31,5 +31,5 @@ def repeat_s(
 
 def wait(device: torch.device) -> None:
     """Until the device has nothing left to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)

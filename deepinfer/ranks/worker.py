@@ -15,7 +15,7 @@ from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
 from deepinfer.loading import load_model, load_weights, open_model
-from deepinfer.machine import set_cpu_threads
+from deepinfer.machine import device_count, set_cpu_threads
 from deepinfer.recipes.embedded import embedded_model_path
 
 from .messages import RankOrder, Ready
@@ -30,9 +30,9 @@ _MOST_RANKS_WITH_CAPACITY = 8
 def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     """Load, say so, then answer the rows of one run after another."""
     device = order.device
-    if device == "cuda":
-        device = f"cuda:{order.rank % torch.cuda.device_count()}"
-        torch.cuda.set_device(device)
+    if device in ("cuda", "npu"):
+        device = f"{device}:{order.rank % device_count(device)}"
+        torch.get_device_module(device).set_device(device)
     store = connect(order.host, order.port)
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)

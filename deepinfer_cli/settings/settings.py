@@ -41,8 +41,9 @@ class Settings:
         "Without it, the small model inside the package answers.", answers=True,
     )  # fmt: skip
     device: str = setting(
-        "auto", TEXT, "Model", "auto (an H100 or H200, else the CPU), cpu or cuda.", answers=True
-    )
+        "auto", TEXT, "Model", "auto (an H100 or H200, else the CPU), cpu, cuda or npu.",
+        answers=True,
+    )  # fmt: skip
     max_model_len: int | None = setting(
         None, optional(COUNT), "Model", "Longest prompt plus answer, in tokens.", answers=True
     )

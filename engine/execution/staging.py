@@ -68,12 +68,12 @@ class Returned:
     """A tensor on its way to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
+        self._event: Any = None
         self._host = tensor
-        if tensor.is_cuda:
+        if tensor.device.type != "cpu":
             self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event = torch.get_device_module(tensor.device).Event()
             self._event.record()
 
     def tolist(self) -> list[Any]:

@@ -26,10 +26,10 @@ class DeviceMemory:
 
     @classmethod
     def of(cls, device: str) -> DeviceMemory | None:
-        """Of a GPU; None for a CPU, whose memory is not ours to plan."""
-        if torch.device(device).type != "cuda":
+        """Of an accelerator; None for a CPU, whose memory is not ours to plan."""
+        if torch.device(device).type == "cpu":
             return None
-        free, total = torch.cuda.mem_get_info(device)
+        free, total = torch.get_device_module(device).mem_get_info(device)
         return cls(total, free)
 
     def less(self, num_bytes: int) -> DeviceMemory:

@@ -6,8 +6,8 @@ import gc
 
 import torch
 
-# torch has no class of its own for these two.
-_WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# torch has no class of its own for these.
+_WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "NPU out of memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -21,5 +21,5 @@ def free_unused(device: str) -> None:
     """Give back what the failed step has left.  Call it outside of ``except``: the error holds the
     frames, and with them the tensors, of the step."""
     gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    if device != "cpu":
+        torch.get_device_module(device).empty_cache()

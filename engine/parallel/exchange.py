@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.model.share import RoutedExperts
+from deepinfer.kernels.placement import on_accelerator
 
 from .groups import Group
 from .payload import pack, quantize_rows, unpack
@@ -125,7 +126,7 @@ class PresentExperts:
         self.local = local
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        if x.is_cuda:
+        if on_accelerator(x):
             return self.local(x, ids, weights)
         row, choice = (ids >= 0).nonzero(as_tuple=True)
         pairs = self.local(x[row], ids[row, choice, None], weights[row, choice, None])

@@ -1,7 +1,7 @@
 """Ranks that exchange tensors: joining them, and the collectives that the engine uses.
 
-gloo on a CPU, NCCL on GPUs.  Everything goes through ``Group``, which turns the loss of a peer into
-one kind of error.
+gloo on a CPU, NCCL on GPUs, HCCL on Ascend NPUs.  Everything goes through ``Group``, which turns
+the loss of a peer into one kind of error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from deepinfer.errors import ConfigError, EngineError
 
 from .mailbox import PeerLostError
 
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 TIMEOUT_S = 600.0  # for a rank that waits while another one compiles or reads weights
 
 
@@ -63,10 +64,9 @@ def join(
     differs.
     """
     meet(store, rank, world_size, facts=facts, timeout_s=timeout_s)
-    backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
     with translated():
         dist.init_process_group(
-            backend,
+            _BACKENDS[torch.device(device).type],
             store=PrefixStore("group", store),
             rank=rank,
             world_size=world_size,

@@ -26,8 +26,8 @@ STRIDE = 7919  # a prime, for tokens from all over the vocabulary
 
 def device_name(device: str) -> str:
     """What a profile is valid for: the processor, and on a CPU its threads."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if torch.device(device).type != "cpu":
+        return str(torch.get_device_module(device).get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
@@ -86,7 +86,7 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
         started = clock()
         action()
         if device != "cpu":
-            torch.cuda.synchronize(device)
+            torch.get_device_module(device).synchronize(device)
         seconds.append(clock() - started)
     return seconds
 

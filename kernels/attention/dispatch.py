@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
 from deepinfer.kernels.rope import apply_rope
 
 from .reference import sparse_attention_reference
@@ -27,7 +28,7 @@ def sparse_attention(
     ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
     """
     rows = (window_rows, window_index, main_rows, main_index, sink, scale)
-    if q.is_cuda:
+    if on_accelerator(q):
         from deepinfer.kernels.launch import is_hopper
 
         # No Gluon elsewhere: other compilers' Triton has no such module.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 from .reference import engram_gate_reference, engram_hash_reference, engram_lookup_reference
 
 
 def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
     """See ``engram_hash_reference``."""
-    if lookback.is_cuda:
+    if on_accelerator(lookback):
         from .triton_kernel import engram_hash_triton
 
         return engram_hash_triton(lookback, multipliers, primes, offsets)
@@ -17,12 +19,13 @@ def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: 
 
 
 def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """See ``engram_lookup_reference``; for rows [T, C] on a GPU the table may lie elsewhere.
+    """See ``engram_lookup_reference``; for rows [T, C] on a device the table may lie elsewhere.
 
-    A table in pinned host memory is read by the GPU itself.  For one in other host memory, such as
-    a mapped file, the CPU looks the rows up: correct at any size, but it waits for the GPU.
+    A table in pinned host memory is read by an NVIDIA GPU itself.  For one in other host memory,
+    such as a mapped file, the CPU looks the rows up: correct at any size, but it waits for the
+    device.
     """
-    if rows.is_cuda and (table.is_cuda or table.is_pinned()):
+    if on_accelerator(table) or (rows.is_cuda and table.is_pinned()):
         from .triton_kernel import engram_lookup_triton
 
         return engram_lookup_triton(table, scales, rows)
@@ -31,7 +34,7 @@ def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
 
 def engram_gate(streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
     """See ``engram_gate_reference``."""
-    if streams.is_cuda:
+    if on_accelerator(streams):
         from .triton_kernel import engram_gate_triton
 
         return engram_gate_triton(streams, key_value, q_weight, k_weight)

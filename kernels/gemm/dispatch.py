@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 from .hopper_weights import HopperWeight, prepare_weight
 from .reference import (
     fp32_linear_reference,
@@ -41,12 +43,12 @@ def _is_hopper(weight: Weight) -> bool:
 def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
     """``quantized_linear_reference``; on a GPU the weight stays packed."""
     if isinstance(weight, HopperWeight):
-        if not x.is_cuda:
+        if not on_accelerator(x):
             return quantized_linear_reference(x, weight.plain[0])
         from .gluon_kernel import quantized_linear_gluon
 
         return quantized_linear_gluon(x, weight)
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import quantized_linear_triton
 
         return quantized_linear_triton(x, weight)
@@ -59,7 +61,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     Activations that are quantised already are better given to ``quantized_linear``: rounding twice
     changes nothing, and its products are FP8 where the device has them.
     """
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import linear_triton
 
         return linear_triton(x, weight)
@@ -68,7 +70,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
 
 def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
     """``grouped_linear_reference``."""
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import grouped_linear_triton
 
         return grouped_linear_triton(x, weight)
@@ -77,7 +79,7 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
 
 def fp32_linear(x: Tensor, weight: Weight) -> Tensor:
     """``fp32_linear_reference``; products of bf16 operands are exact in the GPU's accumulator."""
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import fp32_linear_triton
 
         return fp32_linear_triton(x, weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.placement import on_accelerator
 
 from .reference import (
     HyperMix,
@@ -18,7 +19,7 @@ def hyper_mix(
     streams: Tensor, fn: Weight, scale: Tensor, base: Tensor, *, iterations: int, eps: float
 ) -> HyperMix:
     """See ``hyper_mix_reference``."""
-    if streams.is_cuda:
+    if on_accelerator(streams):
         from .triton_kernel import hyper_mix_triton
 
         return hyper_mix_triton(streams, fn, scale, base, iterations=iterations, eps=eps)
@@ -27,7 +28,7 @@ def hyper_mix(
 
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     """See ``collapse_streams_reference``."""
-    if streams.is_cuda:
+    if on_accelerator(streams):
         from .triton_kernel import collapse_streams_triton
 
         return collapse_streams_triton(streams, pre)
@@ -36,7 +37,7 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
 
 def expand_streams(streams: Tensor, output: Tensor, mix: HyperMix) -> Tensor:
     """See ``expand_streams_reference``."""
-    if streams.is_cuda:
+    if on_accelerator(streams):
         from .triton_kernel import expand_streams_triton
 
         return expand_streams_triton(streams, output, mix)
@@ -59,7 +60,7 @@ def advance_streams(
     Shapes: those of ``expand_streams`` and ``hyper_mix``; returns the new streams [T, S, d] bf16,
     their coefficients, and the next sub-block's input [T, d] bf16 before its norm.
     """
-    if streams.is_cuda:
+    if on_accelerator(streams):
         from .triton_kernel import advance_streams_triton
 
         return advance_streams_triton(

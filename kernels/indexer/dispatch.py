@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 from .paged import paged_index_scores_reference
 from .reference import candidate_blocks_reference, select_topk_reference
 
@@ -22,7 +24,7 @@ def paged_index_scores(
 ) -> Tensor:
     """See ``paged_index_scores_reference``."""
     arguments = (query_rows, head_weights, pool, block_table, request_rows, num_visible)
-    if query_rows.is_cuda:
+    if on_accelerator(query_rows):
         from deepinfer.kernels.launch import is_hopper, is_npu
 
         # No Gluon elsewhere: other compilers' Triton has no such module.
@@ -44,7 +46,7 @@ def paged_index_scores(
 
 def select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     """See ``select_topk_reference``."""
-    if scores.is_cuda:
+    if on_accelerator(scores):
         from .triton_select import select_topk_triton
 
         return select_topk_triton(scores, num_visible, k)
@@ -55,7 +57,7 @@ def candidate_blocks(
     scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
 ) -> Tensor:
     """See ``candidate_blocks_reference``."""
-    if scores.is_cuda:
+    if on_accelerator(scores):
         from .triton_select import candidate_blocks_triton
 
         return candidate_blocks_triton(scores, num_visible, block_size, num_blocks)

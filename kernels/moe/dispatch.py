@@ -6,6 +6,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
+from deepinfer.kernels.placement import on_accelerator
 
 from .reference import experts_reference, route_reference, swiglu_reference
 
@@ -20,7 +21,7 @@ def route(
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
     """``route_reference``."""
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import route_triton as implementation
     else:
         implementation = route_reference
@@ -36,7 +37,7 @@ def route(
 
 def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
     """``swiglu_reference``."""
-    if gate_up.is_cuda:
+    if on_accelerator(gate_up):
         from .triton_kernel import swiglu_triton
 
         return swiglu_triton(gate_up, limit, weights)
@@ -71,14 +72,14 @@ def experts(
     Both weights come from ``native_experts``, or both are as on disk.
     """
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
-        if not x.is_cuda:
+        if not on_accelerator(x):
             return experts_reference(x, ids, weights, gate_up.plain, down.plain, limit)
         from .gluon_experts import experts_gluon
 
         return experts_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
     if isinstance(gate_up, HopperWeight) or isinstance(down, HopperWeight):
         raise TensorError("experts: only one of gate_up and down is prepared for this device")
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import experts_triton
 
         return experts_triton(x, ids, weights, gate_up, down, limit, num_pairs)

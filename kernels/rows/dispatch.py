@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 from .reference import RowFormat, pack_latents_reference, store_latents_reference
 
 
@@ -16,7 +18,7 @@ def pack_latents(
     eps: float = 0.0,
 ) -> Tensor:
     """See ``pack_latents_reference``."""
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import pack_latents_triton
 
         return pack_latents_triton(x, rope, row_format, weight=weight, eps=eps)
@@ -34,7 +36,7 @@ def store_latents(
     eps: float = 0.0,
 ) -> None:
     """See ``store_latents_reference``."""
-    if x.is_cuda:
+    if on_accelerator(x):
         from .triton_kernel import store_latents_triton
 
         store_latents_triton(x, rope, row_format, cache, rows, weight=weight, eps=eps)

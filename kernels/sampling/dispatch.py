@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.placement import on_accelerator
+
 from . import bitmask, reference
 
 
@@ -17,7 +19,7 @@ def sample(
     positions: Tensor,
 ) -> Tensor:
     """See ``reference.sample``; on a GPU the host waits for nothing."""
-    if logits.is_cuda:
+    if on_accelerator(logits):
         from .triton_kernel import sample_triton
 
         return sample_triton(logits, temperature, top_p, top_k, min_p, seeds, positions)
@@ -26,7 +28,7 @@ def sample(
 
 def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """See ``reference.exponential_noise``."""
-    if seeds.is_cuda:
+    if on_accelerator(seeds):
         from .triton_kernel import exponential_noise_triton
 
         return exponential_noise_triton(seeds, positions, vocab_size)

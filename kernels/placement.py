@@ -1,0 +1,13 @@
+"""Where a tensor is, and so whether a kernel or plain torch computes with it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+# torch's own name, until torch_npu is imported, of the place that this takes.
+_NPU = ("npu", "privateuseone")
+
+
+def on_accelerator(x: Tensor) -> bool:
+    """Whether ``x`` is where Triton kernels run: on an NVIDIA GPU or an Ascend NPU."""
+    return x.is_cuda or x.device.type in _NPU
