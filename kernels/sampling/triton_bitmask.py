@@ -23,8 +23,9 @@ def mask_logits_triton(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         check_tensor("logits", logits, torch.float32, (num_rows, vocab_size), logits)
     if num_masks:
         mask_kernel[(triton.cdiv(num_words, _WORDS), num_masks)](
-            logits, masks, rows, logits.stride(0), num_words, vocab_size, WORDS=_WORDS, num_warps=4
-        )
+            logits, masks, rows, logits.stride(0), num_words, vocab_size, WORDS=_WORDS,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
 
 
 @triton.jit
