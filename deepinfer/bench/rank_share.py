@@ -96,6 +96,9 @@ class SliceShare:
         self.ranks = ranks
         self.seed = seed
 
+    def has_layer(self, plan: LayerPlan) -> bool:
+        return True
+
     def gather_groups(self, groups: Tensor) -> Tensor:
         return groups
 

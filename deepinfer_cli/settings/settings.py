@@ -189,7 +189,9 @@ class Settings:
     tensor_parallel_size: int = setting(
         1, COUNT, "Engine", "Ranks that share attention.", alias="--tp"
     )
-    pipeline_parallel_size: int = setting(1, COUNT, "Engine", "Ranks that share layers.")
+    pipeline_parallel_size: int = setting(
+        1, COUNT, "Engine", "2: one rank has the first half of the layers, another the rest."
+    )
     expert_parallel_size: int = setting(
         1, COUNT, "Engine", "Ranks that share experts.", alias="--ep"
     )

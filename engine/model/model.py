@@ -22,8 +22,9 @@ from .config import ModelConfig
 from .dspark import DraftModel, DraftSampler, greedy_sampler
 from .engram import Engram, read_history
 from .global_kv import GlobalKV
+from .halfway import Halfway
 from .layer_tensors import LayerTensors
-from .residual import Residual, Settled
+from .residual import Entered, Residual, Settled
 from .rotary import Rotary
 from .share import WHOLE_MODEL, Share
 from .streams import initial_streams
@@ -62,16 +63,18 @@ class Model:
         self.embed = root["embed.weight"]
         self.norm = root["norm.weight"]
         self.head = root.weight("head")
-        layers = [root.under(f"layers.{plan.layer_id}.") for plan in config.layers]
-        self.blocks = [Block(config, plan, layers[plan.layer_id]) for plan in config.layers]
+        plans = [plan for plan in config.layers if share.has_layer(plan)]
+        layers = {plan.layer_id: root.under(f"layers.{plan.layer_id}.") for plan in plans}
+        self.blocks = [Block(config, plan, layers[plan.layer_id]) for plan in plans]
         self.engrams = {
             layer_id: Engram(config, index, layers[layer_id])
             for index, layer_id in enumerate(config.engram_layer_ids)
+            if layer_id in layers
         }
         self.token_map = _checked_token_map(config, token_map, device)
         self.draft_model = (
             DraftModel(config, root, self.embed, self.head, self.rotary)
-            if config.num_nextn_predict_layers
+            if config.num_nextn_predict_layers and plans[-1].is_decoder
             else None
         )
 
@@ -83,17 +86,37 @@ class Model:
         their request's ``decoder_start`` are computed; the others leave nothing but the split
         layer's compressed entries.
         """
+        return self.decode(self.encode(batch, cache), cache)
+
+    @torch.inference_mode()
+    def encode(self, batch: ForwardBatch, cache: KVCache) -> Halfway:
+        """The layers before the split layer that this rank has."""
         tokens, kv = self._begin(batch, batch.encoder_start, cache)
         lookback = self._lookback(batch, tokens, cache)
         embedded = self.embed[batch.token_ids]
         residual: Residual = Settled(*initial_streams(embedded, self.config.hc_mult))
-        main_rows = torch.arange(len(batch.token_ids), device=self.device)
         taps: dict[int, Tensor] = {}
         for block in self.blocks:
+            if block.plan.is_decoder:
+                break
+            entered = self._enter(block, residual, lookback, tokens)
+            block.write_global_kv(entered.x, tokens, kv)
+            if block.plan.tap is not None:
+                taps[block.plan.tap] = _tapped(entered)
+            residual = block.run(entered, tokens, cache.window[block.plan.layer_id], kv)
+        return Halfway(batch, tokens, kv, lookback, residual, taps)
+
+    @torch.inference_mode()
+    def decode(self, halfway: Halfway, cache: KVCache) -> ForwardOutput:
+        """The layers from the split layer on, and the head."""
+        batch, tokens, kv, lookback = halfway.batch, halfway.tokens, halfway.kv, halfway.lookback
+        residual, taps = halfway.residual, dict(halfway.taps)
+        main_rows = torch.arange(len(batch.token_ids), device=self.device)
+        for block in self.blocks:
             layer_id = block.plan.layer_id
-            if layer_id in self.engrams:
-                residual = self.engrams[layer_id](residual.settle(), lookback, tokens.is_image)
-            entered = block.enter(residual)
+            if not block.plan.is_decoder:
+                continue
+            entered = self._enter(block, residual, lookback, tokens)
             block.write_global_kv(entered.x, tokens, kv)
             if layer_id == self.config.split_layer:
                 batch, kept = narrow_batch(batch)
@@ -109,7 +132,7 @@ class Model:
                     self.assist(layer_id)
                     break
             if block.plan.tap is not None:
-                taps[block.plan.tap] = entered.streams.float().mean(1).to(torch.bfloat16)
+                taps[block.plan.tap] = _tapped(entered)
             residual = block.run(entered, tokens, cache.window[layer_id], kv)
         last = residual.settle()
         return ForwardOutput(
@@ -157,13 +180,20 @@ class Model:
 
     def assist(self, first_layer: int = 0) -> None:
         """Help the other ranks' tokens through the layers from ``first_layer`` on."""
-        for block in self.blocks[first_layer:]:
-            block.moe.routed.assist()
+        for block in self.blocks:
+            if block.plan.layer_id >= first_layer:
+                block.moe.routed.assist()
 
     def assist_draft(self) -> None:
         """Help the other ranks' drafts through the draft stages."""
         for block in self._drafts().blocks:
             block.moe.routed.assist()
+
+    def _enter(self, block: Block, residual: Residual, lookback: Tensor, tokens: Tokens) -> Entered:
+        engram = self.engrams.get(block.plan.layer_id)
+        if engram is not None:
+            residual = engram(residual.settle(), lookback, tokens.is_image)
+        return block.enter(residual)
 
     def _begin(self, batch: ForwardBatch, start: Tensor, cache: KVCache) -> tuple[Tokens, GlobalKV]:
         tokens = Tokens.of_batch(
@@ -214,6 +244,11 @@ class Model:
                 "run it without speculation"
             )
         return self.draft_model
+
+
+def _tapped(entered: Entered) -> Tensor:
+    """What the draft stages read of a layer's input, [T, d] bf16."""
+    return entered.streams.float().mean(1).to(torch.bfloat16)
 
 
 def _checked_token_map(

@@ -34,6 +34,10 @@ class RoutedExperts(Protocol):
 class Share(Protocol):
     """One rank's part of every layer."""
 
+    def has_layer(self, plan: LayerPlan) -> bool:
+        """Whether this layer of the backbone is here."""
+        ...
+
     @property
     def tensor_rank(self) -> int: ...
 
@@ -56,6 +60,9 @@ class WholeModel:
 
     tensor_rank = 0
     tensor_size = 1
+
+    def has_layer(self, plan: LayerPlan) -> bool:
+        return True
 
     def gather_groups(self, groups: Tensor) -> Tensor:
         return groups

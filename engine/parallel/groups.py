@@ -199,6 +199,19 @@ class Group:
                 tensor.copy_(summed)
         return tensor
 
+    def send(self, tensor: Tensor, to: int) -> None:
+        """To the rank at place ``to``, which must ``receive`` one of the same form."""
+        moved = self._movable(tensor).contiguous().view(torch.uint8)
+        with translated():
+            dist.send(moved, group=self.handle, group_dst=to)
+
+    def receive(self, like: Tensor, source: int) -> Tensor:
+        """A tensor of the form and device of ``like``, from the rank at place ``source``."""
+        out = torch.empty_like(self._movable(like), memory_format=torch.contiguous_format)
+        with translated():
+            dist.recv(out.view(torch.uint8), group=self.handle, group_src=source)
+        return out.to(like.device)
+
     def _movable(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self._is_on_host else tensor
 

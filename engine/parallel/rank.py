@@ -16,8 +16,9 @@ from deepinfer.engine.model.model import Model
 
 from .groups import Group
 from .lockstep import LockstepModel
+from .pipeline import PipelineCache, PipelineModel, Stages, run_encoder
 from .placed_experts import Balance, Nodes, rebalance_layers
-from .rank_share import RankShare
+from .rank_share import Half, RankShare
 from .sizes import ParallelSizes
 from .tensor_group import LeadingCache, LeadingModel, follow
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 class Rank:
     """Made by all ranks of the world at once.
 
-    Ranks that share heads are consecutive; their first one takes rows.  ``balances`` are the loads
-    of ranks before and after each time that experts were placed anew.
+    Ranks that share heads or layers are consecutive; their first one takes rows.  ``balances`` are
+    the loads of ranks before and after each time that experts were placed anew.
     """
 
     def __init__(
@@ -49,6 +50,11 @@ class Rank:
         shares_experts = sizes.expert_parallel_size > 1 or sizes.has_roles
         singles = [[rank] for ranks in engines for rank in ranks]
         experts = Group.split(engines if shares_experts else singles)
+        self._stages: Stages | None = None
+        half: Half | None = None
+        if sizes.pipeline_parallel_size > 1:
+            self._stages = Stages(Group.split(engines, backend="gloo"), Group.split(engines))
+            half = "encoder" if self._stages.data.rank else "decoder"
         self.share = RankShare(
             experts,
             Group.split(parts),
@@ -56,6 +62,7 @@ class Rank:
             is_exact=sizes.exact_exchange,
             capacity=capacity if heads == 1 else 0,
             nodes=_nodes(engines, sizes.ranks_per_node) if shares_experts else None,
+            half=half,
         )
         self.balances: list[Balance] = []
         self._interval = sizes.expert_rebalance_interval
@@ -66,14 +73,18 @@ class Rank:
         self._everyone = Group.split([everyone], backend="gloo")
         self._shares_experts = shares_experts
         self._leading: LeadingModel | None = None
+        self._pipeline: PipelineModel | None = None
         self._lockstep: LockstepModel | None = None
 
     @property
     def takes_rows(self) -> bool:
-        return self._followers.rank == 0
+        return self._followers.rank == 0 and self.share.half != "encoder"
 
     def runner(self, model: Model) -> Runner:
         """The model as this rank's engine runs it."""
+        if self._stages is not None:
+            self._pipeline = PipelineModel(model, self._stages)
+            return self._pipeline
         runner: Model | LeadingModel = model
         if self._followers.size > 1:
             runner = self._leading = LeadingModel(model, self._followers)
@@ -94,13 +105,18 @@ class Rank:
 
     def cache(self, cache: Cache) -> Cache:
         """The cache as this rank's engine sees it."""
-        if self._followers.size == 1:
+        if self._followers.size == 1 and self._stages is None:
             return cache
         assert isinstance(cache, KVCache)
+        if self._stages is not None:
+            return PipelineCache(cache, self._stages)
         return LeadingCache(cache, self._followers)
 
     def follow(self, model: Model, cache: KVCache) -> None:
         """What a rank does that takes no rows."""
+        if self._stages is not None:
+            run_encoder(model, cache, self._stages)
+            return
         follow(model, cache, self._followers, self._rebalance)
 
     def _before_pass(self, number: int, most_tokens: int) -> None:
@@ -119,6 +135,8 @@ class Rank:
         """Let the ranks go that follow this one."""
         if self._leading is not None:
             self._leading.end()
+        if self._pipeline is not None:
+            self._pipeline.end()
 
     def rest(self) -> bool:
         """Help other ranks once; False if there was nothing to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +15,16 @@ from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 from .groups import Group
 from .placed_experts import Nodes, PlacedExperts
 
+Half = Literal["encoder", "decoder"]
+
 
 class RankShare:
     """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
 
     ``num_redundant`` more replicas than experts are placed in each layer.  ``is_exact`` picks the
     form of the exchange: see ``exchange``; ``capacity`` is that of its form without host waits, 0
-    for none.  ``nodes`` says how ranks stand on nodes, None for one node.  ``layers`` are the
-    experts placed so far.
+    for none.  ``nodes`` says how ranks stand on nodes, None for one node.  ``half``: which layers
+    this rank of a pipeline has.  ``layers`` are the experts placed so far.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class RankShare:
         is_exact: bool = True,
         capacity: int = 0,
         nodes: Nodes | None = None,
+        half: Half | None = None,
     ) -> None:
         self.experts = experts
         self.heads = heads
@@ -40,7 +44,11 @@ class RankShare:
         self.is_exact = is_exact
         self.capacity = capacity
         self.nodes = nodes
+        self.half = half
         self.layers: list[PlacedExperts] = []
+
+    def has_layer(self, plan: LayerPlan) -> bool:
+        return self.half is None or plan.is_decoder == (self.half == "decoder")
 
     @property
     def tensor_rank(self) -> int:

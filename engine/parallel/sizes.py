@@ -15,7 +15,7 @@ class ParallelSizes:
 
     expert_parallel_size    ranks that share the routed experts
     tensor_parallel_size    ranks that share the heads of attention; consecutive ranks
-    pipeline_parallel_size  ranks that share layers: only 1
+    pipeline_parallel_size  2: a rank for the encoder layers, one for the decoder layers and drafts
     prefill_ranks, decode_ranks  ranks that only read prompts, and ranks that only answer; both or
                             neither.  The ranks of a role share its experts.
     num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share them
@@ -25,9 +25,9 @@ class ParallelSizes:
     ranks_per_node          ranks that reach each other without a network, 0 for all; with more of
                             them a token is sent to each node once
 
-    Without roles the number of ranks is the larger of the first two.  Each
-    ``tensor_parallel_size`` of them answer rows of their own; with an ``expert_parallel_size`` of 1
-    each rank has all experts.
+    Without roles the number of ranks is the largest of the first three.  Each
+    ``tensor_parallel_size`` of them answer rows of their own, and so does a pipeline; with an
+    ``expert_parallel_size`` of 1 each rank has all experts.
     Raises: ConfigError if the sizes do not fit together.
     """
 
@@ -50,13 +50,18 @@ class ParallelSizes:
             value, least = getattr(self, name), int(name.endswith("_size"))
             if not is_whole(value, least, 2**31 - 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
-        if self.pipeline_parallel_size > 1:
-            raise ConfigError(
-                f"pipeline_parallel_size={self.pipeline_parallel_size}: layers are not spread over "
-                "ranks; share experts (expert_parallel_size) or give prompts and answers ranks of "
-                "their own (prefill_ranks, decode_ranks)"
-            )
         experts, heads = self.expert_parallel_size, self.tensor_parallel_size
+        if self.pipeline_parallel_size > 2:
+            raise ConfigError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size}: a model has two halves, "
+                "encoder and decoder layers; use 2, or share experts (expert_parallel_size)"
+            )
+        if self.pipeline_parallel_size > 1 and (experts > 1 or heads > 1 or self.has_roles):
+            raise ConfigError(
+                f"pipeline_parallel_size={self.pipeline_parallel_size} goes with no other way to "
+                "share a model: leave the other sizes at 1, and without prefill_ranks and "
+                "decode_ranks"
+            )
         if self.ranks_per_node and experts > self.ranks_per_node and experts % self.ranks_per_node:
             raise ConfigError(
                 f"expert_parallel_size={experts} is not a multiple of the {self.ranks_per_node} "
@@ -101,7 +106,9 @@ class ParallelSizes:
     def world_size(self) -> int:
         if self.has_roles:
             return self.prefill_ranks + self.decode_ranks
-        return max(self.expert_parallel_size, self.tensor_parallel_size)
+        return max(
+            self.expert_parallel_size, self.tensor_parallel_size, self.pipeline_parallel_size
+        )
 
     @property
     def engines(self) -> list[range]:
@@ -117,8 +124,8 @@ class ParallelSizes:
 
     @property
     def row_ranks(self) -> range:
-        """Ranks that take rows: the first of each that share heads."""
-        return self.engines[0][:: self.tensor_parallel_size]
+        """Ranks that take rows: the first of each that share heads or layers."""
+        return self.engines[0][:: max(self.tensor_parallel_size, self.pipeline_parallel_size)]
 
     @property
     def prefill(self) -> range:

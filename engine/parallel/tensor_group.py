@@ -6,8 +6,7 @@ restores into a slot is sent to the others as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from deepinfer.engine.execution.batch import DraftOutput, ForwardOutput
 from deepinfer.engine.model.model import Model
 
 from .groups import Group
+from .on_device import on_device
 
 if TYPE_CHECKING:
     from deepinfer.engine.model.config import ModelConfig
@@ -53,10 +53,10 @@ class LeadingModel:
 
         def sample_for_all(*values: Tensor) -> Tensor:
             token_ids: Tensor = sample(*values)
-            self.control.broadcast(_on(token_ids, "cpu"))
+            self.control.broadcast(on_device(token_ids, "cpu"))
             return token_ids
 
-        self.control.broadcast(("draft", _on(others, "cpu")))
+        self.control.broadcast(("draft", on_device(others, "cpu")))
         call: Callable[..., DraftOutput] = self.model.draft
         return call(*others, cache.own, sample_for_all)
 
@@ -78,7 +78,7 @@ class LeadingModel:
 
     def _call(self, name: str, *arguments: Any) -> Any:
         *others, cache = arguments
-        self.control.broadcast((name, _on(others, "cpu")))
+        self.control.broadcast((name, on_device(others, "cpu")))
         return getattr(self.model, name)(*others, cache.own)
 
 
@@ -96,7 +96,7 @@ class LeadingCache:
         return self.own.snapshot(slot)
 
     def restore(self, slot: int, snapshot: Any) -> None:
-        self.control.broadcast(("restore", (slot, _on(snapshot, "cpu"))))
+        self.control.broadcast(("restore", (slot, on_device(snapshot, "cpu"))))
         self.own.restore(slot, snapshot)
 
 
@@ -108,7 +108,7 @@ def follow(
     device = str(model.device)
     while True:
         message: Any = control.broadcast(None)
-        name, arguments = message[0], _on(message[1], device)
+        name, arguments = message[0], on_device(message[1], device)
         if name == _END:
             return
         if name == _REBALANCE:
@@ -128,20 +128,7 @@ def _received(control: Group, device: str) -> Callable[..., Tensor]:
     """A sampler that takes what the leader drew."""
 
     def sample(*values: Tensor) -> Tensor:
-        token_ids: Tensor = _on(control.broadcast(None), device)
+        token_ids: Tensor = on_device(control.broadcast(None), device)
         return token_ids
 
     return sample
-
-
-def _on(value: Any, device: str) -> Any:
-    """``value`` with all tensors in it on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(
-            value, **{f.name: _on(getattr(value, f.name), device) for f in fields(value)}
-        )
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return type(value)(_on(item, device) for item in value)  # type: ignore[call-arg]
-    return value

@@ -188,6 +188,50 @@ def heads_on_ranks(
     return answers
 
 
+@cache
+def pipeline_of() -> Rank:
+    """This rank's place in one of two pipelines."""
+    everyone = range(dist.get_world_size())
+    engines = [everyone[i : i + 2] for i in range(0, len(everyone), 2)]
+    return Rank(ParallelSizes(pipeline_parallel_size=2), engines)
+
+
+def layers_on_ranks(name: str, count: int, fields: Mapping[str, Any]) -> Answers:
+    """The answers, on the first rank of each pipeline; nothing on the others."""
+    rank = pipeline_of()
+    checkpoint, token_map = checkpoint_of(name)
+    model = Model(checkpoint.config, checkpoint.load(), token_map=token_map, share=rank.share)
+    assert 0 < len(model.blocks) < checkpoint.config.num_hidden_layers
+    config, own = plan_cache(model, EngineConfig(**(FIELDS | dict(fields))), None)
+    assert isinstance(own, KVCache)
+    if not rank.takes_rows:
+        rank.follow(model, own)
+        return {}
+    engine = LLMEngine(rank.runner(model), config, rank.cache(own))
+    answers = answer(engine, requests_for(name, count))
+    rank.release()
+    return answers
+
+
+def moved_rings(name: str) -> bool:
+    """Whether the rings of a slot come back in another slot, on both ranks of a pipeline."""
+    rank, config = pipeline_of(), checkpoint_of(name)[0].config
+    own = KVCache.allocate(config, num_blocks=1, block_size=8, num_slots=2)
+    for tensor in (own.window, own.draft, own.history, *own.partial.values()):
+        tensor.copy_(torch.randint(100, tensor.shape) + 100 * dist.get_rank())
+    if not rank.takes_rows:
+        rank.follow(whole_model(name), own)
+    else:
+        cache = rank.cache(own)
+        snapshot: Any = cache.snapshot(0)
+        assert not torch.equal(snapshot.rings[0], snapshot.rings[len(snapshot.rings) // 2])
+        cache.restore(1, snapshot)
+        rank.runner(whole_model(name))
+        rank.release()
+    pairs = zip(own.snapshot(0).rings, own.snapshot(1).rings, strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
 class LinkMailbox(Mailbox):
     """A link that counts how often the other side said that it is done."""
 

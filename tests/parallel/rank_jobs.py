@@ -162,6 +162,18 @@ def answers_with_shared_heads(*arguments: Any) -> dict[str, tuple[int, ...]]:
     return heads_on_ranks(*arguments)
 
 
+def answers_of_a_pipeline(*arguments: Any) -> dict[str, tuple[int, ...]]:
+    from golden_ranks import layers_on_ranks
+
+    return layers_on_ranks(*arguments)
+
+
+def rings_of_a_pipeline(*arguments: Any) -> bool:
+    from golden_ranks import moved_rings
+
+    return moved_rings(*arguments)
+
+
 def answers_of_two_roles(*arguments: Any) -> dict[str, tuple[int, ...]]:
     from golden_ranks import two_roles
 

@@ -82,6 +82,21 @@ def test_restored_rings_reach_the_ranks_that_follow(pool: RankPool) -> None:
     assert merged(parts, 2) == one_rank("kdim-a", COUNT, fields)
 
 
+def test_rings_of_a_slot_are_those_of_both_halves(pool: RankPool) -> None:
+    assert pool.run("rings_of_a_pipeline", "tiny-a") == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "is_invariant"), [("tiny-a", 2, False), ("kdim-a", 0, True)]
+)
+def test_encoder_and_decoder_layers_on_two_ranks(
+    pool: RankPool, name: str, drafts: int, is_invariant: bool
+) -> None:
+    fields = {"num_speculative_tokens": drafts, "batch_invariant": is_invariant}
+    parts = pool.run("answers_of_a_pipeline", name, COUNT, fields)
+    assert parts[0] == parts[2] == one_rank(name, COUNT, fields) and not parts[1]
+
+
 @pytest.mark.parametrize(
     ("num_prefill", "num_decode", "drafts"), [(1, 1, 0), (1, 1, 2), (2, 2, 2), (1, 2, 0)]
 )

@@ -67,6 +67,11 @@ def test_a_stream_that_is_closed_early_leaves_an_engine_that_works(ranked: Offli
     assert comparable(answers(ranked)) == one_rank()[0]
 
 
+def test_the_embedded_model_in_two_halves() -> None:
+    with OfflineEngine(**LIMITS, pipeline_parallel_size=2) as engine:
+        assert comparable(answers(engine)) == one_rank()[0]
+
+
 def test_a_rank_that_is_killed_ends_the_engine_with_its_name() -> None:
     engine = OfflineEngine(**LIMITS, expert_parallel_size=2)
     rows = ((number, {"prompt": f"Number {number}"}) for number in range(100))
@@ -140,7 +145,8 @@ class Killer:
         ({"prefill_ranks": 2}, "prefill_ranks=2 and decode_ranks=0: each role needs"),
         ({"prefill_ranks": 1, "decode_ranks": 3}, "decode_ranks=3 does not divide"),
         ({"prefill_ranks": 1, "decode_ranks": 1, "expert_parallel_size": 2}, "leave expert"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: layers are not spread"),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size=3: a model has two halves"),
+        ({"pipeline_parallel_size": 2, "expert_parallel_size": 2}, "goes with no other way"),
         ({"expert_parallel_size": 3, "tensor_parallel_size": 2}, "is not a multiple of tensor"),
     ],
 )  # fmt: skip
