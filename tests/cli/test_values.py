@@ -24,7 +24,7 @@ from deepinfer_cli.settings.values import (
 
 @pytest.mark.parametrize(
     "text, expected",
-    [("64", 64), ("32k", 32_000), ("1M", 10**6), ("1.5k", 1_500), ("4Ki", 4_096), 
+    [("64", 64), ("32k", 32_000), ("1M", 10**6), ("1.5k", 1_500), ("4Ki", 4_096),
      ("2 G", 2 * 10**9), (7, 7), ("18446744073709551615", 2**64 - 1), ("-3", -3)],
 )  # fmt: skip
 def test_counts(text: object, expected: int) -> None:
