@@ -19,6 +19,7 @@ from .helptext import Command, Group
 from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
+from .run.talk import complain, hold_standard_descriptors
 from .settings.flags import with_settings
 from .settings.layers import resolve
 from .settings.settings import Settings
@@ -151,6 +152,7 @@ def _add_config_verbs(config: typer.Typer) -> None:
 
 def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_engine) -> int:
     """Run the program and return its exit code; ``deepinfer`` exits with it."""
+    hold_standard_descriptors()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app = make_app(make_engine)
@@ -184,8 +186,7 @@ def _usage_message(error: Any) -> str:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    if sys.stderr is not None:
-        print(f"deepinfer: {message}", file=sys.stderr, flush=True)
+    complain(message)
     return exit_code
 
 

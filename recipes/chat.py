@@ -44,6 +44,8 @@ def convert(body: Mapping[str, Any]) -> ConversationRequest:
         text = json.dumps({**body, "model": MODEL_NAME}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError("invalid_value", f"not a JSON value: {str(error)[:200]}") from error
+    if "\\ud" in text:
+        _check_surrogates(body)
     request = guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
     if any(message.image_sources for message in request.conversation.messages):
         raise RowError("unsupported", "images are not supported; send text only")
@@ -115,6 +117,16 @@ def guarded(call: Callable[[], T]) -> T:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RowError("unsupported", f"the recipe gave up on this row: {error}") from error
+
+
+def _check_surrogates(body: Mapping[str, Any]) -> None:
+    """Python and JSON take halves of surrogate pairs for text, Unicode and the wheel do not."""
+    try:
+        json.dumps(body, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        message = f"half of a surrogate pair ({half}) is no text; mend or remove it"
+        raise RowError("invalid_value", message) from None
 
 
 def _kind_of(message: str) -> str:

@@ -44,6 +44,8 @@ def open_reader(
 ) -> Reader:
     """Open ``source``, a path or ``-`` for stdin.  Raises: InputError."""
     mapping = mapping or {}
+    if not source:
+        raise InputError("the name of the input is empty; give a file, or - for stdin")
     if source != "-" and Path(source).is_dir():
         from .tables import open_dataset
 

@@ -14,6 +14,8 @@ from deepinfer.recipes.rows import row_id
 _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
 _TOO_DEEP = "the JSON is nested too deeply"
+_NAMES = {list: "a list", str: "a string", int: "a number", float: "a number"}
+_NAMES |= {bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,13 @@ def parse_json(raw: bytes) -> Any:
         hint = ""
         if raw.lstrip()[:1] == b"[":
             hint = "; if the file is one JSON array, make it one object a line: jq -c '.[]'"
-        message = f"not JSON: {error.msg.lower()} at character {error.pos + 1}{hint}"
+        what = error.msg.lower().removesuffix(" at")
+        message = f"not JSON: {what} at character {error.pos + 1}{hint}"
         raise RowError("invalid_json", message) from None
     except ValueError as error:
-        raise RowError("invalid_json", str(error)) from None
+        is_long = "integer string conversion" in str(error)
+        reason = "a number has thousands of digits" if is_long else str(error)
+        raise RowError("invalid_json", reason) from None
 
 
 def make_row(index: int, line: int, raw: bytes) -> InputRow:
@@ -96,7 +101,7 @@ def make_row(index: int, line: int, raw: bytes) -> InputRow:
 
 def _expect_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        name = {list: "a list", str: "a string", type(None): "null"}.get(type(value), "a value")
+        name = _NAMES[type(value)]
         raise RowError(
             "invalid_type", f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {name}'
         )

@@ -48,11 +48,16 @@ class JournalError(DeepInferError):
     """A record that was written does not come back as it was."""
 
 
+class JournalGoneError(JournalError):
+    """Somebody removed the log while it was written; what it held is lost."""
+
+
 class Journal:
     """The log in ``folder``: a new one, or the one that an earlier run left there.  With
     ``is_kept`` False a new one on that disk without a name, which ends with this object."""
 
     def __init__(self, folder: Path, *, is_kept: bool = True) -> None:
+        self._folder = folder if is_kept else None
         if is_kept:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._log = os.open(folder / "journal", flags, 0o644)
@@ -107,7 +112,13 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
+        """Make all records survive the machine.  Raises: OSError, JournalGoneError."""
         os.fsync(self._log)
+        if self._folder is not None and os.fstat(self._log).st_nlink == 0:
+            raise JournalGoneError(
+                f"somebody removed {self._folder} while this run was writing there: its "
+                f"{self._num_rows:,} finished rows are lost; run the command again"
+            )
         self._unsynced = 0
         self._synced_at = time.monotonic()
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -123,7 +124,8 @@ class PartialFolder:
 
     def remove(self) -> None:
         """The run is finished: nothing here is needed any more."""
-        shutil.rmtree(self.path)
+        with suppress(FileNotFoundError):  # somebody else was faster
+            shutil.rmtree(self.path)
 
     def _check_contents(self) -> None:
         foreign = sorted({path.name for path in self.path.iterdir()} - _OUR_FILES)
@@ -188,8 +190,9 @@ class PartialFolder:
         for path in (self.paths.results, self.paths.errors, self.paths.report):
             if path.is_dir():
                 raise self._unwritable(f"{path} is a folder")
-        if self.path.is_symlink():
-            raise self._unwritable(f"{self.path} is a link")
+        for path in (self.paths.results, self.paths.errors, self.paths.report, self.path):
+            if path.is_symlink():  # which the finish would replace, and not what it points to
+                raise self._unwritable(f"{path} is a link to {os.readlink(path)}")
 
     def _unwritable(self, reason: str) -> ConfigError:
         return ConfigError(f"cannot write {self.paths.results}: {reason}; give another output (-o)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from .journal import Journal, Record
 from .partial import OutputPaths
 from .row_numbers import numbered
 
+_PATIENCE_S = 1.0
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -107,11 +109,14 @@ class StdoutStream:
                 self._next += self._step
 
     def write_rest(self, end: int) -> None:
-        """After an early end: the finished rows before ``end`` that still wait for another."""
+        """After an early end: the finished rows before ``end`` that still wait for another, as long
+        as the reader of stdout takes them."""
         if self._order == "input":
             for index in range(self._next, end, self._step):
                 record = self._journal.record(index)
                 if record is not None:
+                    if not select.select([], [self._stream], [], _PATIENCE_S)[1]:
+                        return
                     self._write(record)
 
     def _write(self, record: Record) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from .background import every
+from .talk import talk
 
 if TYPE_CHECKING:
     from deepinfer_cli.report.report import Report
@@ -56,13 +56,14 @@ class Console(Protocol):
 
 def make_console(*, quiet: bool) -> Console:
     """The console for what stderr is: a terminal that can redraw lines, or anything else."""
-    if quiet or sys.stderr is None:
+    stderr = talk()
+    if quiet or stderr is None:
         return QuietConsole()
-    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+    if stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         from .live import LiveConsole
 
-        return LiveConsole()
-    return PlainConsole()
+        return LiveConsole(stderr)
+    return PlainConsole(stderr)
 
 
 class QuietConsole:
@@ -84,8 +85,11 @@ class QuietConsole:
 class PlainConsole:
     """For logs: one timestamped line for each thing said, and one every few seconds."""
 
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
     def say(self, text: str) -> None:
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=sys.stderr, flush=True)
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=self._file, flush=True)
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")
@@ -108,7 +112,7 @@ class PlainConsole:
         from deepinfer_cli.report.summary_table import summary_lines
 
         for label, text in summary_lines(report):
-            print(f"  {label:<11} {text}", file=sys.stderr, flush=True)
+            print(f"  {label:<11} {text}", file=self._file, flush=True)
 
 
 def progress_words(now: Snapshot) -> list[str]:

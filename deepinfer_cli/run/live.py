@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,8 +23,8 @@ _WIDEST_BAR = 100
 class LiveConsole:
     """Redraws a few lines on stderr; what is said scrolls above them."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+    def __init__(self, file: IO[str]) -> None:
+        self._console = Console(file=file, highlight=False)
 
     def say(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))

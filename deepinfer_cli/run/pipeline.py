@@ -18,7 +18,7 @@ from deepinfer_cli.output.results import result_facts, result_row, without_carri
 from deepinfer_cli.report.summary import Counts, Summary
 from deepinfer_cli.settings.settings import Settings
 
-from .stopping import StopSwitch
+from .stopping import StopSwitch, StopWaiting
 
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 Answer = Callable[[Rows], Iterator[RequestOutput]]
@@ -132,6 +132,8 @@ class Pipeline:
                     self._running[row.index] = row
                     yield row.index, fields_with_id(row)
                 self._check_errors()
+        except StopWaiting:
+            return
         except (InputError, OSError) as error:
             self._failure = error
 
@@ -140,7 +142,7 @@ class Pipeline:
         limit = self._settings.limit
         if limit is not None and self.next_index >= limit:
             return None
-        with self._outside():
+        with self._outside(), self._stop.waiting():
             row = next(self._rows, None)
         if row is not None:
             self.next_index = row.index + 1

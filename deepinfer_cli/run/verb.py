@@ -19,7 +19,7 @@ from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.disk import disk_full
 from deepinfer_cli.output.fingerprint import model_files
-from deepinfer_cli.output.journal import Journal, Record
+from deepinfer_cli.output.journal import Journal, JournalGoneError, Record
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from deepinfer_cli.output.retry import reopen
 from deepinfer_cli.output.row_numbers import numbered
@@ -114,8 +114,7 @@ def _run_to_stdout(
         raise ConfigError("stdout is closed; give the results a file (-o FILE)")
     with (
         closing(_open(request, resolved.settings)) as reader,
-        tempfile.TemporaryDirectory(prefix="deepinfer-") as folder,
-        closing(Journal(Path(folder))) as journal,
+        closing(Journal(Path(tempfile.gettempdir()), is_kept=False)) as journal,
     ):
         shard = Shard.of(resolved.settings.shard)
         stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order, shard)
@@ -184,7 +183,7 @@ def _run_to_files(
             code = getattr(error, "exit_code", 1)
             report = _keep(job, folder, "failed", code, str(error))
             export_metrics(report, job.settings.prometheus, console.warn)
-            if job.total.results:
+            if job.total.results and not isinstance(error, JournalGoneError):
                 error.add_note(
                     f"{journal.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
                 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import faulthandler
-import io
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from deepinfer.errors import DeepInferError
+
 from .background import every
 from .console import duration
+from .talk import complain, talk
 
 NO_PROGRESS = 6
 _LOOKS = 20  # per limit
@@ -65,18 +66,13 @@ class Watchdog:
             self._still_s = still_s
         else:
             self._stopped_at = now
-            self._say(f"no progress for {duration(self._limit_s)} (--stall-limit); all stacks:")
-            with suppress(AttributeError, ValueError, io.UnsupportedOperation):
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            complain(f"no progress for {duration(self._limit_s)} (--stall-limit); all stacks:")
+            if (stderr := talk()) is not None:
+                faulthandler.dump_traceback(stderr, all_threads=True)
             self._stop()
 
     def _leave(self) -> None:
-        self._say("the run does not answer; finished rows are kept, leaving")
-        with suppress(OSError):
+        complain("the run does not answer; finished rows are kept, leaving")
+        with suppress(OSError, DeepInferError):
             self._save()
         os._exit(NO_PROGRESS)
-
-    @staticmethod
-    def _say(text: str) -> None:
-        if sys.stderr is not None:
-            print(f"deepinfer: {text}", file=sys.stderr, flush=True)

@@ -56,10 +56,11 @@ def parse_count(value: object) -> int:
 
 
 def parse_bytes(value: object) -> int:
-    """A size in bytes: ``24GiB``, ``10 MB``, ``4096``."""
-    if isinstance(value, str):
-        return parse_count(re.sub(r"(?i)b$", "", value.strip()))
-    return parse_count(value)
+    """A size in bytes: ``24GiB``, ``10 MB``, ``4096``; none that no file can have."""
+    size = parse_count(re.sub(r"(?i)b$", "", value.strip()) if isinstance(value, str) else value)
+    if size >= 2**60:
+        raise ValueError(value)
+    return size
 
 
 def parse_number(value: object) -> float:

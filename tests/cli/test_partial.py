@@ -121,6 +121,16 @@ def test_files_of_somebody_else_are_never_touched(paths: OutputPaths) -> None:
         pass
 
 
+def test_a_link_is_not_replaced_by_a_file(paths: OutputPaths) -> None:
+    """Of a link to the large disk or to nowhere: what it points to would stay as it was."""
+    for place in (paths.results, paths.errors, paths.report):
+        place.symlink_to("elsewhere")
+        with pytest.raises(ConfigError, match="is a link to elsewhere"), PartialFolder(paths):
+            pass
+        place.unlink()
+    assert not paths.partial.exists()
+
+
 def test_a_folder_where_a_file_should_be(paths: OutputPaths) -> None:
     """Said before the run: else the report had its final name before the results failed."""
     for place in (paths.results, paths.errors, paths.report):

@@ -76,6 +76,8 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run", "in.jsonl", "-o", "/proc/x.jsonl"], 2, "cannot write /proc/x.jsonl"),
         (["run", "in.jsonl", "-o", ""], 2, "ends in .jsonl"),
         (["run", "in.jsonl", "-o", "x" * 250 + ".jsonl"], 2, "file name too long"),
+        (["run", "in.jsonl", "--max-row-bytes", "9999999TiB"], 2, "=9999999TiB: expected a size"),
+        (["run", ""], 4, "the name of the input is empty"),
         (["walk"], 2, "walk"),
         (["run", "."], 4, "not a saved dataset"),
         (["run", "in.jsonl", "--top-p", "7"], 2, "--top-p=7.0: expected"),

@@ -94,7 +94,7 @@ def test_zero_switches_it_off(cli: Cli) -> None:
 
 @pytest.mark.parametrize("values, stops", [([1, 1, 1], True), ([None, None], False)])
 def test_what_counts_as_progress(
-    values: list[object], stops: bool, capsys: pytest.CaptureFixture[str]
+    values: list[object], stops: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stopped = threading.Event()
     dog = Watchdog(
@@ -102,7 +102,7 @@ def test_what_counts_as_progress(
     )
     with dog.watch():
         assert stopped.wait(10 if stops else 0.3) == stops
-    assert ("all stacks" in capsys.readouterr().err) == stops
+    assert ("all stacks" in capfd.readouterr().err) == stops
 
 
 def test_a_number_that_changes_is_progress() -> None:

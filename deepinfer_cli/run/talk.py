@@ -1,0 +1,56 @@
+"""stderr for talk that must never end a run: its disk may be full, its terminal or reader gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import IO, cast
+
+
+class Talk(io.TextIOBase):
+    """Text straight to a descriptor; what that does not take is dropped in silence.  Nothing is
+    held back, which Python would try once more to write when it ends."""
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> int:
+        left = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        return len(text)
+
+
+def talk() -> IO[str] | None:
+    """To stderr; None if that was closed when the program began."""
+    return None if sys.stderr is None else cast("IO[str]", Talk(2))
+
+
+def complain(message: str) -> None:
+    """One line on stderr in the program's name."""
+    if (stderr := talk()) is not None:
+        print(f"deepinfer: {message}", file=stderr, flush=True)
+
+
+def hold_standard_descriptors() -> None:
+    """Nothing that is opened later becomes descriptor 0, 1 or 2, into which any library may write,
+    also where whoever started the program closed them."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
