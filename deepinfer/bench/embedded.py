@@ -126,7 +126,7 @@ def _measurement(
     model = row.engine.model_config
     prompt_len = rounds[-1][1]
     if row.phase == "prefill":
-        limit = profile and prefill_limit(model, profile, prompt_len=prompt_len)
+        limit = prefill_limit(model, profile, prompt_len=prompt_len) if profile else None
         return Measurement(
             phase="prefill",
             name=row.name,
@@ -136,31 +136,31 @@ def _measurement(
             num_drafts=0,
             num_tokens=prompt_len,
             step_s=tuple(stats.prefill_s for stats, _ in rounds),
-            limit_overlap_s=limit.overlap_s if limit else None,
-            limit_serial_s=limit.serial_s if limit else None,
+            limit=limit,
         )
     steps = sum(stats.num_decode_steps for stats, _ in rounds)
     request_steps = sum(stats.num_decode_rows for stats, _ in rounds)
     tokens = sum(stats.num_decode_tokens for stats, _ in rounds)
     verified = sum(stats.num_draft_tokens for stats, _ in rounds) / request_steps
     context = prompt_len + row.num_tokens // 2
-    limit = profile and decode_limit(
-        model,
-        profile,
-        num_requests=len(row.prompts),
-        context=context,
-        num_verified_drafts=round(verified),
-    )
+    limit = None
+    if profile is not None:
+        limit = decode_limit(
+            model,
+            profile,
+            num_requests=len(row.prompts),
+            context=context,
+            num_verified_drafts=round(verified),
+        )
     return Measurement(
         phase="decode",
         name=row.name,
         size=len(row.prompts),
         context=context,
         ranks=1,
-        num_drafts=round(verified),
+        num_drafts=verified,
         num_tokens=tokens / steps,
         step_s=tuple(stats.decode_s / stats.num_decode_steps for stats, _ in rounds),
         accepted_length=tokens / request_steps,
-        limit_overlap_s=limit.overlap_s if limit else None,
-        limit_serial_s=limit.serial_s if limit else None,
+        limit=limit,
     )

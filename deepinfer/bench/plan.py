@@ -11,6 +11,8 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 
 PHASES = ("decode", "prefill")
+MODES = ("exact", "batch-invariant")
+ROUTINGS = ("even", "skewed", "balanced")
 LAUNCH_CONTEXT = 131_072
 LAUNCH_ACCEPTANCE = 0.75
 LAUNCH_REPLAY = 140
@@ -22,12 +24,16 @@ class BenchPlan:
     requests         decode: requests per rank, one row each
     context          tokens of each request, or of each prompt in a prefill
     tokens           prefill: prompt tokens per rank, one row each
-    num_drafts       drafts verified per request and step
+    drafts           drafts verified per request and step, one row each; None: as many as pay
     acceptance       chance that a draft is accepted once those before it were
     decode_ranks     ranks of the expert exchange while decoding
     prefill_ranks    and while prefilling
     link             what carries the exchange; None is the fabric of the device
     device_profile   whose peak rates the limits are
+    modes            prefills in other modes, one row more each: exact runs every layer on every
+                     token, batch-invariant saves the rings that a prefix hit restores
+    routing          even: every expert has as many tokens; skewed: some have many, and in each
+                     layer this rank has most; balanced: the same after EPLB.  One row each
     replay_tokens    decoder tokens of a prompt; None is one window
     num_steps        steps of each measurement; the median counts
     seed             of random weights, tokens and routing
@@ -39,25 +45,33 @@ class BenchPlan:
     requests: tuple[int, ...] = (8, 16, 60, 128, 256)
     context: int = LAUNCH_CONTEXT
     tokens: tuple[int, ...] = (4_096, 16_384, 65_536)
-    num_drafts: int = 5
+    drafts: tuple[int | None, ...] = (5,)
     acceptance: float = LAUNCH_ACCEPTANCE
     decode_ranks: int = 8
     prefill_ranks: int = 8
     link: str | None = None
     device_profile: str = "h200"
+    modes: tuple[str, ...] = MODES
+    routing: tuple[str, ...] = ("even",)
     replay_tokens: int | None = None
     num_steps: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(set(self.phases) <= set(PHASES), "phases", self.phases, "decode and prefill")
+        for name, known in (("phases", PHASES), ("modes", MODES), ("routing", ROUTINGS)):
+            values = getattr(self, name)
+            _check(set(values) <= set(known), name, values, " or ".join(known))
+        for name in ("phases", "routing", "drafts"):
+            _check(bool(getattr(self, name)), name, (), "at least one")
         for name in ("context", "decode_ranks", "prefill_ranks", "num_steps"):
             _check(is_whole(value := getattr(self, name), 1, 2**31), name, value, "1 or more")
         for name in ("requests", "tokens"):
             values = getattr(self, name)
             ok = bool(values) and all(is_whole(value, 1, 2**31) for value in values)
             _check(ok, name, values, "numbers of 1 or more")
-        _check(is_whole(self.num_drafts, 0, 1024), "drafts", self.num_drafts, "0 or more")
+        for number in self.drafts:
+            ok = number is None or is_whole(number, 0, 1024)
+            _check(ok, "drafts", number, "0 or more, or auto")
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
         self.profile()
         self.exchange()
@@ -74,9 +88,10 @@ class BenchPlan:
             raise ConfigError(
                 f"context={self.context}: the model's is {model.max_position_embeddings}"
             )
-        if self.num_drafts > model.dspark_block_size:
+        drafts = max(number or 0 for number in self.drafts)
+        if drafts > model.dspark_block_size:
             raise ConfigError(
-                f"drafts={self.num_drafts}: the model drafts at most {model.dspark_block_size}"
+                f"drafts={drafts}: the model drafts at most {model.dspark_block_size}"
             )
         experts = max(plan.n_routed_experts for plan in model.layers)
         for ranks in {self.decode_ranks, self.prefill_ranks}:

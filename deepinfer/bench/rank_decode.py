@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from deepinfer.engine.execution.decode import DecodeResult, DecodeWorker
@@ -13,35 +14,74 @@ from deepinfer.engine.scheduling.schedule import DecodeBatch
 from .kernel_parts import kernel_parts
 from .limits import decode_row
 from .plan import BenchPlan
+from .rank_drafts import auto_steps
 from .rank_model import RankModel
 from .results import Measurement
 from .rows import measured_row
-from .timed import repeat_s
+from .timed import timed_steps
 
 
 def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
-    """One row for each number of requests that the rank has room for."""
-    step = rank.worker(plan.num_drafts, plan.context)
+    """One row for each routing, number of drafts and number of requests that there is room for."""
+    for routing in plan.routing:
+        rank.share.routing = routing
+        for drafts in plan.drafts:
+            for number in plan.requests:
+                if number > rank.num_slots:
+                    continue
+                if drafts is None:
+                    row = _auto(plan, flash, rank, number)
+                else:
+                    row = _fixed(plan, flash, rank, number, drafts)
+                name = row.name if routing == "even" else f"{row.name}, {routing}"
+                yield dataclasses.replace(row, name=name)
+
+
+def _fixed(
+    plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
+) -> Measurement:
+    step = rank.worker(drafts, plan.context)
     worker = DecodeWorker(step)
-    exchanges = rank.config.num_hidden_layers
-    exchanges += len(rank.config.draft_stages) if plan.num_drafts else 0
-    for number in plan.requests:
-        if number > rank.num_slots:
-            continue
-        batch = begin(step, rank.decoding(number, plan.context), plan.num_drafts)
+    batch = begin(step, rank.decoding(number, plan.context), drafts)
 
-        def once(batch: DecodeBatch = batch) -> DecodeResult:
-            return worker.run(batch)
+    def once() -> DecodeResult:
+        return worker.run(batch)
 
-        seconds = repeat_s(once, plan.num_steps, rank.device)
-        yield measured_row(
-            f"{number} requests, {plan.num_drafts} drafts",
-            decode_row(plan, flash, number),
-            seconds,
-            plan,
-            exchanges,
-            kernel_parts(once, rank.device),
-        )
+    timed = timed_steps(once, plan.num_steps, rank.device)
+    return measured_row(
+        f"{number} requests, {drafts} drafts",
+        decode_row(plan, flash, number, drafts),
+        timed,
+        plan,
+        _exchanges(rank, drafts),
+        kernel_parts(once, rank.device),
+    )
+
+
+def _auto(plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int) -> Measurement:
+    """The limit is that of as many drafts as were verified on average, with what they yielded."""
+    most = rank.config.dspark_block_size
+    step = rank.worker(most, plan.context)
+    batch = begin(step, rank.decoding(number, plan.context), most)
+    found = auto_steps(step, batch, plan.acceptance, plan.num_steps)
+    row = measured_row(
+        f"{number} requests, auto",
+        decode_row(plan, flash, number, round(found.mean_drafts)),
+        found.timed,
+        plan,
+        _exchanges(rank, most),
+        {},
+    )
+    return dataclasses.replace(
+        row,
+        num_drafts=found.mean_drafts,
+        num_tokens=number * found.mean_tokens,
+        accepted_length=found.mean_tokens,
+    )
+
+
+def _exchanges(rank: RankModel, drafts: int) -> int:
+    return rank.config.num_hidden_layers + (len(rank.config.draft_stages) if drafts else 0)
 
 
 def begin(step: DecodeStep, states: list[RequestState], num_drafts: int) -> DecodeBatch:

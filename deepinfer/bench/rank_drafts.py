@@ -16,7 +16,7 @@ from deepinfer.engine.speculation.calibration import Calibration
 from deepinfer.engine.speculation.draft_planner import make_planner
 from deepinfer.engine.speculation.step_profile import StepProfile
 
-from .timed import repeat_s, wait
+from .timed import TimedSteps, repeat_s, timed_steps, wait
 
 _PROFILE_STEPS = 3
 _MOST_WARM_STEPS = 60
@@ -42,7 +42,7 @@ class AssumedChances(Calibration):
 class AutoSteps:
     """Times of steps, and per request and step the drafts verified and the tokens expected."""
 
-    step_s: tuple[float, ...]
+    timed: TimedSteps
     mean_drafts: float
     mean_tokens: float
 
@@ -71,10 +71,10 @@ def auto_steps(
             if quiet == _WARM_IN_A_ROW:
                 break
     wait(device)
-    seconds = repeat_s(lambda: results.append(worker.run(batch)), num_steps, device, 0)
+    timed = timed_steps(lambda: results.append(worker.run(batch)), num_steps, device, 0)
     count = len(batch.states)
     return AutoSteps(
-        step_s=seconds,
+        timed=timed,
         mean_drafts=mean(sum(result.num_drafts) / count for result in results),
         mean_tokens=mean(1 + sum(map(sum, result.survival)) / count for result in results),
     )

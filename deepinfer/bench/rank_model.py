@@ -18,20 +18,24 @@ from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.errors import ConfigError
 
-from .limits import rank_weight_bytes, request_bytes
+from .limits import requests_that_fit
 from .rank_share import RandomTensors, SliceShare, rank_config
 
-_BLOCK = 64
+BLOCK_SIZE = 64
 # E4M3 and E8M0 bytes of a scale of 1.
 _ONE_E4M3, _ONE_E8M0 = 0x38, 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModel:
-    """The share of one rank with room for ``num_slots`` requests of ``context`` tokens."""
+    """The share of one rank with room for ``num_slots`` requests of ``context`` tokens.
+
+    ``share.routing`` says what the other ranks send; graphs captured before it changed replay the
+    old one, so a change needs a new ``worker``."""
 
     config: ModelConfig
     ranks: int
+    share: SliceShare
     model: Model
     cache: KVCache
     context: int
@@ -48,11 +52,12 @@ class RankModel:
         num_slots: int,
         seed: int,
         device: torch.device | str,
+        num_redundant: int = 0,
     ) -> RankModel:
-        """Raises: ConfigError if weights and caches do not fit the device's free memory."""
+        """``num_redundant``: experts held beside this rank's own, for balanced routing."""
         device = torch.device(device)
         config = rank_config(model, ranks)
-        _check_memory(model, ranks, context, num_slots, device)
+        share = SliceShare(ranks, seed, num_redundant)
         generator = torch.Generator().manual_seed(seed)
         most = max(1, config.engram_compressed_vocab_size)
         built = Model(
@@ -60,13 +65,13 @@ class RankModel:
             RandomTensors(config, seed, device),
             device=device,
             token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
-            share=SliceShare(ranks, seed),
+            share=share,
         )
-        blocks_each = -(-(context + config.dspark_block_size + 1) // _BLOCK)
+        blocks_each = -(-(context + config.dspark_block_size + 1) // BLOCK_SIZE)
         cache = KVCache.allocate(
             config,
             num_blocks=num_slots * blocks_each,
-            block_size=_BLOCK,
+            block_size=BLOCK_SIZE,
             num_slots=num_slots,
             device=device,
         )
@@ -74,6 +79,7 @@ class RankModel:
         return cls(
             config=config,
             ranks=ranks,
+            share=share,
             model=built,
             cache=cache,
             context=context,
@@ -99,7 +105,7 @@ class RankModel:
     def worker(self, num_drafts: int, context: int | None = None) -> DecodeStep:
         """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts."""
         longest = (context or self.context) + self.config.dspark_block_size + 1
-        table = SlotTable(self.num_slots, longest, _BLOCK, str(self.device))
+        table = SlotTable(self.num_slots, longest, BLOCK_SIZE, str(self.device))
         window, device = self.config.sliding_window, str(self.device)
         backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
         bound = BoundModel(self.model, self.cache, backlog=backlog)
@@ -109,7 +115,7 @@ class RankModel:
     def _states(
         self, count: int, token_ids: list[int], room: int, num_computed: int, decoder_start: int
     ) -> list[RequestState]:
-        blocks_each = -(-room // _BLOCK)
+        blocks_each = -(-room // BLOCK_SIZE)
         fit = min(self.num_slots, self.cache.num_blocks // blocks_each)
         if count > fit:
             raise ConfigError(
@@ -138,22 +144,16 @@ class RankModel:
         ]
 
 
-def _check_memory(
-    model: ModelConfig, ranks: int, context: int, num_slots: int, device: torch.device
-) -> None:
-    if device.type != "cuda":
-        return
+def num_that_fit(
+    model: ModelConfig, ranks: int, context: int, device: torch.device | str
+) -> int | None:
+    """Requests of ``context`` tokens that fit the free memory beside the weights of 1 of ``ranks``;
+    None where nobody knows."""
+    if torch.device(device).type != "cuda":
+        return None
     free, _ = torch.cuda.mem_get_info(device)
-    weights, each = rank_weight_bytes(model, ranks), request_bytes(model, context)
     # A tenth for activations, graphs and what loading needs beside.
-    room = 0.9 * free - weights
-    if room < num_slots * each:
-        fit = max(0, int(room // each))
-        raise ConfigError(
-            f"{num_slots} requests of {context:,} tokens and the weights of 1 of {ranks} ranks "
-            f"({weights / 1e9:,.0f} GB) do not fit {free / 1e9:,.0f} GB of free memory: "
-            f"{fit} requests fit"
-        )
+    return requests_that_fit(model, context, ranks, 0.9 * free)
 
 
 def _fill(cache: KVCache, config: ModelConfig) -> None:

@@ -1,8 +1,7 @@
 """One rank's share of an expert-parallel deployment, with random weights, on one device.
 
 Weights are random codes of the checkpoint's formats: kernels do the same work on them as on trained
-ones.  The other ranks are not there: what they would send is made here, by the routing of
-``ExpectedRouting``, in the numbers that even routing sends on average.
+ones.  The other ranks are not there: what they would send is made here, as ``Traffic`` says.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
 
 from .plan import padded_experts
+from .traffic import Traffic
 
 # Scales of 2 ** (exponent - 127) under which random codes keep activations near their size.
 _CODE_DEVIATION = {torch.float8_e4m3fn: 0.9, torch.int8: 2.9}
@@ -87,14 +87,19 @@ class RandomTensors(Mapping[str, Tensor]):
 
 
 class SliceShare:
-    """A rank's ``Share``: all of attention, and its part of the routed experts."""
+    """A rank's ``Share``: all of attention, and its part of the routed experts.
+
+    ``num_redundant`` experts more are held than the ranks need together; even and skewed routing
+    leave them alone."""
 
     tensor_rank = 0
     tensor_size = 1
 
-    def __init__(self, ranks: int, seed: int) -> None:
+    def __init__(self, ranks: int, seed: int, num_redundant: int = 0) -> None:
         self.ranks = ranks
         self.seed = seed
+        self.num_redundant = num_redundant
+        self.routing = "even"
 
     def has_layer(self, plan: LayerPlan) -> bool:
         return True
@@ -103,65 +108,34 @@ class SliceShare:
         return groups
 
     def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
-        held = padded_experts(plan.n_routed_experts, self.ranks)
-        local = LocalExperts(tensors, range(held), limit, plan.n_routed_experts)
+        num_held = padded_experts(plan.n_routed_experts, self.ranks) + self.num_redundant
+        local = LocalExperts(tensors, range(num_held), limit, plan.n_routed_experts)
         if self.ranks == 1:
             return local
-        routing = ExpectedRouting(
+        return ReceivedTokens(PresentExperts(local), self, plan)
+
+    def traffic(self, plan: LayerPlan) -> Traffic:
+        """What comes here in a layer with the present routing."""
+        num_held = padded_experts(plan.n_routed_experts, self.ranks)
+        return Traffic(
+            routing=self.routing,
             num_experts=plan.n_routed_experts,
             num_choices=plan.num_experts_per_tok,
-            num_held=held,
+            num_held=num_held + (self.num_redundant if self.routing == "balanced" else 0),
             ranks=self.ranks,
             seed=self.seed + plan.layer_id,
         )
-        return ReceivedTokens(PresentExperts(local), routing)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedRouting:
-    """What even routing sends one of ``ranks`` equal ranks, of which each has T tokens."""
-
-    num_experts: int
-    num_choices: int
-    num_held: int
-    ranks: int
-    seed: int
-
-    def num_received(self, num_tokens: int) -> int:
-        """Tokens of all ranks with at least one expert here."""
-        missed = 1.0
-        for choice in range(self.num_choices):
-            missed *= (self.num_experts - self.num_held - choice) / (self.num_experts - choice)
-        return max(1, round(num_tokens * self.ranks * (1 - max(0.0, missed))))
-
-    def choices(self, num_tokens: int) -> Tensor:
-        """[received, K] i64 held experts, ascending, -1 first where there is none.
-
-        As many choices in all as the ranks' own tokens make for this rank, spread evenly.
-        """
-        received, width = self.num_received(num_tokens), self.num_choices
-        pairs = num_tokens * width * self.num_held * self.ranks // self.num_experts
-        generator = torch.Generator().manual_seed(self.seed)
-        counts = torch.full((received,), max(1, pairs // received))
-        extra = pairs - int(counts.sum())
-        counts[torch.randperm(received, generator=generator)[: max(0, extra)]] += 1
-        counts.clamp_(max=min(width, self.num_held))
-        order = torch.rand(received, self.num_held, generator=generator).argsort(1)
-        picks = torch.full((received, width), -1)
-        shown = min(width, self.num_held)
-        is_used = torch.arange(shown) < counts[:, None]
-        picks[:, :shown] = torch.where(is_used, order[:, :shown], -1)
-        return picks.sort(1).values
 
 
 class ReceivedTokens:
     """Local experts at work on the tokens that all ranks would send; the results of as many tokens
     as this rank has are added up as they would come back."""
 
-    def __init__(self, local: RoutedExperts, routing: ExpectedRouting) -> None:
+    def __init__(self, local: RoutedExperts, share: SliceShare, plan: LayerPlan) -> None:
         self.local = local
-        self.routing = routing
-        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._share = share
+        self._plan = plan
+        self._tables: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self.begin(x, ids, weights)()
@@ -185,8 +159,9 @@ class ReceivedTokens:
         """There is nobody to help."""
 
     def _table(self, num_tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        if num_tokens not in self._tables:
-            choices = self.routing.choices(num_tokens).to(device)
-            factors = torch.full(choices.shape, 1 / self.routing.num_choices, device=device)
-            self._tables[num_tokens] = (choices, factors)
-        return self._tables[num_tokens]
+        key = self._share.routing, num_tokens
+        if key not in self._tables:
+            choices = self._share.traffic(self._plan).choices(num_tokens).to(device)
+            factors = torch.full(choices.shape, 1 / choices.shape[1], device=device)
+            self._tables[key] = (choices, factors)
+        return self._tables[key]

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from deepinfer.engine.limits.roofline import Limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRow:
-    """The least time of a step on a device of given peak rates.
+    """What one rank cannot exceed on a device of given peak rates.
 
-    size         requests per rank (decode) or prompt tokens per rank (prefill)
-    num_tokens   what a step yields per rank
-    local_s      computation and memory, link_s the exchange
-    overlap_s    the longer of both: nothing waits for anything
-    serial_s     only each computation hides its own reads
-    fits         weights and caches of such a rank fit the device
+    size   requests per rank (decode) or prompt tokens per rank (prefill)
+    fits   weights and caches of such a rank fit the device
     """
 
     phase: str
@@ -24,47 +22,37 @@ class LimitRow:
     context: int
     ranks: int
     num_drafts: int
-    num_tokens: float
-    local_s: float
-    link_s: float
-    overlap_s: float
-    serial_s: float
+    limit: Limit
     weight_bytes: float
     cache_bytes: float
     fits: bool
 
     @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.overlap_s
-
-    @property
-    def serial_tokens_per_s(self) -> float:
-        return self.num_tokens / self.serial_s
-
-    @property
     def tokens_per_s_user(self) -> float | None:
-        return self.tokens_per_s / self.size if self.phase == "decode" else None
+        return self.limit.tokens_per_s / self.size if self.phase == "decode" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One measured row.  ``step_s`` are the raw times of this rank, the exchange not included;
-    ``link_s`` is modelled (or measured, then ``link_is_measured``)."""
+    ``link_s`` is modelled (or measured, then ``link_is_measured``).  ``num_drafts`` is the mean of
+    those verified, ``accepted_length`` of the tokens of a request and step; ``energy_j`` are this
+    device's joules of a step."""
 
     phase: str
     name: str
     size: int
     context: int
     ranks: int
-    num_drafts: int
+    num_drafts: float
     num_tokens: float
     step_s: tuple[float, ...]
     link_s: float = 0.0
     link_is_measured: bool = False
-    limit_overlap_s: float | None = None
-    limit_serial_s: float | None = None
+    limit: Limit | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     accepted_length: float | None = None
+    energy_j: float | None = None
 
     @property
     def local_s(self) -> float:
@@ -92,12 +80,21 @@ class Measurement:
         return self.tokens_per_s / self.size if self.phase == "decode" else None
 
     @property
+    def energy_per_token_j(self) -> float | None:
+        return None if self.energy_j is None else self.energy_j / self.num_tokens
+
+    @property
+    def share_of_local_limit(self) -> float | None:
+        """Of what computation and memory allow without any exchange."""
+        return None if self.limit is None else self.limit.local_s / self.local_s
+
+    @property
     def share_of_overlap_limit(self) -> float | None:
-        return None if self.limit_overlap_s is None else self.limit_overlap_s / self.overlap_s
+        return None if self.limit is None else self.limit.overlap_s / self.overlap_s
 
     @property
     def share_of_serial_limit(self) -> float | None:
-        return None if self.limit_serial_s is None else self.limit_serial_s / self.serial_s
+        return None if self.limit is None else self.limit.serial_s / self.serial_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

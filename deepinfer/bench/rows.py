@@ -6,32 +6,33 @@ from collections.abc import Mapping
 
 from .plan import BenchPlan
 from .results import LimitRow, Measurement
+from .timed import TimedSteps
 
 
 def measured_row(
     name: str,
-    limit: LimitRow,
-    seconds: tuple[float, ...],
+    row: LimitRow,
+    timed: TimedSteps,
     plan: BenchPlan,
     exchanges: int,
     parts: Mapping[str, float],
 ) -> Measurement:
     """The link is modelled: bytes, and a latency for each exchange there and back."""
-    link_s = limit.link_s
-    if limit.ranks > 1:
+    link_s = row.limit.link_s
+    if row.ranks > 1:
         link_s += 2 * exchanges * plan.exchange().latency_s
     return Measurement(
-        phase=limit.phase,
+        phase=row.phase,
         name=name,
-        size=limit.size,
-        context=limit.context,
-        ranks=limit.ranks,
-        num_drafts=limit.num_drafts,
-        num_tokens=limit.num_tokens,
-        step_s=seconds,
+        size=row.size,
+        context=row.context,
+        ranks=row.ranks,
+        num_drafts=row.num_drafts,
+        num_tokens=row.limit.num_tokens,
+        step_s=timed.step_s,
+        energy_j=timed.energy_j,
         link_s=link_s,
-        limit_overlap_s=limit.overlap_s,
-        limit_serial_s=limit.serial_s,
+        limit=row.limit,
         parts_s=parts,
-        accepted_length=limit.num_tokens / limit.size if limit.phase == "decode" else None,
+        accepted_length=row.limit.num_tokens / row.size if row.phase == "decode" else None,
     )

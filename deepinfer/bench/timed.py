@@ -1,13 +1,39 @@
-"""Times of steps on a device."""
+"""Times of steps on a device, and the energy it used meanwhile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+from deepinfer.nvml import GpuEnergy
+
 _WARM_STEPS = 3
+# The driver's counter moves some ten times a second.
+_LEAST_ENERGY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """Wall times, and joules of one step where the GPU counts them and they took long enough."""
+
+    step_s: tuple[float, ...]
+    energy_j: float | None
+
+
+def timed_steps(
+    call: Callable[[], object], count: int, device: torch.device, num_warm: int = _WARM_STEPS
+) -> TimedSteps:
+    """``repeat_s`` with energy."""
+    repeat_s(call, 0, device, num_warm)
+    if device.type != "cuda":
+        return TimedSteps(repeat_s(call, count, device, 0), None)
+    energy = GpuEnergy(numbers=[device.index or 0])
+    step_s = repeat_s(call, count, device, 0)
+    joules = energy.joules() if sum(step_s) >= _LEAST_ENERGY_S else None
+    return TimedSteps(step_s, None if joules is None else joules / count)
 
 
 def repeat_s(

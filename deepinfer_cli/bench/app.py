@@ -63,7 +63,16 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
                                 "N,N")
         ] = None,
         drafts: Annotated[
-            str | None, option("--drafts", "Drafts verified per step. [5]", "N")
+            str | None, option("--drafts", "Drafts verified per step, a list; auto: as many as "
+                                "pay. [5]", "N,N")
+        ] = None,
+        modes: Annotated[
+            str | None, option("--modes", "Prefill rows more: exact, batch-invariant, or none. "
+                                "[both]", "LIST")
+        ] = None,
+        routing: Annotated[
+            str | None, option("--routing", "even, skewed, balanced (by EPLB), a list. [even]",
+                                "LIST")
         ] = None,
         acceptance: Annotated[
             str | None, option("--acceptance", "Chance that a draft is accepted. [75%]", "SHARE")
@@ -118,7 +127,9 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             "requests": sizes,
             "context": None if context_length is None else count("--context", context_length),
             "tokens": None if tokens is None else counts("--tokens", tokens),
-            "num_drafts": None if drafts is None else count("--drafts", drafts),
+            "drafts": None if drafts is None else _drafts(drafts),
+            "modes": None if modes is None else _names(modes),
+            "routing": None if routing is None else _names(routing),
             "acceptance": None if acceptance is None else number("--acceptance", acceptance),
             "decode_ranks": ranks,
             "prefill_ranks": ranks,
@@ -151,6 +162,16 @@ def _phases(phase: str) -> tuple[str, ...]:
     if phase not in _PHASES:
         raise typer.BadParameter(f"--phase {phase}: expected decode, prefill or both")
     return _PHASES[phase]
+
+
+def _drafts(text: str) -> tuple[int | None, ...]:
+    parts = _names(text)
+    return tuple(None if part == "auto" else count("--drafts", part) for part in parts)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    return () if names == ("none",) else names
 
 
 def _preset(name: str | None) -> dict[str, Any]:

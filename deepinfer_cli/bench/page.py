@@ -61,7 +61,10 @@ def _measured(record: BenchRecord, phase: str, rows: list[Measurement]) -> str:
     head += ["tokens/step"] if is_decode else []
     head += ["tokens/s", "serial tokens/s"] if has_link else ["tokens/s"]
     head += ["tokens/s/user"] if is_decode else []
+    head += ["of local limit"] if has_link else []
     head += ["of overlap limit", "of serial limit"]
+    has_energy = any(row.energy_j is not None for row in rows)
+    head += ["J/token"] if has_energy else []
     # The price is of the profile's device: it says nothing of a CPU.
     price = record.price_per_hour if record.is_on_gpu else None
     head += ["cost/M tokens"] if price is not None else []
@@ -75,7 +78,11 @@ def _measured(record: BenchRecord, phase: str, rows: list[Measurement]) -> str:
         cells.append(_rate(row.tokens_per_s))
         cells += [_rate(row.serial_tokens_per_s)] if has_link else []
         cells += [_rate(row.tokens_per_s_user)] if is_decode else []
+        cells += [_percent(row.share_of_local_limit)] if has_link else []
         cells += [_percent(row.share_of_overlap_limit), _percent(row.share_of_serial_limit)]
+        if has_energy:
+            joules = row.energy_per_token_j
+            cells.append("" if joules is None else f"{joules:,.3f}")
         if price is not None:
             cells.append(f"{cost_per_million(price, row.tokens_per_s):,.2f}")
         body.append(cells)
@@ -103,10 +110,10 @@ def _split(row: Measurement) -> str:
 
 def _limits(record: BenchRecord) -> str:
     plan = record.plan
+    kinds = dict.fromkeys((row.phase, row.num_drafts) for row in record.limits)
     rows = "".join(
-        _limit_table(record, phase, found)
-        for phase in ("decode", "prefill")
-        if (found := [row for row in record.limits if row.phase == phase])
+        _limit_table(record, [row for row in record.limits if (row.phase, row.num_drafts) == kind])
+        for kind in kinds
     )
     return (
         f"## Limits of {plan.device_profile} ({plan.profile().source})\n\n"
@@ -115,9 +122,9 @@ def _limits(record: BenchRecord) -> str:
     )
 
 
-def _limit_table(record: BenchRecord, phase: str, rows: list[LimitRow]) -> str:
+def _limit_table(record: BenchRecord, rows: list[LimitRow]) -> str:
     first = rows[0]
-    is_decode = phase == "decode"
+    is_decode = first.phase == "decode"
     head = ["requests" if is_decode else "tokens", "GB", "local ms", "link ms", "overlap ms"]
     head += ["tokens/s", "serial tokens/s"] + (["tokens/s/user"] if is_decode else [])
     head += ["cost/M tokens"] if record.price_per_hour is not None else []
@@ -125,14 +132,15 @@ def _limit_table(record: BenchRecord, phase: str, rows: list[LimitRow]) -> str:
     for row in rows:
         gigabytes = (row.weight_bytes + row.cache_bytes) / 1e9
         cells = [f"{row.size:,}", f"{gigabytes:,.0f}" + ("" if row.fits else " (too much)")]
-        cells += [_ms(row.local_s), _ms(row.link_s), _ms(row.overlap_s)]
-        cells += [_rate(row.tokens_per_s), _rate(row.serial_tokens_per_s)]
+        limit = row.limit
+        cells += [_ms(limit.local_s), _ms(limit.link_s), _ms(limit.overlap_s)]
+        cells += [_rate(limit.tokens_per_s), _rate(limit.serial_tokens_per_s)]
         cells += [_rate(row.tokens_per_s_user)] if is_decode else []
         if record.price_per_hour is not None:
-            cells.append(f"{cost_per_million(record.price_per_hour, row.tokens_per_s):,.2f}")
+            cells.append(f"{cost_per_million(record.price_per_hour, limit.tokens_per_s):,.2f}")
         body.append(cells)
     drafts = f", {first.num_drafts} drafts verified, {record.plan.acceptance:.0%} accepted each"
-    title = f"\n### {phase.capitalize()}, EP{first.ranks}, context {first.context:,}"
+    title = f"\n### {first.phase.capitalize()}, EP{first.ranks}, context {first.context:,}"
     return title + (drafts if is_decode else "") + "\n\n" + table(head, body)
 
 

@@ -52,7 +52,7 @@ def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
     if not series:
         for limit in record.limits:
             if limit.phase == "decode" and limit.tokens_per_s_user is not None:
-                point = (limit.tokens_per_s_user, limit.tokens_per_s, limit.size)
+                point = (limit.tokens_per_s_user, limit.limit.tokens_per_s, limit.size)
                 series.setdefault(f"limit of {record.plan.device_profile}", []).append(point)
     for number, (label, points) in enumerate(series.items()):
         points.sort()

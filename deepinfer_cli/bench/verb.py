@@ -20,6 +20,7 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.speculation.measure_steps import device_name
 from deepinfer.errors import ConfigError
 from deepinfer.machine import resolve_device
+from deepinfer.nvml import Nvml
 from deepinfer_cli.host import host, versions
 from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import to_json
@@ -66,6 +67,7 @@ def bench(request: BenchRequest, console: Console) -> int:
         versions=versions(),
         device=device_name(device),
         is_on_gpu=is_on_gpu,
+        driver=Nvml().driver() if is_on_gpu else None,
         measured_model=_measured_model(request, is_on_gpu),
         plan=request.plan,
         link=request.plan.exchange().name,

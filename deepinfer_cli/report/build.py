@@ -56,6 +56,7 @@ class Facts:
     write_s: float
     cpu_s: float
     energy_j: float | None
+    gpu_energy_j: float | None
     resolved: Resolved
     stats: EngineStats | None
     engine_notes: Mapping[str, str]
@@ -184,8 +185,10 @@ def _speculation(total: Summary, stats: EngineStats | None) -> Speculation:
 def _cost(facts: Facts) -> Cost:
     per_hour = facts.resolved.settings.cost_per_hour
     energy = None if facts.energy_j is None else round(facts.energy_j, 1)
+    on_gpu = facts.engine is not None and facts.engine.device.startswith("cuda")
+    gpu_energy = round(facts.gpu_energy_j, 1) if on_gpu and facts.gpu_energy_j else None
     if per_hour is None:
-        return Cost(energy_j=energy)
+        return Cost(energy_j=energy, gpu_energy_j=gpu_energy)
     total = per_hour * (facts.load_s + facts.answer_s) / 3_600
     tokens = facts.session.completion_tokens
     return Cost(
@@ -193,4 +196,5 @@ def _cost(facts: Facts) -> Cost:
         total=round(total, 6),
         per_million_tokens=round(total / tokens * 1e6, 6) if tokens else None,
         energy_j=energy,
+        gpu_energy_j=gpu_energy,
     )

@@ -215,6 +215,7 @@ def _metrics(a: Report, b: Report) -> Iterator[Metric]:
         "preemptions": (a.preemptions, b.preemptions),
         "cost": (a.cost.total, b.cost.total),
         "joules": (a.cost.energy_j, b.cost.energy_j),
+        "joules of the GPUs": (a.cost.gpu_energy_j, b.cost.gpu_energy_j),
     }  # fmt: skip
     for name, (one, two) in pairs.items():
         if one is not None or two is not None:

@@ -162,6 +162,7 @@ def _spent(report: Report) -> Iterator[Family]:
         )
     yield "cost", "Price of this part, in the currency of cost_per_hour.", [({}, report.cost.total)]
     yield "energy_joules", "Counted by the processor.", [({}, report.cost.energy_j)]
+    yield "gpu_energy_joules", "Counted by the GPUs.", [({}, report.cost.gpu_energy_j)]
 
 
 def _quantiles(phase: str, spread: Distribution) -> Samples:

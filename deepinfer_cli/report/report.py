@@ -132,12 +132,15 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """None where nobody knows: --cost-per-hour says the price, the processor counts energy."""
+    """None where nobody knows: --cost-per-hour says the price, processor and GPUs count energy."""
 
     per_hour: float | None = None
     total: float | None = says("of load_s and answer_s", default=None)
     per_million_tokens: float | None = says("answer tokens of this part", default=None)
     energy_j: float | None = says("joules of the whole processor meanwhile", default=None)
+    gpu_energy_j: float | None = says(
+        "joules of the GPUs that this process may use, if it used one", default=None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

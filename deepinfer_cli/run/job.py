@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.engine_facts import EngineFacts
 from deepinfer.errors import DeepInferError
+from deepinfer.nvml import GpuEnergy
 from deepinfer.outputs import RequestOutput
 from deepinfer_cli.input.input_meter import InputMeter
 from deepinfer_cli.input.reader import Reader
@@ -108,7 +109,7 @@ class Job:
         self._began_at = time.time()
         self._began = self._loaded = time.monotonic()
         self._cpu_at_load = time.process_time()
-        self._energy = EnergyMeter()
+        self._energy, self._gpu_energy = EnergyMeter(), GpuEnergy()
         self._ended: float | None = None
         self._cpu_s = 0.0
 
@@ -242,6 +243,7 @@ class Job:
                 write_s=self.pipeline.write_s,
                 cpu_s=self._cpu_s,
                 energy_j=self._energy.joules(),
+                gpu_energy_j=self._gpu_energy.joules(),
                 resolved=self.resolved,
                 stats=self._stats,
                 engine_notes=self._engine_notes,

@@ -23,17 +23,17 @@ def test_one_row_for_each_size_of_each_phase() -> None:
         ("prefill", 4_096, 4),
     ]
     small, large, _ = rows
-    assert large.tokens_per_s > small.tokens_per_s
+    assert large.limit.tokens_per_s > small.limit.tokens_per_s
     assert small.tokens_per_s_user is not None and large.tokens_per_s_user is not None
     assert small.tokens_per_s_user > large.tokens_per_s_user
-    assert all(row.overlap_s <= row.serial_s for row in rows)
+    assert all(row.limit.overlap_s <= row.limit.serial_s for row in rows)
 
 
 def test_replaying_more_costs_more() -> None:
     plan = BenchPlan(phases=("prefill",), tokens=(65_536,))
     window = limit_rows(plan, FLASH)[0]
     launch = limit_rows(dataclasses.replace(plan, replay_tokens=LAUNCH_REPLAY), FLASH)[0]
-    assert launch.local_s > window.local_s
+    assert launch.limit.local_s > window.limit.local_s
 
 
 def test_memory_decides_how_many_requests_fit() -> None:
@@ -55,7 +55,7 @@ def test_ranks_that_do_not_divide_the_experts_are_padded() -> None:
     "change, message",
     [
         ({"context": 2_000_000}, "context=2000000: the model's is 1048576"),
-        ({"num_drafts": 9}, "drafts=9: the model drafts at most 5"),
+        ({"drafts": (9,)}, "drafts=9: the model drafts at most 5"),
         ({"decode_ranks": 385}, "ep=385: the model has 384 experts"),
         ({"decode_ranks": 12, "link": "rdma400"}, "12 ranks over rdma400"),
     ],

@@ -15,31 +15,14 @@ from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
 from deepinfer.bench.rank_model import RankModel
-from deepinfer.bench.rank_prefill import measure_prefill
+from deepinfer.bench.rank_prefill import batches, measure_prefill
 from deepinfer.bench.rank_replay import replay_times
-from deepinfer.bench.rank_share import ExpectedRouting, RandomTensors, rank_config
+from deepinfer.bench.rank_share import RandomTensors, rank_config
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.recipes.embedded import embedded_model_path
 
 FLASH = ModelConfig.flash()
 TINY = ModelConfig.from_file(embedded_model_path())
-
-
-@pytest.mark.parametrize("ranks", [1, 8, 64])
-def test_a_rank_receives_what_even_routing_sends(ranks: int) -> None:
-    """Six choices of each token are spread over all ranks; every rank has as many tokens."""
-    routing = ExpectedRouting(
-        num_experts=384, num_choices=6, num_held=384 // ranks, ranks=ranks, seed=0
-    )
-    choices = routing.choices(1_536)
-    num_pairs = int((choices >= 0).sum())
-    assert num_pairs == pytest.approx(1_536 * 6, rel=0.01)
-    assert int(choices.max()) < 384 // ranks
-    is_used = choices >= 0
-    ascending = choices[:, 1:] > choices[:, :-1]
-    assert bool((ascending | ~is_used[:, :-1]).all()) and bool(is_used.any(1).all())
-    loads = torch.bincount(choices[is_used], minlength=384 // ranks).float()
-    assert float(loads.max() / loads.mean()) < 2
 
 
 def test_engram_rows_are_shared_out() -> None:
@@ -59,8 +42,8 @@ def test_random_tensors_have_the_checkpoints_forms() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_steps_of_a_small_model(ranks: int) -> None:
     plan = BenchPlan(
-        requests=(1, 3), context=200, tokens=(150, 400), num_drafts=2, decode_ranks=ranks,
-        prefill_ranks=ranks, num_steps=2,
+        requests=(1, 3), context=200, tokens=(150, 400), drafts=(2,), decode_ranks=ranks,
+        prefill_ranks=ranks, num_steps=2, modes=(),
     )  # fmt: skip
     rank = RankModel.make(TINY, ranks=ranks, context=200, num_slots=3, seed=0, device="cpu")
     rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
@@ -70,6 +53,39 @@ def test_steps_of_a_small_model(ranks: int) -> None:
     ]  # fmt: skip
     for row in rows:
         assert min(row.step_s) > 0 and (row.link_s > 0) == (ranks > 1)
+
+
+def test_every_kind_of_row_has_a_name_of_its_own() -> None:
+    """Drafts, modes and routings: what is measured beside plain rows."""
+    plan = BenchPlan(
+        requests=(2,), context=200, tokens=(200,), drafts=(5, None), num_steps=1,
+        routing=("even", "balanced"), decode_ranks=4, prefill_ranks=4,
+    )  # fmt: skip
+    rank = RankModel.make(
+        TINY, ranks=4, context=200, num_slots=2, seed=0, device="cpu", num_redundant=1
+    )
+    rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
+    assert [row.name for row in rows] == [
+        "2 requests, 5 drafts", "2 requests, auto", "2 requests, 5 drafts, balanced",
+        "2 requests, auto, balanced", "200 tokens", "200 tokens, exact",
+        "200 tokens, batch-invariant", "200 tokens, balanced",
+    ]  # fmt: skip
+    fixed, auto, *_ = rows
+    assert fixed.limit is not None and fixed.num_tokens == fixed.limit.num_tokens
+    assert auto.accepted_length is not None
+    assert auto.num_tokens == pytest.approx(2 * auto.accepted_length) and auto.num_drafts <= 5
+    window, exact = rows[4], rows[5]
+    assert window.limit is not None and exact.limit is not None
+    assert exact.limit.local_s > window.limit.local_s
+
+
+def test_chunks_end_where_rings_are_saved() -> None:
+    """As in the scheduler: every token once, and a pass ends at each boundary."""
+    rank = RankModel.make(TINY, ranks=1, context=300, num_slots=2, seed=0, device="cpu")
+    found = list(batches(rank.prompts(2, 300, None), 300, (128,)))
+    spans = [[(c.start, c.end, c.is_saved) for c in batch.chunks] for batch in found]
+    assert spans == [[(0, 128, True)] * 2, [(128, 300, False)] * 2]
+    assert all(chunk.is_last for chunk in found[-1].chunks)
 
 
 def test_sizes_beyond_the_room_are_left_out() -> None:
@@ -100,7 +116,7 @@ def test_auto_verifies_what_the_planner_chooses() -> None:
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=3, seed=0, device="cpu")
     step = rank.worker(5)
     found = auto_steps(step, begin(step, rank.decoding(3), 5), 0.75, 5)
-    assert len(found.step_s) == 5 and min(found.step_s) > 0
+    assert len(found.timed.step_s) == 5 and min(found.timed.step_s) > 0
     assert 0 <= found.mean_drafts <= 5 and 1 <= found.mean_tokens <= 1 + found.mean_drafts
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.results import Ceiling, LimitRow, Measurement
+from deepinfer.engine.limits.roofline import Limit
+from deepinfer.engine.limits.step_work import Work
 from deepinfer_cli.bench import verb
 from deepinfer_cli.bench.compare import comparison
 from deepinfer_cli.bench.page import cost_per_million, page
@@ -30,6 +32,14 @@ HOST = Host(
     system="Linux",
     python="3.12",
 )
+LIMIT = Limit(
+    work=Work(gemm_flops=1e12, weight_bytes=1e10),
+    num_tokens=26.3,
+    local_s=0.004,
+    link_s=0.001,
+    overlap_s=0.004,
+    serial_s=0.005,
+)
 
 
 def _measurement(**change: object) -> Measurement:
@@ -43,8 +53,7 @@ def _measurement(**change: object) -> Measurement:
         num_tokens=8.0,
         step_s=(0.011, 0.009, 0.010),
         link_s=0.002,
-        limit_overlap_s=0.004,
-        limit_serial_s=0.005,
+        limit=LIMIT,
         parts_s={"experts": 0.006, "attention": 0.004},
     )
     return dataclasses.replace(row, **change)
@@ -52,9 +61,8 @@ def _measurement(**change: object) -> Measurement:
 
 def _record(**change: object) -> BenchRecord:
     limit = LimitRow(
-        phase="decode", size=8, context=131_072, ranks=8, num_drafts=5, num_tokens=26.3,
-        local_s=0.01, link_s=0.001, overlap_s=0.01, serial_s=0.012, weight_bytes=5e10,
-        cache_bytes=1e9, fits=True,
+        phase="decode", size=8, context=131_072, ranks=8, num_drafts=5, limit=LIMIT,
+        weight_bytes=5e10, cache_bytes=1e9, fits=True,
     )  # fmt: skip
     record = BenchRecord(
         created="2026-11-30T12:00:00+0000",
@@ -83,7 +91,7 @@ def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
         "8 requests, no drafts", "3", "10.00", "2.00 (modelled)", "8.0", "800", "667", "100",
-        "40.0%", "41.7%", f"{cost_per_million(2.0, 800):,.2f}",
+        "40.0%", "40.0%", "41.7%", f"{cost_per_million(2.0, 800):,.2f}",
     ]  # fmt: skip
 
 
@@ -152,6 +160,14 @@ def test_ctrl_c_keeps_what_was_measured(cli, in_tmp: Path, monkeypatch: pytest.M
         (["--requests", "8,x"], "--requests x: expected whole numbers"),
         (["--phase", "all"], "--phase all: expected decode, prefill or both"),
         (["--preset", "fast"], "--preset fast: expected launch"),
+        (["--drafts", "6"], "drafts=6: the model drafts at most 5"),
+        (["--drafts", "auto,x"], "--drafts x: expected whole numbers"),
+        (["--modes", "fast"], "modes=('fast',): expected exact or batch-invariant"),
+        (["--routing", "odd"], "routing=('odd',): expected even or skewed or balanced"),
+        (["--ep", "12", "--link", "rdma400"], "12 ranks over rdma400"),
+        (["--ep", "0"], "decode_ranks=0: expected 1 or more"),
+        (["--tokens", "0"], "tokens=(0,): expected numbers of 1 or more"),
+        (["--acceptance", "120%"], "acceptance=1.2: expected 0 to 1"),
         (["--plots"], "--plots needs a folder"),
         (["--compare", "nowhere"], "nowhere: no such file"),
         (["--prompts", "empty.jsonl"], "empty.jsonl has no prompts"),

@@ -239,6 +239,8 @@ def cost(report: Report) -> Table:
         rows.append(("per million answer tokens", short(found.per_million_tokens)))
     if found.energy_j is not None:
         rows.append(("energy of the processor", f"{short(found.energy_j)} J"))
+    if found.gpu_energy_j is not None:
+        rows.append(("energy of the GPUs", f"{short(found.gpu_energy_j)} J"))
     return Table("Cost", (), rows)
 
 
