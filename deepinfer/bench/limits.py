@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 from deepinfer.engine.cache.kv_cache import block_bytes, slot_bytes
 from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
 from deepinfer.engine.model.config import ModelConfig
@@ -21,30 +23,43 @@ def limit_rows(plan: BenchPlan, model: ModelConfig) -> list[LimitRow]:
         # As many as pay are at most all.
         most = model.dspark_block_size
         drafts = sorted({most if number is None else number for number in plan.drafts})
-        rows += [decode_row(plan, model, size, num) for num in drafts for size in plan.requests]
+        rows += [
+            decode_row(plan, model, ranks, size, number)
+            for ranks in plan.decode_ranks
+            for number in drafts
+            for size in plan.requests
+        ]
     if "prefill" in plan.phases:
-        rows += [prefill_row(plan, model, size, plan.replay_tokens) for size in plan.tokens]
+        rows += [
+            prefill_row(plan, model, ranks, size, plan.replay_tokens)
+            for ranks in plan.prefill_ranks
+            for size in plan.tokens
+        ]
     return rows
 
 
-def decode_row(plan: BenchPlan, model: ModelConfig, num_requests: int, num_drafts: int) -> LimitRow:
+def decode_row(
+    plan: BenchPlan, model: ModelConfig, ranks: int, num_requests: int, num_drafts: int
+) -> LimitRow:
+    """Requests of different lengths count as equally many of their mean."""
+    context = round(mean(plan.contexts(num_requests)))
     limit = decode_limit(
         model,
         plan.profile(),
         num_requests=num_requests,
-        context=plan.context,
-        expert_parallel_size=plan.decode_ranks,
+        context=context,
+        expert_parallel_size=ranks,
         num_verified_drafts=num_drafts,
         acceptance=plan.acceptance,
         link=plan.exchange(),
     )
-    weights = rank_weight_bytes(model, plan.decode_ranks)
-    caches = num_requests * request_bytes(model, plan.context)
+    weights = rank_weight_bytes(model, ranks)
+    caches = sum(request_bytes(model, length) for length in plan.contexts(num_requests))
     return LimitRow(
         phase="decode",
         size=num_requests,
-        context=plan.context,
-        ranks=plan.decode_ranks,
+        context=context,
+        ranks=ranks,
         num_drafts=num_drafts,
         limit=limit,
         weight_bytes=weights,
@@ -54,26 +69,27 @@ def decode_row(plan: BenchPlan, model: ModelConfig, num_requests: int, num_draft
 
 
 def prefill_row(
-    plan: BenchPlan, model: ModelConfig, num_tokens: int, replay_tokens: int | None
+    plan: BenchPlan, model: ModelConfig, ranks: int, num_tokens: int, replay_tokens: int | None
 ) -> LimitRow:
-    """Prompts of the plan's context, the last one shorter, or one prompt if that is longer."""
-    prompt_len = min(num_tokens, plan.context)
+    """Prompts of different lengths count as equally many of their mean."""
+    prompts = plan.prompts(num_tokens)
+    prompt_len = round(mean(prompts))
     limit = prefill_limit(
         model,
         plan.profile(),
         prompt_len=prompt_len,
-        num_prompts=max(1, round(num_tokens / prompt_len)),
-        expert_parallel_size=plan.prefill_ranks,
+        num_prompts=len(prompts),
+        expert_parallel_size=ranks,
         replay_tokens=replay_tokens,
         link=plan.exchange(),
     )
-    weights = rank_weight_bytes(model, plan.prefill_ranks)
-    caches = -(-num_tokens // prompt_len) * request_bytes(model, prompt_len)
+    weights = rank_weight_bytes(model, ranks)
+    caches = sum(request_bytes(model, length) for length in prompts)
     return LimitRow(
         phase="prefill",
         size=num_tokens,
         context=prompt_len,
-        ranks=plan.prefill_ranks,
+        ranks=ranks,
         num_drafts=0,
         limit=limit,
         weight_bytes=weights,

@@ -23,10 +23,11 @@ class BenchPlan:
     """phases           what to measure
     requests         decode: requests per rank, one row each
     context          tokens of each request, or of each prompt in a prefill
+    lengths          tokens of requests and prompts in turn, instead of ``context``
     tokens           prefill: prompt tokens per rank, one row each
     drafts           drafts verified per request and step, one row each; None: as many as pay
     acceptance       chance that a draft is accepted once those before it were
-    decode_ranks     ranks of the expert exchange while decoding
+    decode_ranks     ranks of the expert exchange while decoding, one row each
     prefill_ranks    and while prefilling
     link             what carries the exchange; None is the fabric of the device
     device_profile   whose peak rates the limits are
@@ -44,11 +45,12 @@ class BenchPlan:
     phases: tuple[str, ...] = PHASES
     requests: tuple[int, ...] = (8, 16, 60, 128, 256)
     context: int = LAUNCH_CONTEXT
+    lengths: tuple[int, ...] = ()
     tokens: tuple[int, ...] = (4_096, 16_384, 65_536)
     drafts: tuple[int | None, ...] = (5,)
     acceptance: float = LAUNCH_ACCEPTANCE
-    decode_ranks: int = 8
-    prefill_ranks: int = 8
+    decode_ranks: tuple[int, ...] = (8,)
+    prefill_ranks: tuple[int, ...] = (8,)
     link: str | None = None
     device_profile: str = "h200"
     modes: tuple[str, ...] = MODES
@@ -63,11 +65,12 @@ class BenchPlan:
             _check(set(values) <= set(known), name, values, " or ".join(known))
         for name in ("phases", "routing", "drafts"):
             _check(bool(getattr(self, name)), name, (), "at least one")
-        for name in ("context", "decode_ranks", "prefill_ranks", "num_steps"):
+        for name in ("context", "num_steps"):
             _check(is_whole(value := getattr(self, name), 1, 2**31), name, value, "1 or more")
-        for name in ("requests", "tokens"):
+        for name in ("requests", "tokens", "lengths", "decode_ranks", "prefill_ranks"):
             values = getattr(self, name)
-            ok = bool(values) and all(is_whole(value, 1, 2**31) for value in values)
+            ok = all(is_whole(value, 1, 2**31) for value in values)
+            ok &= bool(values) or name == "lengths"
             _check(ok, name, values, "numbers of 1 or more")
         for number in self.drafts:
             ok = number is None or is_whole(number, 0, 1024)
@@ -75,6 +78,26 @@ class BenchPlan:
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
         self.profile()
         self.exchange()
+
+    def contexts(self, num_requests: int) -> list[int]:
+        """Tokens of so many requests."""
+        lengths = self.lengths or (self.context,)
+        return [lengths[number % len(lengths)] for number in range(num_requests)]
+
+    def prompts(self, num_tokens: int) -> list[int]:
+        """Tokens of the prompts of a prefill: as many as come nearest to ``num_tokens`` where all
+        are equally long, else as many as reach them."""
+        if not self.lengths:
+            length = min(num_tokens, self.context)
+            return [length] * max(1, round(num_tokens / length))
+        found: list[int] = []
+        while sum(found) < num_tokens:
+            found.append(self.lengths[len(found) % len(self.lengths)])
+        return found
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=self.context)
 
     def profile(self) -> DeviceProfile:
         return device_profile(self.device_profile)
@@ -84,9 +107,9 @@ class BenchPlan:
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ConfigError where the model cannot do what is asked."""
-        if self.context > model.max_position_embeddings:
+        if self.longest > model.max_position_embeddings:
             raise ConfigError(
-                f"context={self.context}: the model's is {model.max_position_embeddings}"
+                f"context={self.longest}: the model's is {model.max_position_embeddings}"
             )
         drafts = max(number or 0 for number in self.drafts)
         if drafts > model.dspark_block_size:
@@ -94,7 +117,7 @@ class BenchPlan:
                 f"drafts={drafts}: the model drafts at most {model.dspark_block_size}"
             )
         experts = max(plan.n_routed_experts for plan in model.layers)
-        for ranks in {self.decode_ranks, self.prefill_ranks}:
+        for ranks in {*self.decode_ranks, *self.prefill_ranks}:
             if ranks > experts:
                 raise ConfigError(f"ep={ranks}: the model has {experts} experts in a layer")
             self.exchange().num_receivers(ranks)

@@ -40,9 +40,9 @@ def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iter
 def _fixed(
     plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
 ) -> Measurement:
-    step = rank.worker(drafts, plan.context)
+    step = rank.worker(drafts)
     worker = DecodeWorker(step)
-    batch = begin(step, rank.decoding(number, plan.context), drafts)
+    batch = begin(step, rank.decoding(plan.contexts(number)), drafts)
 
     def once() -> DecodeResult:
         return worker.run(batch)
@@ -50,7 +50,7 @@ def _fixed(
     timed = timed_steps(once, plan.num_steps, rank.device)
     return measured_row(
         f"{number} requests, {drafts} drafts",
-        decode_row(plan, flash, number, drafts),
+        decode_row(plan, flash, rank.ranks, number, drafts),
         timed,
         plan,
         _exchanges(rank, drafts),
@@ -61,12 +61,12 @@ def _fixed(
 def _auto(plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int) -> Measurement:
     """The limit is that of as many drafts as were verified on average, with what they yielded."""
     most = rank.config.dspark_block_size
-    step = rank.worker(most, plan.context)
-    batch = begin(step, rank.decoding(number, plan.context), most)
+    step = rank.worker(most)
+    batch = begin(step, rank.decoding(plan.contexts(number)), most)
     found = auto_steps(step, batch, plan.acceptance, plan.num_steps)
     row = measured_row(
         f"{number} requests, auto",
-        decode_row(plan, flash, number, round(found.mean_drafts)),
+        decode_row(plan, flash, rank.ranks, number, round(found.mean_drafts)),
         found.timed,
         plan,
         _exchanges(rank, most),
@@ -89,4 +89,5 @@ def begin(step: DecodeStep, states: list[RequestState], num_drafts: int) -> Deco
     for state in states:
         step.table.assign(state)
     step.sampler.assign(states)
+    step.newest.random_(step.model.model.config.vocab_size)
     return DecodeBatch(states=states, num_drafts=[num_drafts] * len(states))

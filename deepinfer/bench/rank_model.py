@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -87,20 +89,27 @@ class RankModel:
             device=device,
         )
 
-    def decoding(self, count: int, context: int | None = None) -> list[RequestState]:
-        """``count`` requests with blocks of their own that wait for their next step.
+    def decoding(self, contexts: Sequence[int]) -> list[RequestState]:
+        """Requests with so many tokens computed and blocks of their own, waiting for a step.
 
         Raises: ConfigError if the caches have no room for them."""
-        context = context or self.context
-        return self._states(count, [0], context + self.config.dspark_block_size + 1, context,
-                            max(0, context - self.config.sliding_window))  # fmt: skip
+        most, window = self.config.dspark_block_size + 1, self.config.sliding_window
+        states = self._states([context + most for context in contexts])
+        for state, context in zip(states, contexts, strict=True):
+            state.num_computed_tokens = context
+            state.decoder_start = max(0, context - window)
+        return states
 
-    def prompts(self, count: int, length: int, replay_tokens: int | None) -> list[RequestState]:
-        """``count`` prompts of ``length`` tokens, nothing of them computed; decoder layers run on
-        their last ``replay_tokens``, one window if None.  Raises: ConfigError as ``decoding``."""
+    def prompts(self, lengths: Sequence[int], replay_tokens: int | None) -> list[RequestState]:
+        """Prompts of so many tokens, nothing of them computed; decoder layers run on their last
+        ``replay_tokens``, one window if None.  Raises: ConfigError as ``decoding``."""
         replay = self.config.sliding_window if replay_tokens is None else replay_tokens
-        token_ids = [t % self.config.vocab_size for t in range(length)]
-        return self._states(count, token_ids, length, 0, max(0, length - replay))
+        token_ids = [t % self.config.vocab_size for t in range(max(lengths))]
+        states = self._states(lengths)
+        for state, length in zip(states, lengths, strict=True):
+            state.token_ids, state.num_prompt_tokens = token_ids[:length], length
+            state.decoder_start = max(0, length - replay)
+        return states
 
     def worker(self, num_drafts: int, context: int | None = None) -> DecodeStep:
         """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts."""
@@ -112,14 +121,14 @@ class RankModel:
         sampler = Sampler(self.num_slots, str(self.device))
         return DecodeStep(bound, table, sampler, num_drafts=num_drafts)
 
-    def _states(
-        self, count: int, token_ids: list[int], room: int, num_computed: int, decoder_start: int
-    ) -> list[RequestState]:
-        blocks_each = -(-room // BLOCK_SIZE)
-        fit = min(self.num_slots, self.cache.num_blocks // blocks_each)
-        if count > fit:
+    def _states(self, sizes: Sequence[int]) -> list[RequestState]:
+        """Requests with blocks for so many tokens each, in slots 0, 1, ..."""
+        counts = [-(-size // BLOCK_SIZE) for size in sizes]
+        ends = list(accumulate(counts))
+        if len(sizes) > self.num_slots or ends[-1] > self.cache.num_blocks:
             raise ConfigError(
-                f"{count} requests of {room:,} tokens: the caches have room for {fit}"
+                f"{len(sizes)} requests of {sum(sizes):,} tokens together: the caches have room "
+                f"for {self.num_slots} and {self.cache.num_blocks * BLOCK_SIZE:,}"
             )
         return [
             RequestState(
@@ -131,16 +140,15 @@ class RankModel:
                 ),
                 arrival=slot,
                 arrived_s=0.0,
-                token_ids=token_ids,
-                num_prompt_tokens=len(token_ids),
+                token_ids=[0],
+                num_prompt_tokens=1,
                 max_output_tokens=1,
-                decoder_start=decoder_start,
+                decoder_start=0,
                 stop_token_ids=frozenset(),
                 slot=slot,
-                blocks=list(range(slot * blocks_each, (slot + 1) * blocks_each)),
-                num_computed_tokens=num_computed,
+                blocks=list(range(end - count, end)),
             )
-            for slot in range(count)
+            for slot, (count, end) in enumerate(zip(counts, ends, strict=True))
         ]
 
 

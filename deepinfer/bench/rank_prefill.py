@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 
 from deepinfer.engine.cache.prefix_hit import snapshot_boundaries
 from deepinfer.engine.execution.prefill import PrefillWorker
@@ -28,7 +27,7 @@ def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Ite
     for routing in plan.routing:
         rank.share.routing = routing
         for number in plan.tokens:
-            if max(1, round(number / min(number, rank.context))) > rank.num_slots:
+            if len(plan.prompts(number)) > rank.num_slots:
                 continue
             for mode in ("", *(plan.modes if routing == "even" else ())):
                 suffix = f", {mode or routing}" if mode or routing != "even" else ""
@@ -38,44 +37,47 @@ def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Ite
 def _row(
     plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, mode: str, name: str
 ) -> Measurement:
-    length = min(number, rank.context)
-    replay = length if mode == "exact" else plan.replay_tokens
-    states = rank.prompts(max(1, round(number / length)), length, replay)
-    saved: tuple[int, ...] = ()
+    prompts = plan.prompts(number)
+    replay = max(prompts) if mode == "exact" else plan.replay_tokens
+    states = rank.prompts(prompts, replay)
     if mode == "batch-invariant":
-        saved = snapshot_boundaries(0, states[0].decoder_start, BLOCK_SIZE)
+        for state in states:
+            state.boundaries = snapshot_boundaries(0, state.decoder_start, BLOCK_SIZE)
+    passes = list(batches(states))
+    with_decoder = sum(any(c.end > c.state.decoder_start for c in p.chunks) for p in passes)
+    exchanges = len(passes) * rank.config.num_encoder_layers
+    exchanges += with_decoder * rank.config.num_decoder_layers
     worker = PrefillWorker(rank.worker(0))
 
     def once() -> None:
-        for batch in batches(states, length, saved):
+        for batch in passes:
             worker.run(batch)
 
     timed = timed_steps(once, max(_LEAST_STEPS, plan.num_steps // 4), rank.device)
-    chunks = -(-number // CHUNK_TOKENS)
-    exchanges = chunks * rank.config.num_encoder_layers
-    exchanges += (chunks if mode == "exact" else 1) * rank.config.num_decoder_layers
-    row = prefill_row(plan, flash, number, replay)
+    row = prefill_row(plan, flash, rank.ranks, number, replay)
     parts = kernel_parts(once, rank.device)
     return measured_row(name, row, timed, plan, exchanges, parts)
 
 
-def batches(
-    states: Sequence[RequestState], length: int, saved: Collection[int] = ()
-) -> Iterator[PrefillBatch]:
-    """Prompts of ``length`` tokens chunk by chunk; several share a pass where they fit.
-
-    A chunk also ends where rings are ``saved``, as the scheduler lets it.
-    """
-    per_pass = max(1, CHUNK_TOKENS // length)
-    ends = sorted({*range(0, length, CHUNK_TOKENS), *saved, length})
-    for begin in range(0, len(states), per_pass):
-        for start, end in pairwise(ends):
-            yield PrefillBatch(
-                chunks=[
-                    PrefillChunk(
-                        state=state, start=start, end=end, is_first=start == 0,
-                        is_saved=end in saved,
-                    )
-                    for state in states[begin : begin + per_pass]
-                ]
-            )  # fmt: skip
+def batches(states: Sequence[RequestState]) -> Iterator[PrefillBatch]:
+    """Whole prompts in passes of at most ``CHUNK_TOKENS``; a chunk also ends where rings are saved
+    (``boundaries``), as the scheduler lets it."""
+    chunks: list[PrefillChunk] = []
+    room = CHUNK_TOKENS
+    for state in states:
+        start, length = 0, len(state.token_ids)
+        while start < length:
+            end = min([start + room, length, *(b for b in state.boundaries if b > start)])
+            is_saved = end in state.boundaries
+            chunks.append(
+                PrefillChunk(
+                    state=state, start=start, end=end, is_first=start == 0, is_saved=is_saved
+                )
+            )
+            room -= end - start
+            start = end
+            if not room or start < length:
+                yield PrefillBatch(chunks=chunks)
+                chunks, room = [], CHUNK_TOKENS
+    if chunks:
+        yield PrefillBatch(chunks=chunks)

@@ -34,8 +34,8 @@ def replay_times(
     worker = PrefillWorker(rank.worker(0, prompt_len + 1))
     # One token more, so that this pass is not the last one: it ends where the decoder begins.
     start, end = prompt_len - replay_tokens, prompt_len
-    [with_decoder] = rank.prompts(1, prompt_len, replay_tokens)
-    [without] = rank.prompts(1, prompt_len + 1, 1)
+    [with_decoder] = rank.prompts([prompt_len], replay_tokens)
+    [without] = rank.prompts([prompt_len + 1], 1)
     seconds = []
     for state in (with_decoder, without):
         chunk = PrefillChunk(state=state, start=start, end=end, is_first=True)

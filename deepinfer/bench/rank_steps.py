@@ -23,44 +23,47 @@ def measure_rank(
     device: torch.device | str,
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """All rows of the plan; the rank is made anew where decode and prefill have other ranks.
+    """All rows of the plan, one size of the deployment after the other.
 
     Raises: ConfigError if a phase has a size that does not fit the device's free memory.
     """
-    rank = None
-    for phase, ranks in (("decode", plan.decode_ranks), ("prefill", plan.prefill_ranks)):
-        if phase not in plan.phases:
-            continue
-        num_slots = max(plan.requests) if phase == "decode" else _prompts_at_once(plan)
-        if rank is None or rank.ranks != ranks or rank.num_slots < num_slots:
-            rank = None  # frees its memory before the next one takes it
-            _check_memory(plan, flash, ranks, num_slots, device)
-            tick(f"random weights of 1 of {ranks} ranks")
-            rank = RankModel.make(
-                flash,
-                ranks=ranks,
-                context=plan.context,
-                num_slots=num_slots,
-                seed=plan.seed,
-                device=device,
-                num_redundant=int("balanced" in plan.routing),
-            )
-        tick(phase)
-        yield from (measure_decode if phase == "decode" else measure_prefill)(plan, flash, rank)
+    by_phase = {
+        "decode": (plan.decode_ranks, max(plan.requests), measure_decode),
+        "prefill": (plan.prefill_ranks, _prompts_at_once(plan), measure_prefill),
+    }
+    wanted = {phase: by_phase[phase] for phase in by_phase if phase in plan.phases}
+    for ranks in dict.fromkeys(size for sizes, _, _ in wanted.values() for size in sizes):
+        here = {phase: found for phase, found in wanted.items() if ranks in found[0]}
+        num_slots = max(slots for _, slots, _ in here.values())
+        _check_memory(plan, flash, ranks, num_slots, device)
+        tick(f"random weights of 1 of {ranks} ranks")
+        rank = RankModel.make(
+            flash,
+            ranks=ranks,
+            context=plan.longest,
+            num_slots=num_slots,
+            seed=plan.seed,
+            device=device,
+            num_redundant=int("balanced" in plan.routing),
+        )
+        for phase, (_, _, measure) in here.items():
+            tick(f"{phase} of 1 of {ranks} ranks")
+            yield from measure(plan, flash, rank)
+        del rank  # frees its memory before the next one takes it
 
 
 def _prompts_at_once(plan: BenchPlan) -> int:
-    return max(max(1, round(number / min(number, plan.context))) for number in plan.tokens)
+    return max(len(plan.prompts(number)) for number in plan.tokens)
 
 
 def _check_memory(
     plan: BenchPlan, flash: ModelConfig, ranks: int, num_slots: int, device: torch.device | str
 ) -> None:
-    fit = num_that_fit(flash, ranks, plan.context, device)
+    fit = num_that_fit(flash, ranks, plan.longest, device)
     if fit is not None and fit < num_slots:
         weights = rank_weight_bytes(flash, ranks)
         raise ConfigError(
-            f"{num_slots} requests of {plan.context:,} tokens and the weights of 1 of {ranks} "
+            f"{num_slots} requests of {plan.longest:,} tokens and the weights of 1 of {ranks} "
             f"ranks ({weights / 1e9:,.0f} GB) do not fit the free memory of this GPU: {fit} "
             "requests fit; ask for fewer (--requests), a shorter --context or more ranks (--ep)"
         )

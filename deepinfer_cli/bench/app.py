@@ -50,7 +50,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
                                 "NAME")
         ] = None,
         ep: Annotated[
-            str | None, option("--ep", "Ranks that share the experts. [8]", "N")
+            str | None, option("--ep", "Ranks that share the experts, a list. [8]", "N,N")
         ] = None,
         requests: Annotated[
             str | None, option("--requests", "Requests per rank, a list. [8,16,60,128,256]", "N,N")
@@ -119,7 +119,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         if plots and output is None:
             raise typer.BadParameter("--plots needs a folder: add -o FOLDER")
         sizes = None if requests is None else counts("--requests", requests)
-        ranks = None if ep is None else count("--ep", ep)
+        ranks = None if ep is None else counts("--ep", ep)
         given = {
             "phases": _phases(phase),
             "device_profile": device_profile,
@@ -182,4 +182,4 @@ def _preset(name: str | None) -> dict[str, Any]:
         return {}
     from deepinfer.bench.plan import LAUNCH_REPLAY
 
-    return {"decode_ranks": 64, "prefill_ranks": 4, "replay_tokens": LAUNCH_REPLAY}
+    return {"decode_ranks": (64,), "prefill_ranks": (4,), "replay_tokens": LAUNCH_REPLAY}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from deepinfer.bench.results import LimitRow, Measurement
 
+from .ranks import compared_ranks
 from .record import BenchRecord
 
 _MILLION = 1e6
@@ -16,11 +17,14 @@ def page(record: BenchRecord) -> str:
     parts = [_head(record)]
     if record.measurements:
         parts.append(f"## Measured on {record.device}\n")
+        kinds = dict.fromkeys((row.phase, row.ranks) for row in record.measurements)
         parts += [
-            _measured(record, phase, rows)
-            for phase in ("decode", "prefill")
-            if (rows := [row for row in record.measurements if row.phase == phase])
+            _measured(record, [r for r in record.measurements if (r.phase, r.ranks) == kind])
+            for kind in kinds
         ]
+        parts.append(_ceilings(record))
+        if compared := list(compared_ranks(record.measurements)):
+            parts.append("### More ranks\n\n" + "\n".join(f"* {line}" for line in compared) + "\n")
         parts += [_split(row) for row in record.measurements if row.parts_s]
     if record.limits:
         parts.append(_limits(record))
@@ -53,9 +57,9 @@ def _head(record: BenchRecord) -> str:
     )
 
 
-def _measured(record: BenchRecord, phase: str, rows: list[Measurement]) -> str:
-    is_decode = phase == "decode"
-    has_link = any(row.ranks > 1 for row in rows)
+def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
+    first = rows[0]
+    is_decode, has_link = first.phase == "decode", first.ranks > 1
     head = ["measurement", "steps", "step ms"]
     head += ["link ms"] if has_link else []
     head += ["tokens/step"] if is_decode else []
@@ -86,35 +90,39 @@ def _measured(record: BenchRecord, phase: str, rows: list[Measurement]) -> str:
         if price is not None:
             cells.append(f"{cost_per_million(price, row.tokens_per_s):,.2f}")
         body.append(cells)
-    title = f"### {phase.capitalize()}, {record.measured_model}\n\n"
-    return title + table(head, body) + _ceilings(record, phase)
+    deployment = f", 1 of {first.ranks} ranks" if has_link else ""
+    title = f"### {first.phase.capitalize()}, {record.measured_model}{deployment}\n\n"
+    return title + table(head, body)
 
 
-def _ceilings(record: BenchRecord, phase: str) -> str:
-    if phase != "decode" and any(row.phase == "decode" for row in record.measurements):
-        return ""
+def _ceilings(record: BenchRecord) -> str:
     if not record.ceilings:
         return ""
     found = "; ".join(f"{c.name} {unit(c.value, c.unit)}" for c in record.ceilings)
-    return f"\nCeilings in the same run: {found}.\n"
+    return f"Ceilings in the same run: {found}.\n"
 
 
 def _split(row: Measurement) -> str:
-    total = sum(row.parts_s.values())
+    # The step that was profiled is not among those that were timed.
+    idle_s = max(0.0, row.local_s - sum(row.parts_s.values()))
+    parts = {**row.parts_s, "nothing (gaps, the host)": idle_s}
+    total = sum(parts.values())
     body = [
         [name, _ms(seconds), _percent(seconds / total)]
-        for name, seconds in sorted(row.parts_s.items(), key=lambda item: -item[1])
+        for name, seconds in sorted(parts.items(), key=lambda item: -item[1])
     ]
-    return f"#### Where the step goes: {row.name}\n\n" + table(["part", "ms", "share"], body)
+    deployment = f", 1 of {row.ranks} ranks" if row.ranks > 1 else ""
+    return f"#### Where the step goes: {row.name}{deployment}\n\n" + table(
+        ["part", "ms", "share"], body
+    )
 
 
 def _limits(record: BenchRecord) -> str:
     plan = record.plan
-    kinds = dict.fromkeys((row.phase, row.num_drafts) for row in record.limits)
-    rows = "".join(
-        _limit_table(record, [row for row in record.limits if (row.phase, row.num_drafts) == kind])
-        for kind in kinds
-    )
+    groups: dict[tuple[str, int, int], list[LimitRow]] = {}
+    for row in record.limits:
+        groups.setdefault((row.phase, row.ranks, row.num_drafts), []).append(row)
+    rows = "".join(_limit_table(record, group) for group in groups.values())
     return (
         f"## Limits of {plan.device_profile} ({plan.profile().source})\n\n"
         f"DeepSeek-V4.1-Flash at the device's peak rates, exchange over {record.link}: what no "

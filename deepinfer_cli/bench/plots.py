@@ -47,13 +47,15 @@ def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
     for row in record.measurements:
         if row.phase == "decode" and row.tokens_per_s_user is not None:
             kind = row.name.partition(", ")[2] or "measured"
+            kind += f", EP{row.ranks}" if row.ranks > 1 else ""
             point = (row.tokens_per_s_user, row.tokens_per_s, row.size)
             series.setdefault(f"measured: {kind}", []).append(point)
     if not series:
         for limit in record.limits:
             if limit.phase == "decode" and limit.tokens_per_s_user is not None:
                 point = (limit.tokens_per_s_user, limit.limit.tokens_per_s, limit.size)
-                series.setdefault(f"limit of {record.plan.device_profile}", []).append(point)
+                label = f"limit of {record.plan.device_profile}, EP{limit.ranks}"
+                series.setdefault(label, []).append(point)
     for number, (label, points) in enumerate(series.items()):
         points.sort()
         users, devices, sizes = zip(*points, strict=True)
@@ -84,7 +86,7 @@ def _draw_steps(record: BenchRecord, axes: Any) -> bool:
                 row.parts_s.get(part, 0.0 if row.parts_s else row.local_s) * 1e3 for row in rows
             ]
         hatch = _HATCHES[number % len(_HATCHES)]
-        names = [f"{row.phase}: {row.name}" for row in rows]
+        names = [f"{row.phase}: {row.name}, EP{row.ranks}" for row in rows]
         axes.barh(
             names, widths, left=left, label=part.replace("_", " "), hatch=hatch, edgecolor="white"
         )

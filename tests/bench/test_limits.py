@@ -15,14 +15,16 @@ FLASH = ModelConfig.flash()
 
 
 def test_one_row_for_each_size_of_each_phase() -> None:
-    plan = BenchPlan(requests=(8, 256), tokens=(4_096,), decode_ranks=8, prefill_ranks=4)
+    plan = BenchPlan(requests=(8, 256), tokens=(4_096,), decode_ranks=(8, 64), prefill_ranks=(4,))
     rows = limit_rows(plan, FLASH)
     assert [(row.phase, row.size, row.ranks) for row in rows] == [
         ("decode", 8, 8),
         ("decode", 256, 8),
+        ("decode", 8, 64),
+        ("decode", 256, 64),
         ("prefill", 4_096, 4),
     ]
-    small, large, _ = rows
+    small, large, *_ = rows
     assert large.limit.tokens_per_s > small.limit.tokens_per_s
     assert small.tokens_per_s_user is not None and large.tokens_per_s_user is not None
     assert small.tokens_per_s_user > large.tokens_per_s_user
@@ -39,11 +41,11 @@ def test_replaying_more_costs_more() -> None:
 def test_memory_decides_how_many_requests_fit() -> None:
     """At 131,072 tokens a request takes about 119.6 MB, 256 of them 30.6 GB."""
     assert 256 * request_bytes(FLASH, 131_072) == pytest.approx(30.7e9, rel=0.01)
-    one_rank = limit_rows(BenchPlan(phases=("decode",), decode_ranks=1), FLASH)
+    one_rank = limit_rows(BenchPlan(phases=("decode",), decode_ranks=(1,)), FLASH)
     assert not any(row.fits for row in one_rank)
     assert requests_that_fit(FLASH, 131_072, 1, 141e9) == 0
     most = requests_that_fit(FLASH, 131_072, 8, 141e9)
-    rows = limit_rows(BenchPlan(requests=(most, most + 1), decode_ranks=8), FLASH)
+    rows = limit_rows(BenchPlan(requests=(most, most + 1)), FLASH)
     assert [row.fits for row in rows[:2]] == [True, False]
 
 
@@ -56,8 +58,8 @@ def test_ranks_that_do_not_divide_the_experts_are_padded() -> None:
     [
         ({"context": 2_000_000}, "context=2000000: the model's is 1048576"),
         ({"drafts": (9,)}, "drafts=9: the model drafts at most 5"),
-        ({"decode_ranks": 385}, "ep=385: the model has 384 experts"),
-        ({"decode_ranks": 12, "link": "rdma400"}, "12 ranks over rdma400"),
+        ({"decode_ranks": (385,)}, "ep=385: the model has 384 experts"),
+        ({"decode_ranks": (12,), "link": "rdma400"}, "12 ranks over rdma400"),
     ],
 )
 def test_what_the_model_cannot_do(change: dict[str, object], message: str) -> None:
@@ -79,3 +81,14 @@ def test_what_the_model_cannot_do(change: dict[str, object], message: str) -> No
 def test_values_out_of_range(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BenchPlan(**change)
+
+
+def test_lengths_are_taken_in_turn() -> None:
+    plan = BenchPlan(lengths=(100, 300))
+    assert plan.contexts(3) == [100, 300, 100] and plan.longest == 300
+    assert plan.prompts(350) == [100, 300] and plan.prompts(401) == [100, 300, 100]
+    equal = BenchPlan(context=1_000)
+    assert equal.contexts(2) == [1_000] * 2
+    assert equal.prompts(400) == [400] and equal.prompts(2_000) == [1_000] * 2
+    rows = limit_rows(dataclasses.replace(plan, requests=(4,), tokens=(400,)), FLASH)
+    assert [row.context for row in rows] == [200, 200]

@@ -42,8 +42,8 @@ def test_random_tensors_have_the_checkpoints_forms() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_steps_of_a_small_model(ranks: int) -> None:
     plan = BenchPlan(
-        requests=(1, 3), context=200, tokens=(150, 400), drafts=(2,), decode_ranks=ranks,
-        prefill_ranks=ranks, num_steps=2, modes=(),
+        requests=(1, 3), context=200, tokens=(150, 400), drafts=(2,), decode_ranks=(ranks,),
+        prefill_ranks=(ranks,), num_steps=2, modes=(),
     )  # fmt: skip
     rank = RankModel.make(TINY, ranks=ranks, context=200, num_slots=3, seed=0, device="cpu")
     rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
@@ -59,7 +59,7 @@ def test_every_kind_of_row_has_a_name_of_its_own() -> None:
     """Drafts, modes and routings: what is measured beside plain rows."""
     plan = BenchPlan(
         requests=(2,), context=200, tokens=(200,), drafts=(5, None), num_steps=1,
-        routing=("even", "balanced"), decode_ranks=4, prefill_ranks=4,
+        routing=("even", "balanced"), decode_ranks=(4,), prefill_ranks=(4,),
     )  # fmt: skip
     rank = RankModel.make(
         TINY, ranks=4, context=200, num_slots=2, seed=0, device="cpu", num_redundant=1
@@ -82,16 +82,21 @@ def test_every_kind_of_row_has_a_name_of_its_own() -> None:
 def test_chunks_end_where_rings_are_saved() -> None:
     """As in the scheduler: every token once, and a pass ends at each boundary."""
     rank = RankModel.make(TINY, ranks=1, context=300, num_slots=2, seed=0, device="cpu")
-    found = list(batches(rank.prompts(2, 300, None), 300, (128,)))
+    states = rank.prompts([300, 300], None)
+    for state in states:
+        state.boundaries = (128,)
+    found = list(batches(states))
     spans = [[(c.start, c.end, c.is_saved) for c in batch.chunks] for batch in found]
-    assert spans == [[(0, 128, True)] * 2, [(128, 300, False)] * 2]
+    assert spans == [
+        [(0, 128, True)], [(128, 300, False), (0, 128, True)], [(128, 300, False)],
+    ]  # fmt: skip
     assert all(chunk.is_last for chunk in found[-1].chunks)
 
 
 def test_sizes_beyond_the_room_are_left_out() -> None:
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=2, seed=0, device="cpu")
     plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, num_steps=1)
-    plan = dataclasses.replace(plan, decode_ranks=2)
+    plan = dataclasses.replace(plan, decode_ranks=(2,))
     assert [row.size for row in measure_decode(plan, TINY, rank)] == [2]
 
 
@@ -115,7 +120,7 @@ def test_auto_verifies_what_the_planner_chooses() -> None:
     """Tokens per step stay within what so many drafts could give."""
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=3, seed=0, device="cpu")
     step = rank.worker(5)
-    found = auto_steps(step, begin(step, rank.decoding(3), 5), 0.75, 5)
+    found = auto_steps(step, begin(step, rank.decoding([100] * 3), 5), 0.75, 5)
     assert len(found.timed.step_s) == 5 and min(found.timed.step_s) > 0
     assert 0 <= found.mean_drafts <= 5 and 1 <= found.mean_tokens <= 1 + found.mean_drafts
 
