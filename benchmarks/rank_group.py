@@ -161,7 +161,7 @@ def run_part(part: Part, options: argparse.Namespace) -> int:
                     num_done += 1
                     continue
                 failures += message.get("ok") is False
-                show({k: round(v, 2) if isinstance(v, float) else v for k, v in message.items()})
+                show({k: _short(v) for k, v in message.items()})
             if not messages and time.monotonic() > deadline:
                 raise DeepInferError(f"no end after {options.part_s} s; the ranks were stopped")
     return failures
@@ -173,6 +173,10 @@ def add_options(parser: argparse.ArgumentParser, *, ranks: int) -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--part-s", type=float, default=60.0, help="seconds a part may take")
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def show(values: Mapping[str, Any]) -> None:

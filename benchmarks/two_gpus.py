@@ -41,12 +41,13 @@ from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.kernels.exchange import (
     ExchangeLayout,
+    copy_blocks,
     receive_results,
     receive_tokens,
     send_results,
     send_tokens,
 )
-from deepinfer.kernels.gemm import Weight, quantized_linear
+from deepinfer.kernels.gemm import Weight, native_weight, quantized_linear
 from deepinfer.kernels.moe import expert_pairs, experts, native_experts
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,7 @@ class SomeExperts:
 
     def __init__(self, bench: Bench, first: int, count: int) -> None:
         inner = 64 if bench.hidden < 1024 else 256
+        self.count = count
         numbers = range(first, first + count)
         gate_up = [random_fp4(bench, 2 * number, 2 * inner, bench.hidden) for number in numbers]
         down = [random_fp4(bench, 2 * number + 1, bench.hidden, inner) for number in numbers]
@@ -115,6 +117,17 @@ def peer_channel(bench: Bench, capacity: int, *, is_exact: bool) -> PeerChannel:
     return PeerChannel(layout, memory, bench.rank)
 
 
+def tile_error(whole: SomeExperts, x: Tensor, ids: Tensor, weights: Tensor) -> float:
+    """How far the shape of tiles alone moves one rank's answer."""
+    if not len(x):
+        return 0.0
+    results = [
+        experts(x, ids, weights, whole.gate_up, whole.down, LIMIT, num_pairs=each * whole.count)
+        for each in (0, 1, 2, 4, 16)
+    ]
+    return max(float((result - results[0]).abs().max()) for result in results)
+
+
 def check_peer_exchange(bench: Bench) -> None:
     """Writing into each other's memory, eagerly and as a graph, against one rank."""
     half = bench.num_experts // bench.size
@@ -140,7 +153,9 @@ def check_peer_exchange(bench: Bench) -> None:
             errors = [float((run - expected).abs().max()) / scale for run in runs if count]
             error = bench.worst(max(errors, default=0.0))
             ok = error == 0 if is_exact else error < 0.02
-            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error, ok=ok)
+            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error, ok=ok,
+                      repeats=len({run.sum().item() for run in runs}) == 1,
+                      tiles=tile_error(whole, x, ids, weights))  # fmt: skip
 
 
 def check_exchange(bench: Bench) -> None:
@@ -272,19 +287,24 @@ def time_peer_ways(
     here = (layout, channel.memory.own, number)
     replicas = (table.rank, table.place, table.count)
 
-    def dispatch() -> tuple[Tensor, ...]:
+    def send() -> Tensor:
         number.add_(1)
-        ranks = send_tokens(*to_all, *tokens, replicas)
-        return ranks, *receive_tokens(*here)
+        return send_tokens(*to_all, *tokens, replicas, count)
+
+    def dispatch() -> tuple[Tensor, ...]:
+        return send(), *receive_tokens(*here, count)
 
     ranks, _, places, _ = dispatch()
     rows = places.flatten() >= 0
     row_of_pair = torch.where(rows, rows.cumsum(0) - 1, -1).int()
     outputs = torch.zeros(int(rows.sum()), bench.hidden, dtype=torch.bfloat16, device=bench.device)
 
-    def combine() -> Tensor:
+    def send_back() -> None:
         number.add_(1)
         send_results(*to_all, outputs, row_of_pair)
+
+    def combine() -> Tensor:
+        send_back()
         return receive_results(*here, ranks)
 
     away = ranks[ranks != bench.rank]
@@ -294,12 +314,12 @@ def time_peer_ways(
         "dispatch": others * layout.row_bytes,
         "combine": 2 * bench.hidden * (away.numel() if layout.is_exact else others),
     }
-    for name, call in (("dispatch", dispatch), ("combine", combine)):
-        us = bench.worst(bench.device_us(call))
+    for name, sends, call in (("dispatch", send, dispatch), ("combine", send_back, combine)):
+        us, send_us = bench.worst(bench.device_us(call)), bench.worst(bench.device_us(sends))
         copy_us = peer_copy_us(bench, leaving[name])
         bench.say(time=f"peer memory, {name}", tokens_per_rank=count, exact=layout.is_exact, us=us,
-                  bytes=leaving[name], gbytes_per_s=leaving[name] / us / 1e3, copy_us=copy_us,
-                  percent_of_copy=100 * copy_us / us)  # fmt: skip
+                  send_us=send_us, bytes=leaving[name], gbytes_per_s=leaving[name] / us / 1e3,
+                  copy_us=copy_us, percent_of_copy=100 * copy_us / us)  # fmt: skip
 
 
 def time_overlap(bench: Bench) -> None:
@@ -312,7 +332,7 @@ def time_overlap(bench: Bench) -> None:
     else:
         routed = exchange(bench, NoExperts(), capacity=count, is_exact=False)
     arguments = bench.tokens(count)
-    weight = Weight(torch.randn(2 * bench.inner, bench.hidden).bfloat16().to(bench.device))
+    weight = native_weight(random_fp4(bench, 0, 2 * bench.inner, bench.hidden))
     side = torch.cuda.Stream() if bench.on_gpu else None
 
     def compute() -> Tensor:
@@ -368,9 +388,29 @@ def time_kv_transfer(bench: Bench) -> None:
             dist.recv(data, 0)
             pool[places] = data[:-RING_BYTES].view(num_blocks, per_block)
 
-    us, copy_us = bench.microseconds(hand_over), peer_copy_us(bench, total)
-    bench.say(time="KV of one prompt", tokens=kv_tokens, bytes=total, us=us,
-              gbytes_per_s=total / us / 1e3, percent_of_copy=100 * copy_us / us)  # fmt: skip
+    forms = {"torch.distributed": hand_over}
+    if bench.on_gpu:
+        staging = PeerMemory(bench.group, total, bench.device)
+        addresses = staging.addresses.tolist()
+        in_order = torch.arange(num_blocks, device=bench.device)
+        ring_rows = rings.view(40, -1)
+        layers = torch.arange(len(ring_rows), device=bench.device)
+        landed = staging.own[: num_blocks * per_block].view(num_blocks, per_block)
+
+        def write_over() -> None:
+            """Every rank writes into the next one's staging memory, then takes in what is in its
+            own: as in a run, where the message that it is there has come before."""
+            target = addresses[(bench.rank + 1) % bench.size]
+            copy_blocks(pool, places, target, in_order)
+            copy_blocks(ring_rows, layers, target + num_blocks * per_block, layers)
+            copy_blocks(landed, in_order, pool.data_ptr(), places)
+
+        forms["peer memory, both ways at once"] = write_over
+    for form, call in forms.items():
+        us, copy_us = bench.microseconds(call), peer_copy_us(bench, total)
+        bench.say(time="KV of one prompt", form=form, tokens=kv_tokens, bytes=total, us=us,
+                  gbytes_per_s=total / us / 1e3, copy_us=copy_us,
+                  percent_of_copy=100 * copy_us / us)  # fmt: skip
 
 
 CHECKS = {"exchange": check_exchange, "engine": check_engine}

@@ -32,7 +32,8 @@ class PeerChannel:
     """Buffers of one exchange at a time between the ranks of a host; layers take turns.
 
     ``round_number`` [1] i32: exchanges begun so far.  All ranks begin the same ones in the same
-    order on one stream, and end each before the next.
+    order on one stream, and end each before the next.  ``most_tokens`` is how many tokens any of
+    them brings to the exchanges that follow, the same on all ranks.
     """
 
     def __init__(self, layout: ExchangeLayout, memory: PeerMemory, rank: int) -> None:
@@ -40,6 +41,7 @@ class PeerChannel:
         self.memory = memory
         self.rank = rank
         self.round_number = torch.zeros(1, dtype=torch.int32, device=memory.own.device)
+        self.most_tokens = layout.capacity
 
     def begin(
         self, x: Tensor, ids: Tensor, weights: Tensor, table: RoutingTable
@@ -49,10 +51,12 @@ class PeerChannel:
         self.round_number += 1
         to_all = (self.layout, self.memory.addresses, self.rank, self.round_number)
         here = (self.layout, self.memory.own, self.round_number)
-        ranks = send_tokens(*to_all, x, ids, weights, (table.rank, table.place, table.count))
+        most = self.most_tokens
+        replicas = (table.rank, table.place, table.count)
+        ranks = send_tokens(*to_all, x, ids, weights, replicas, most)
 
         def finish(local: PairExperts) -> Tensor:
-            outputs, row_of_pair = local.pairs(*receive_tokens(*here))
+            outputs, row_of_pair = local.pairs(*receive_tokens(*here, most))
             send_results(*to_all, outputs, row_of_pair)
             return receive_results(*here, ranks)
 
@@ -74,7 +78,7 @@ class PeerExperts:
         return self.begin(x, ids, weights)()
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        capacity = self.channel.layout.capacity
+        capacity = self.channel.most_tokens
         if len(x) > capacity:
             raise EngineError(
                 f"{len(x)} tokens in a step, but the exchange has room for {capacity} per rank: "

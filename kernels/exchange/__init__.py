@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .dispatch import copy_blocks as copy_blocks
 from .dispatch import receive_results as receive_results
 from .dispatch import receive_tokens as receive_tokens
 from .dispatch import send_results as send_results

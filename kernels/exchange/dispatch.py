@@ -1,4 +1,4 @@
-"""The four steps of an exchange.  GPUs only: on a CPU ranks exchange through gloo."""
+"""The four steps of an exchange, and copies of blocks.  On a CPU ranks exchange through gloo."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ def send_tokens(
     ids: Tensor,
     weights: Tensor,
     table: tuple[Tensor, Tensor, Tensor],
+    most_tokens: int,
 ) -> Tensor:
     """``send_tokens_triton``."""
     from .triton_kernel import send_tokens_triton
 
-    return send_tokens_triton(layout, peers, rank, round_number, x, ids, weights, table)
+    return send_tokens_triton(
+        layout, peers, rank, round_number, x, ids, weights, table, most_tokens
+    )
 
 
 def receive_tokens(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor, most_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``receive_tokens_triton``."""
     from .triton_kernel import receive_tokens_triton
 
-    return receive_tokens_triton(layout, own, round_number)
+    return receive_tokens_triton(layout, own, round_number, most_tokens)
 
 
 def send_results(
@@ -53,3 +56,10 @@ def receive_results(
     from .triton_kernel import receive_results_triton
 
     return receive_results_triton(layout, own, round_number, ranks)
+
+
+def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
+    """``copy_blocks_triton``."""
+    from .triton_kernel import copy_blocks_triton
+
+    copy_blocks_triton(source, rows, address, targets)

@@ -1,9 +1,9 @@
 """Dispatch and combine by writing into the memory of the other ranks of this host.
 
-T tokens here, N arrivals (ranks x capacity), K choices, d width.  A row is written, then its flag
-says in which round; who needs the row waits for the flag.  No rank waits for another one to have
-room: a rank writes the arrivals of the next round only after it has read all results of this one,
-which the others send only after they have read its arrivals.
+T tokens here, at most M on any rank, N = ranks x M arrivals, K choices, d width.  A row is written,
+then its flag says in which round; who needs the row waits for the flag.  No rank waits for another
+one to have room: a rank writes the arrivals of the next round only after it has read all results of
+this one, which the others send only after they have read its arrivals.
 
 Nothing waits for the host and no size depends on the routing: fit for a graph.
 """
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.gemm.activations import chunk_pairs
+from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_bits,
@@ -31,7 +31,7 @@ from deepinfer.kernels.quant.triton_bits import (
 
 from .layout import ExchangeLayout
 
-_COLUMNS = 1024
+_WORDS = 2048  # of a block, for one program
 
 
 def send_tokens_triton(
@@ -43,8 +43,11 @@ def send_tokens_triton(
     ids: Tensor,
     weights: Tensor,
     table: tuple[Tensor, Tensor, Tensor],
+    most_tokens: int,
 ) -> Tensor:
     """Write each token to the ranks of its experts, and to all ranks that it was written.
+
+    ``most_tokens`` is M: the same number on all ranks, at most the capacity.
 
     Shapes: peers [R] i64 addresses of the buffers, round_number [1] i32, x [T, d] bf16, ids [T, K]
     i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E] i64 of the
@@ -56,39 +59,42 @@ def send_tokens_triton(
     pairs = bf16_pairs("x", x)
     ranks = torch.empty(count, choices, dtype=torch.int32, device=x.device)
     table_rank, table_place, table_count = table
-    send_tokens_kernel[(layout.capacity,)](
+    send_tokens_kernel[(most_tokens,)](
         pairs, ids, weights, table_rank, table_place, table_count, peers, round_number, ranks,
         count, pairs.stride(0), rank, layout.capacity, layout.arrived, table_rank.shape[1],
         RANKS=layout.num_ranks,
         CHOICES=choices,
         PADDED=triton.next_power_of_2(choices),
         WIDTH=layout.hidden_size,
+        BLOCKS=triton.next_power_of_2(layout.hidden_size // 32),
         ROW_BYTES=layout.row_bytes,
         NATIVE=has_native_fp8(x.device),
-        num_warps=2,
+        num_warps=8,
     )  # fmt: skip
     return ranks
 
 
 def receive_tokens_triton(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor
+    layout: ExchangeLayout, own: Tensor, round_number: Tensor, most_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Wait for all arrivals of this round in ``own``, this rank's buffer [num_bytes] u8.
 
     Returns x [N, d] bf16 (undefined for tokens without an expert here), places [N, K] i64 (-1 where
     a choice is not here) and weights [N, K] f32.
     """
-    rows, choices = layout.num_ranks * layout.capacity, layout.num_choices
+    rows, choices = layout.num_ranks * most_tokens, layout.num_choices
     x = torch.empty(rows, layout.hidden_size, dtype=torch.bfloat16, device=own.device)
     places = torch.empty(rows, choices, dtype=torch.int64, device=own.device)
     weights = torch.empty(rows, choices, dtype=torch.float32, device=own.device)
     receive_tokens_kernel[(rows,)](
         own, own[layout.arrived :].view(torch.int32), round_number, x.view(torch.int32), places,
-        weights,
+        weights, most_tokens, layout.capacity,
         CHOICES=choices,
         PADDED=triton.next_power_of_2(choices),
         WIDTH=layout.hidden_size,
+        BLOCKS=triton.next_power_of_2(layout.hidden_size // 32),
         ROW_BYTES=layout.row_bytes,
+        num_warps=8,
     )  # fmt: skip
     return x, places, weights
 
@@ -105,17 +111,19 @@ def send_results_triton(
 
     Shapes: outputs [P, d] bf16, row_of_pair [N K] i32: row of each choice's output, -1 for none.
     """
-    rows, choices = layout.num_ranks * layout.capacity, layout.num_choices
+    choices = layout.num_choices
+    rows = len(row_of_pair) // choices
     check_tensor("row_of_pair", row_of_pair, torch.int32, (rows * choices,), outputs)
     check_tensor("outputs", outputs, torch.bfloat16, (None, layout.hidden_size), outputs)
     send_results_kernel[(rows, choices if layout.is_exact else 1)](
         outputs.view(torch.int16), row_of_pair, peers, round_number,
-        rank, layout.capacity, layout.results, layout.returned,
+        rank, rows // layout.num_ranks, layout.results, layout.returned,
         CHOICES=choices,
         SLOTS=layout.num_slots,
         WIDTH=layout.hidden_size,
         IS_EXACT=layout.is_exact,
-        COLUMNS=_COLUMNS,
+        COLUMNS=triton.next_power_of_2(layout.hidden_size),
+        num_warps=8,
     )  # fmt: skip
 
 
@@ -127,7 +135,7 @@ def receive_results_triton(
     count, width = len(ranks), layout.hidden_size
     out = torch.empty(count, width, dtype=torch.float32, device=own.device)
     if count:
-        receive_results_kernel[(count, triton.cdiv(width, _COLUMNS))](
+        receive_results_kernel[(count,)](
             own[layout.results :].view(torch.int16), own[layout.returned :].view(torch.int32),
             round_number, ranks, out,
             CHOICES=ranks.shape[1],
@@ -135,9 +143,31 @@ def receive_results_triton(
             SLOTS=layout.num_slots,
             WIDTH=width,
             IS_EXACT=layout.is_exact,
-            COLUMNS=_COLUMNS,
+            COLUMNS=triton.next_power_of_2(width),
+            num_warps=8,
         )  # fmt: skip
     return out
+
+
+def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
+    """Copy row ``rows[i]`` of ``source`` to row ``targets[i]`` at ``address``, own or a peer's.
+
+    Shapes: source [B, n] u8 of contiguous rows, n a multiple of 16; rows, targets [M] i64.
+    ``address`` is a multiple of 16, of memory with rows of n bytes.
+    """
+    check_tensor("rows", rows, torch.int64, (None,), source)
+    check_tensor("targets", targets, torch.int64, (len(rows),), source)
+    check_tensor("source", source, torch.uint8, (None, None), source)
+    words = source.shape[1] // 4
+    if source.shape[1] % 16 or address % 16:
+        raise TensorError(
+            f"copy_blocks: expected rows of a multiple of 16 bytes at such an address, found "
+            f"{source.shape[1]} bytes at {address}"
+        )
+    if len(rows):
+        copy_blocks_kernel[(len(rows), triton.cdiv(words, _WORDS))](
+            source.view(torch.int32), rows, address // 16, targets, words // 4, _WORDS
+        )
 
 
 @triton.jit(do_not_specialize=["num_tokens", "rank", "capacity", "most_replicas"])
@@ -161,6 +191,7 @@ def send_tokens_kernel(
     CHOICES: tl.constexpr,
     PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -178,18 +209,17 @@ def send_tokens_kernel(
     place = tl.load(table_place + replica, mask=is_choice, other=-1).to(tl.int32)
     factor = tl.load(weights + source, mask=is_choice, other=0.0)
     tl.store(ranks + source, owner, mask=is_choice)
-    for chunk in range((WIDTH + 1023) // 1024):
-        pair = chunk_pairs(chunk, 32)
-        inside = pair < tl.where(is_token, WIDTH // 2, 0)
-        both = tl.load(x + token.to(tl.int64) * row_stride + pair, mask=inside, other=0)
-        codes, exponent = _quantized(even_bf16(both), odd_bf16(both), NATIVE)
-        block = chunk * 32 + tl.arange(0, 32)
-        for peer in range(RANKS):
-            if tl.max((owner == peer).to(tl.int32), 0) > 0:
-                start = tl.load(peers + peer) + row * ROW_BYTES
-                tl.store(_at(start, tl.int16) + pair, codes, mask=inside)
-                scales = _at(start, tl.uint8) + WIDTH + block
-                tl.store(scales, exponent.to(tl.uint8), mask=block < WIDTH // 32)
+    block = tl.arange(0, BLOCKS)
+    pair = block[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = pair < tl.where(is_token, WIDTH // 2, 0)
+    both = tl.load(x + token.to(tl.int64) * row_stride + pair, mask=inside, other=0)
+    codes, exponent = _quantized(even_bf16(both), odd_bf16(both), NATIVE)
+    for peer in range(RANKS):
+        if _is_among(owner, peer):
+            start = tl.load(peers + peer) + row * ROW_BYTES
+            tl.store(_at(start, tl.int16) + pair, codes, mask=inside)
+            scales = _at(start, tl.uint8) + WIDTH + block
+            tl.store(scales, exponent.to(tl.uint8), mask=block < WIDTH // 32)
     for peer in range(RANKS):
         start = tl.load(peers + peer) + row * ROW_BYTES
         here = tl.where(owner == peer, place, -1)
@@ -203,7 +233,7 @@ def send_tokens_kernel(
         tl.atomic_xchg(flags + row, now, sem="release", scope="sys")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_tokens", "capacity"])
 def receive_tokens_kernel(
     arrivals,
     arrived,
@@ -211,15 +241,18 @@ def receive_tokens_kernel(
     x,
     places,
     weights,
+    most_tokens,
+    capacity,
     CHOICES: tl.constexpr,
     PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROW_BYTES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    now = tl.load(round_number)
-    _wait(arrived + row, now)
-    start = arrivals + row * ROW_BYTES
+    arrival = row // most_tokens * capacity + row % most_tokens
+    _wait(arrived + arrival, tl.load(round_number))
+    start = arrivals + arrival * ROW_BYTES
     choice = tl.arange(0, PADDED)
     is_choice = choice < CHOICES
     source = (start + WIDTH + WIDTH // 32).to(tl.pointer_type(tl.int32), bitcast=True) + choice
@@ -229,26 +262,25 @@ def receive_tokens_kernel(
     factor = factor.to(tl.float32, bitcast=True)
     tl.store(weights + row * CHOICES + choice, factor, mask=is_choice)
     if tl.max(place, 0) >= 0:
-        for chunk in range((WIDTH + 1023) // 1024):
-            pair = chunk_pairs(chunk, 32)
-            inside = pair < WIDTH // 2
-            block = chunk * 32 + tl.arange(0, 32)
-            exponent = tl.load(start + WIDTH + block, mask=block < WIDTH // 32, other=0)
-            scale = e8m0_value(exponent)[:, None]
-            values = start.to(tl.pointer_type(tl.int16), bitcast=True)
-            codes = tl.load(values + pair, mask=inside, other=0)
-            even, odd = _value(codes) * scale, _value(codes >> 8) * scale
-            tl.store(x + row * (WIDTH // 2) + pair, bf16_pair(even, odd), mask=inside)
+        block = tl.arange(0, BLOCKS)
+        pair = block[:, None] * 16 + tl.arange(0, 16)[None, :]
+        inside = pair < WIDTH // 2
+        exponent = tl.load(start + WIDTH + block, mask=block < WIDTH // 32, other=0)
+        scale = e8m0_value(exponent)[:, None]
+        values = start.to(tl.pointer_type(tl.int16), bitcast=True)
+        codes = tl.load(values + pair, mask=inside, other=0)
+        even, odd = _value(codes) * scale, _value(codes >> 8) * scale
+        tl.store(x + row * (WIDTH // 2) + pair, bf16_pair(even, odd), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rank", "capacity"])
+@triton.jit(do_not_specialize=["rank", "most_tokens"])
 def send_results_kernel(
     outputs,
     row_of_pair,
     peers,
     round_number,
     rank,
-    capacity,
+    most_tokens,
     results,
     returned,
     CHOICES: tl.constexpr,
@@ -258,34 +290,32 @@ def send_results_kernel(
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    peer, token = row // capacity, row % capacity
-    first, last = 0, CHOICES
-    slot = rank
+    peer, token = row // most_tokens, row % most_tokens
+    sources = row_of_pair + row * CHOICES
+    column = tl.arange(0, COLUMNS)
+    inside = column < WIDTH
     if IS_EXACT:
         slot = tl.program_id(1)
-        first, last = slot, slot + 1
-    is_here = False
-    for choice in range(first, last):
-        is_here = is_here | (tl.load(row_of_pair + row * CHOICES + choice) >= 0)
+        source = tl.load(sources + slot).to(tl.int64)
+        is_here = source >= 0
+        present = column < tl.where(is_here, WIDTH, 0)
+        bits = tl.load(outputs + source * WIDTH + column, mask=present, other=0)
+    else:
+        slot = rank
+        is_here = False
+        total = tl.zeros([COLUMNS], tl.float32)
+        for choice in tl.static_range(CHOICES):  # loads that wait for nothing
+            source = tl.load(sources + choice).to(tl.int64)
+            is_here = is_here | (source >= 0)
+            present = column < tl.where(source >= 0, WIDTH, 0)
+            part = tl.load(outputs + source * WIDTH + column, mask=present, other=0)
+            total += bf16_value(part)
+        bits = bf16_bits(total).to(tl.int16)
     if is_here:
         base = tl.load(peers + peer)
         place = token * SLOTS + slot
         target = _at(base + results + place * (2 * WIDTH), tl.int16)
-        for chunk in range((WIDTH + COLUMNS - 1) // COLUMNS):
-            column = chunk * COLUMNS + tl.arange(0, COLUMNS)
-            inside = column < WIDTH
-            if IS_EXACT:
-                source = tl.load(row_of_pair + row * CHOICES + slot).to(tl.int64)
-                bits = tl.load(outputs + source * WIDTH + column, mask=inside, other=0)
-            else:
-                total = tl.zeros([COLUMNS], tl.float32)
-                for choice in range(CHOICES):
-                    source = tl.load(row_of_pair + row * CHOICES + choice).to(tl.int64)
-                    if source >= 0:
-                        part = tl.load(outputs + source * WIDTH + column, mask=inside, other=0)
-                        total += bf16_value(part)
-                bits = bf16_bits(total).to(tl.int16)
-            tl.store(target + column, bits, mask=inside)
+        tl.store(target + column, bits, mask=inside)
         tl.debug_barrier()
         flags = _at(base + returned, tl.int32)
         tl.atomic_xchg(flags + place, tl.load(round_number), sem="release", scope="sys")
@@ -309,16 +339,36 @@ def receive_results_kernel(
     now = tl.load(round_number)
     choice = tl.arange(0, PADDED)
     owner = tl.load(ranks + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    for slot in tl.static_range(SLOTS):
+        if IS_EXACT or _is_among(owner, slot):
+            _wait(returned + token * SLOTS + slot, now)
+    column = tl.arange(0, COLUMNS)
+    inside = column < WIDTH
     total = tl.zeros([COLUMNS], tl.float32)
-    for slot in range(SLOTS):
-        wanted = tl.max((owner == slot).to(tl.int32), 0) > 0
-        if IS_EXACT or wanted:
-            place = token * SLOTS + slot
-            _wait(returned + place, now)
-            source = results + place * WIDTH + column
-            total += bf16_value(tl.load(source, mask=column < WIDTH, other=0))
+    for slot in tl.static_range(SLOTS):
+        source = results + (token * SLOTS + slot) * WIDTH + column
+        if not IS_EXACT:
+            inside = column < tl.where(_is_among(owner, slot), WIDTH, 0)
+        total += bf16_value(tl.load(source, mask=inside, other=0))
     tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
+
+
+@triton.jit(do_not_specialize=["sixteenth"])
+def copy_blocks_kernel(source, rows, sixteenth, targets, quads, WORDS: tl.constexpr):
+    """``quads``: 16-byte pieces of a row; ``sixteenth``: the address over 16, since a launcher
+    takes an integer that happens to be 1 for a constant."""
+    row = tl.load(rows + tl.program_id(0))
+    target = tl.load(targets + tl.program_id(0))
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    inside = word < quads * 4
+    values = tl.load(source + row * (quads * 4) + word, mask=inside, other=0)
+    out = _at((sixteenth.to(tl.int64) + target * quads) * 16, tl.int32)
+    tl.store(out + word, values, mask=inside)
+
+
+@triton.jit
+def _is_among(owner, rank):
+    return tl.max((owner == rank).to(tl.int32), 0) > 0
 
 
 @triton.jit

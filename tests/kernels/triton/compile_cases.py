@@ -18,6 +18,7 @@ from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
+    copy_blocks_kernel,
     receive_results_kernel,
     receive_tokens_kernel,
     send_results_kernel,
@@ -34,6 +35,7 @@ from deepinfer.kernels.rows.triton_kernel import row_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
+SEND_RESULTS = "*i16 *i32 *i64 *i32 i32 i32 i64 i64"
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
@@ -107,7 +109,9 @@ def cases(arch: int) -> dict[str, Case]:
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     exchange = {"CHOICES": 6, "WIDTH": 5120}
-    results = exchange | {"SLOTS": 6, "IS_EXACT": True, "COLUMNS": 1024}
+    arrivals = {"PADDED": 8, "BLOCKS": 256, "ROW_BYTES": 5328}
+    results = exchange | {"SLOTS": 6, "IS_EXACT": True, "COLUMNS": 8192}
+    reduced = results | {"SLOTS": 8, "IS_EXACT": False}
     return {
         "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
         "combine": Case(
@@ -167,20 +171,21 @@ def cases(arch: int) -> dict[str, Case]:
         "send_tokens": Case(
             send_tokens_kernel,
             "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i32",
-            exchange | {"RANKS": 8, "PADDED": 8, "ROW_BYTES": 5328, "NATIVE": True},
-            num_warps=2,
+            exchange | arrivals | {"RANKS": 8, "NATIVE": True},
+            8,
             multiples_of_16=("row_stride",),
         ),
         "receive_tokens": Case(
             receive_tokens_kernel,
-            "*u8 *i32 *i32 *i32 *i64 *fp32",
-            exchange | {"PADDED": 8, "ROW_BYTES": 5328},
+            "*u8 *i32 *i32 *i32 *i64 *fp32 i32 i32",
+            exchange | arrivals,
+            8,
         ),
-        "send_results": Case(send_results_kernel, "*i16 *i32 *i64 *i32 i32 i32 i64 i64", results),
+        "send_results": Case(send_results_kernel, SEND_RESULTS, results, 8),
+        "send_sums": Case(send_results_kernel, SEND_RESULTS, reduced, 8),
+        "copy_blocks": Case(copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"WORDS": 2048}),
         "receive_results": Case(
-            receive_results_kernel,
-            "*i16 *i32 *i32 *i32 *fp32",
-            results | {"PADDED": 8},
+            receive_results_kernel, "*i16 *i32 *i32 *i32 *fp32", results | {"PADDED": 8}, 8
         ),
     }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.exchange import triton_kernel as kernels
 from deepinfer.kernels.exchange.layout import ExchangeLayout
 from deepinfer.kernels.quant import fake_quantize_fp8
@@ -44,12 +45,14 @@ class Ranks:
         """What each rank receives, and what comes back: experts double and add their place."""
         layout, now = self.layout, self.round_number
         now += 1
-        size = layout.num_ranks
+        size, most = layout.num_ranks, max(len(x) for x, _, _ in tokens)
         ranks = [
-            kernels.send_tokens_triton(layout, self.peers, r, now, *tokens[r], self.table)
+            kernels.send_tokens_triton(layout, self.peers, r, now, *tokens[r], self.table, most)
             for r in range(size)
         ]
-        arrived = [kernels.receive_tokens_triton(layout, self.buffers[r], now) for r in range(size)]
+        arrived = [
+            kernels.receive_tokens_triton(layout, self.buffers[r], now, most) for r in range(size)
+        ]
         for rank, (x, places, _) in enumerate(arrived):
             pairs = expert_output(x.repeat_interleave(CHOICES, 0), places.flatten())
             rows = torch.arange(places.numel(), dtype=torch.int32, device=x.device)
@@ -79,8 +82,8 @@ def tokens_of(count: int, seed: int, device: torch.device) -> tuple[Tensor, Tens
 def test_tokens_come_and_results_go_back(
     counts: tuple[int, ...], is_exact: bool, device: torch.device
 ) -> None:
-    size, capacity = len(counts), max(counts)
-    ranks = Ranks(size, capacity, is_exact, device)
+    size, most = len(counts), max(counts)
+    ranks = Ranks(size, most + 2, is_exact, device)
     for seed in range(2):  # the second round overwrites the first
         tokens = [tokens_of(count, 10 * seed + r, device) for r, count in enumerate(counts)]
         arrived, back = ranks.exchange(tokens)
@@ -90,9 +93,9 @@ def test_tokens_come_and_results_go_back(
             owner = ranks.table[0][ids].gather(2, turn[..., None])[..., 0]
             place = ranks.table[1][ids].gather(2, turn[..., None])[..., 0]
             for receiver, (got, places, factors) in enumerate(arrived):
-                here = slice(sender * capacity, sender * capacity + len(x))
+                here = slice(sender * most, sender * most + len(x))
                 assert_bitwise_equal(places[here], torch.where(owner == receiver, place, -1))
-                assert (places[here.stop : (sender + 1) * capacity] == -1).all()
+                assert (places[here.stop : (sender + 1) * most] == -1).all()
                 wanted = (owner == receiver).any(1)
                 assert_bitwise_equal(got[here][wanted], rounded[wanted])
                 assert_bitwise_equal(factors[here], weights)
@@ -135,3 +138,15 @@ def test_round_numbers_may_wrap_around(device: torch.device) -> None:
     first = ranks.exchange(tokens)[1]
     second = ranks.exchange(tokens)[1]
     assert int(ranks.round_number) < 0 and torch.equal(first[0], second[0])
+
+
+def test_blocks_are_copied_to_where_they_belong(device: torch.device) -> None:
+    source = torch.randint(256, (9, 9216), dtype=torch.uint8).to(device)
+    target = torch.zeros(12, 9216, dtype=torch.uint8, device=device)
+    rows, targets = torch.tensor([3, 8, 0], device=device), torch.tensor([11, 0, 5], device=device)
+    kernels.copy_blocks_triton(source, rows, target.data_ptr(), targets)
+    expected = torch.zeros_like(target)
+    expected[targets] = source[rows]
+    assert_bitwise_equal(target, expected)
+    with pytest.raises(TensorError, match="multiple of 16 bytes"):
+        kernels.copy_blocks_triton(source[:, :40].contiguous(), rows, target.data_ptr(), targets)
