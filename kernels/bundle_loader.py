@@ -70,7 +70,7 @@ def _check_settings(bundle: Bundle) -> None:
 
 
 def _check_keys(bundle: Bundle) -> None:
-    """Every kernel is found, or none would be: what decides is the same for all."""
+    """Also settles Triton's digests of all kernels, before they are launched."""
     for kernel in bundle.kernels:
         if lookup_key(kernel) != kernel["key"]:
             raise ConfigError(

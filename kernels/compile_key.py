@@ -9,13 +9,17 @@ from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
+from triton.runtime.jit import JITCallable
 
-from .compile_task import Json, options_of, source_of
+from .compile_task import Json, kernel_of, options_of, source_of
+
+_SETTLED: set[int] = set()
 
 
 def lookup_key(task: Json) -> str:
     """The key under which Triton looks for the machine code of a task, here and now; compiles
     nothing."""
+    settle(kernel_of(task))
     before = knobs.cache.manager_class
     knobs.cache.manager_class = _Asked
     try:
@@ -25,6 +29,23 @@ def lookup_key(task: Json) -> str:
     finally:
         knobs.cache.manager_class = before
     raise AssertionError("Triton compiled without a look into its cache")
+
+
+def settle(function: JITCallable) -> None:
+    """Let Triton know a function by the same digest whatever was launched or compiled before.
+
+    Triton 3.6 takes the global constants of a callee into the digest only if it knows the callee
+    already, so callees come first here.  To be done before the function is launched.
+    """
+    if id(function) in _SETTLED:
+        return
+    _SETTLED.add(id(function))
+    for name in function.fn.__code__.co_names:
+        callee = function.fn.__globals__.get(name)
+        if isinstance(callee, JITCallable):
+            settle(callee)
+    function.hash = None
+    _ = function.cache_key  # computes it
 
 
 def compiler_settings() -> dict[str, str]:

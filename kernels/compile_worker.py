@@ -10,9 +10,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from .aot import kernel_resources
-from .compile_key import compiler_settings
+from .compile_key import compiler_settings, settle
 from .compile_serve import serve
-from .compile_task import Json, options_of, source_of
+from .compile_task import Json, kernel_of, options_of, source_of
 
 MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
@@ -20,6 +20,7 @@ MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 def compile_task(task: Json) -> Json:
     """Where Triton put the machine code and its description, and what the code occupies."""
     started = time.perf_counter()
+    settle(kernel_of(task))
     compiled = triton.compile(
         source_of(task), target=GPUTarget(*task["target"]), options=options_of(task)
     )

@@ -69,7 +69,7 @@ def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launc
         options: Any, attributes: Any, warmup: bool,
     ) -> None:  # fmt: skip
         new = Launch(kernel, signature, constants, attributes, dict(options.__dict__))
-        launches.setdefault((kernel, str(key)), new)
+        launches.setdefault((kernel.fn, str(key)), new)
 
     with _replaced(JITFunction, "_do_compile", note), pretend(device):
         yield launches

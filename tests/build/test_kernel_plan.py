@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
-# Launched, but by nothing that the engine does today.
-_UNUSED = {
-    "combine_kernel",  # ``piece_keys`` of attention, for few queries
+_UNPLANNED = {
+    # ``piece_keys`` of attention, for few queries: nothing in the engine asks for it.
+    "combine_kernel",
+    # Between the GPUs of a host: their code depends on how many ranks a job has.
+    "send_tokens_kernel",
+    "receive_tokens_kernel",
+    "send_results_kernel",
+    "receive_results_kernel",
 }
 
 _PLAN = """
@@ -56,4 +61,4 @@ def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -
         if path.name.startswith("gluon"):
             continue  # for the released model's sizes
         launched |= set(re.findall(r"\b(\w+_kernel)\[", path.read_text(encoding="utf-8")))
-    assert launched - set(found["names"]) == _UNUSED
+    assert launched - set(found["names"]) == _UNPLANNED
