@@ -9,12 +9,13 @@ import torch
 from deepinfer.engine.cache.kv_cache import slot_bytes
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.indexer import GPU_SCORES_AT_ONCE
 from deepinfer.errors import ConfigError
 
 # What allocators round up, kernels keep as scratch, and captured graphs hold beside results.
 _SPARE = 1.25
 _CONTEXT_BYTES = 1 << 30
-_SCORE_BYTES = 2 * (1 << 24)  # index scores are computed so many at a time
+_SCORE_BYTES = 2 * GPU_SCORES_AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,10 @@ from .tokens import Tokens
 if TYPE_CHECKING:
     from .config import ModelConfig
 
-# Bounds the memory of a long prompt's scores; results do not depend on it.
+# Bound the memory of the scores of a long context; results do not depend on them.  On a GPU many at
+# once keep the queries of a request together, which share its keys.
 _SCORES_AT_ONCE = 1 << 24
+GPU_SCORES_AT_ONCE = 1 << 28
 
 
 class Indexer:
@@ -70,7 +72,8 @@ class Indexer:
         candidates = kv.candidates.get(self.candidate_source) if self.plan.uses_candidates else None
         publishes = self.plan.is_candidate_source and self._cuts_something(num_entries)
         picks, kept = [], []
-        step = max(1, _SCORES_AT_ONCE // num_entries)
+        most = GPU_SCORES_AT_ONCE if query_rows.is_cuda else _SCORES_AT_ONCE
+        step = max(1, most // num_entries)
         for first in range(0, len(visible), step):
             rows = slice(first, first + step)
             scores = paged_index_scores(

@@ -55,7 +55,7 @@ WORD_LAYOUT = gl.constexpr(
 
 
 @gluon.jit
-def _decode(words, exponents, block):
+def decode(words, exponents, block):
     """Words of 8 E2M1 numbers [R, 16] i32 and the row's four exponents [R] i32.
 
     Returns the first and the last four numbers of each word as E4M3 bytes [R, 16] i32, and 2 to
@@ -101,14 +101,14 @@ def _decode(words, exponents, block):
 
 
 @gluon.jit
-def _in_product_order(low, high):
+def in_product_order(low, high):
     """[64, 16] words (4 j + s) of halves h -> [64, 32] words (8 s + 4 h + j)."""
     words = gl.reshape(gl.join(low, high), (64, 4, 4, 2))
     return gl.reshape(gl.permute(words, (0, 2, 3, 1)), (64, 32))
 
 
 @gluon.jit
-def _store_queries(query_ptr, weight_ptr, query, last, target):
+def store_queries(query_ptr, weight_ptr, query, last, target):
     """Decodes the heads of two queries into shared memory; returns their weights, [64] bf16."""
     row = gl.arange(0, 64, gl.SliceLayout(1, ROW_LAYOUT))
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
@@ -118,8 +118,8 @@ def _store_queries(query_ptr, weight_ptr, query, last, target):
         query_ptr + (place * ROW_WORDS)[:, None] + word[None, :], mask=is_row[:, None], other=0
     )
     exponents = gl.load(query_ptr + place * ROW_WORDS + 16, mask=is_row, other=0)
-    low, high, factor = _decode(words, exponents, word // 4)
-    pairs = _in_product_order(low, high)
+    low, high, factor = decode(words, exponents, word // 4)
+    pairs = in_product_order(low, high)
     seen_as(target, gl.int32, [64, 32], QUERY_WORDS).store(
         gl.convert_layout(pairs, WORD_LAYOUT, assert_trivial=True)
     )
@@ -148,7 +148,7 @@ def _terms(dots, weights):
 
 
 @gluon.jit
-def _store_ones(ones, PAIRS: gl.constexpr):
+def store_ones(ones, PAIRS: gl.constexpr):
     """[PAIRS, 8, 64]: 1 where a column of a pair's terms belongs to the query of the row."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])
     query = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
@@ -162,8 +162,14 @@ def _store_ones(ones, PAIRS: gl.constexpr):
 def _load_entries(pool_ptr, table, first, num_entries, block_entries):
     """Packed rows of 64 entries: words [64, 16] i32 and exponents [64] i32."""
     entry = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
+    return load_rows(pool_ptr, table, entry, entry < num_entries, block_entries)
+
+
+@gluon.jit
+def load_rows(pool_ptr, table, entry, is_entry, block_entries):
+    """Packed rows of entries [64] i32, in the layout of rows: words [64, 16] i32, exponents [64]
+    i32."""
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
-    is_entry = entry < num_entries
     block = gl.load(table + entry // block_entries, mask=is_entry, other=0).to(gl.int32)
     row = block * block_entries + entry % block_entries
     # Triton 3.6 takes rows to be aligned to 16 bytes if it sees that blocks are.
@@ -175,17 +181,17 @@ def _load_entries(pool_ptr, table, first, num_entries, block_entries):
 
 @gluon.jit(
     do_not_specialize=[
-        "num_queries", "num_entries", "stride", "table_width", "kept_width", "chunks",
+        "num_queries", "num_entries", "stride", "table_width", "chunks",
     ]
 )  # fmt: skip
 def score_gluon_kernel(
-    query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr, groups_ptr,
-    scores_ptr, num_queries, num_entries, stride, table_width, kept_width, chunks,
-    BLOCK_ENTRIES: gl.constexpr, KEPT_SIZE: gl.constexpr, PAIRS: gl.constexpr, CHUNK: gl.constexpr,
+    query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, groups_ptr, scores_ptr,
+    num_queries, num_entries, stride, table_width, chunks,
+    BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     queries = gl.allocate_shared_memory(gl.float8e4nv, [PAIRS, 64, 128], QUERY_BYTES)
     ones = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 8, 64], ONES)
-    _store_ones(ones, PAIRS)
+    store_ones(ones, PAIRS)
     num_groups = gl.load(groups_ptr)
     for item in range(gl.program_id(0), num_groups * chunks, gl.num_programs(0)):
         group, chunk = item // chunks, item % chunks
@@ -201,54 +207,54 @@ def score_gluon_kernel(
         )
         if begin < end:
             table = table_ptr + gl.load(requests_ptr + query) * table_width
-            sources = (query_ptr, weight_ptr, pool_ptr, table, kept_ptr, scores_ptr)
-            sizes = (query, last, begin, end, num_entries, stride, kept_width)
+            sources = (query_ptr, weight_ptr, pool_ptr, table, scores_ptr)
+            sizes = (query, last, begin, end, num_entries, stride)
             if (PAIRS > 1) & (last - query > 2):
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, KEPT_SIZE, PAIRS)
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, PAIRS)
             else:
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, KEPT_SIZE, 1)
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 1)
 
 
 @gluon.jit
-def _score_tiles(
-    sources, sizes, queries, ones, BLOCK_ENTRIES: gl.constexpr, KEPT_SIZE: gl.constexpr,
-    PAIRS: gl.constexpr,
-):  # fmt: skip
+def _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr):
     """Scores of the entries from begin to end, of up to 2 PAIRS queries of one request."""
-    query_ptr, weight_ptr, pool_ptr, table, kept_ptr, scores_ptr = sources
-    query, last, begin, end, num_entries, stride, kept_width = sizes
+    query_ptr, weight_ptr, pool_ptr, table, scores_ptr = sources
+    query, last, begin, end, num_entries, stride = sizes
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
     words, exponents = _load_entries(pool_ptr, table, begin, num_entries, BLOCK_ENTRIES)
     thread_barrier()
     weights: gl.tuple = ()
     for pair in gl.static_range(PAIRS):
-        weight = _store_queries(query_ptr, weight_ptr, query + 2 * pair, last, queries.index(pair))
+        weight = store_queries(query_ptr, weight_ptr, query + 2 * pair, last, queries.index(pair))
         weights = weights + (gl.convert_layout(weight, gl.SliceLayout(0, DOTS)),)
     fence_async_shared()
     thread_barrier()
     for first in range(begin, end, TILE):
-        low, high, factor = _decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
-        keys = _as_operand(_in_product_order(low, high))
+        low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
+        keys = as_operand(in_product_order(low, high))
         words, exponents = _load_entries(pool_ptr, table, first + TILE, num_entries, BLOCK_ENTRIES)
-        dots: gl.tuple = ()
-        for pair in gl.static_range(PAIRS):
-            zeros = gl.zeros([64, 64], gl.float32, DOTS)
-            numbers = queries.index(pair).permute([1, 0])
-            dots = dots + (warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True),)
-        sums = gl.zeros([64, 8], gl.float32, SUMS)
-        for pair in gl.static_range(PAIRS):
-            products = warpgroup_mma_wait(PAIRS - 1, [dots[pair]])
-            terms = _terms(products, weights[pair])
-            sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
-        sums = warpgroup_mma_wait(0, [sums])
-        _store_scores(
-            sums, factor, first, query, last, num_entries, kept_ptr, kept_width, scores_ptr, stride,
-            KEPT_SIZE,
-        )  # fmt: skip
+        sums = head_sums(keys, queries, ones, weights, PAIRS)
+        _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride)
 
 
 @gluon.jit
-def _as_operand(words):
+def head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
+    """Sums over heads of w * relu(dot) of 64 keys with up to 2 PAIRS queries, [64, 8] f32."""
+    dots: gl.tuple = ()
+    for pair in gl.static_range(PAIRS):
+        zeros = gl.zeros([64, 64], gl.float32, DOTS)
+        numbers = queries.index(pair).permute([1, 0])
+        dots = dots + (warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True),)
+    sums = gl.zeros([64, 8], gl.float32, SUMS)
+    for pair in gl.static_range(PAIRS):
+        products = warpgroup_mma_wait(PAIRS - 1, [dots[pair]])
+        terms = _terms(products, weights[pair])
+        sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
+    return warpgroup_mma_wait(0, [sums])
+
+
+@gluon.jit
+def as_operand(words):
     """[64, 32] i32 -> [64, 128] E4M3 as left operand of a product, in the same registers."""
     words = gl.reshape(gl.join(words, words), (64, 64))
     words = gl.reshape(gl.join(words, words), (64, 128))
@@ -259,19 +265,12 @@ def _as_operand(words):
 
 
 @gluon.jit
-def _store_scores(
-    sums, factor, first, query, last, num_entries, kept_ptr, kept_width, scores_ptr, stride,
-    KEPT_SIZE: gl.constexpr,
-):  # fmt: skip
+def _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride):
     """Scores [64, 8] f32 of up to eight queries, of which some are there."""
     entry = first + gl.arange(0, TILE, gl.SliceLayout(1, SUMS))
     own = query + gl.arange(0, 8, gl.SliceLayout(0, SUMS))
     factor = gl.convert_layout(factor, gl.SliceLayout(1, SUMS))
     values = (sums * factor[:, None]).to(gl.bfloat16)
     is_entry = (entry < num_entries)[:, None] & (own < last)[None, :]
-    if KEPT_SIZE > 0:
-        kept = kept_ptr + own.to(gl.int64)[None, :] * kept_width + (entry // KEPT_SIZE)[:, None]
-        is_kept = gl.load(kept, mask=is_entry, other=0) != 0
-        values = gl.where(is_kept, values, float("-inf"))
     place = own.to(gl.int64)[None, :] * stride + entry[:, None]
     gl.store(scores_ptr + place, values, mask=is_entry)

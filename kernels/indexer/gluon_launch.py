@@ -11,11 +11,13 @@ from deepinfer.kernels.launch import multiprocessors
 
 from .checks import check_operands
 from .gluon_kernel import score_gluon_kernel
+from .gluon_listed import score_listed_kernel
 
 _TILE_ENTRIES = 64
 # Six queries of a request (a token and five drafts) share the work on its keys.
 _GROUP_PAIRS = 3
 _CHUNK_TILES = 32
+_LISTED_TILES = 64
 
 
 def paged_index_scores_gluon(
@@ -43,27 +45,65 @@ def paged_index_scores_gluon(
     num_queries = len(query_rows)
     # Rows begin at multiples of 32 bytes, which lets the selection read them in long pieces.
     stride = 16 * triton.cdiv(num_entries, 16)
-    scores = head_weights.new_empty(num_queries, stride)[:, :num_entries]
-    if not scores.numel():
-        return scores
+    scores = head_weights.new_empty(num_queries, stride)
+    if not num_queries * num_entries:
+        return scores[:, :num_entries]
+    operands = (
+        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
+        request_rows, num_visible,
+    )  # fmt: skip
+    if kept is not None:
+        _score_kept(operands, kept, kept_size, scores, num_entries)
+        return scores[:, :num_entries]
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
-        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8,
-        enable_fp_fusion=True,
-    )  # fmt: skip
-    # Three blocks on a processor hide more; with kept blocks their registers do not suffice.
-    blocks, registers = (3, 168) if kept is None else (2, None)
+        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8
+    )
     chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
-    score_gluon_kernel[(min(num_queries * chunks, blocks * multiprocessors(pool.device)),)](
-        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
-        request_rows, num_visible, query_rows if kept is None else kept.view(torch.uint8),
-        groups, scores, num_queries, num_entries, stride, block_table.shape[1],
-        0 if kept is None else kept.shape[1], chunks,
-        BLOCK_ENTRIES=pool.shape[1], KEPT_SIZE=0 if kept is None else kept_size,
-        PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
-        num_warps=4, maxnreg=registers, enable_fp_fusion=True,
+    # Three blocks on a processor hide more than two with all the registers they want.
+    score_gluon_kernel[(min(num_queries * chunks, 3 * multiprocessors(pool.device)),)](
+        *operands, groups, scores, num_queries, num_entries, stride, block_table.shape[1], chunks,
+        BLOCK_ENTRIES=pool.shape[1], PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
+        num_warps=4, maxnreg=168,
     )  # fmt: skip
-    return scores
+    return scores[:, :num_entries]
+
+
+def _score_kept(
+    operands: tuple[Tensor, ...], kept: Tensor, kept_size: int, scores: Tensor, num_entries: int
+) -> None:
+    """Scores of kept blocks into ``scores`` [T, stride], -inf elsewhere."""
+    pool, block_table = operands[2], operands[3]
+    num_queries, width = kept.shape
+    lists = torch.empty(num_queries, width, dtype=torch.int32, device=kept.device)
+    counts = torch.empty(num_queries, dtype=torch.int32, device=kept.device)
+    list_kernel[(num_queries,)](
+        kept.view(torch.uint8), lists, counts, triton.cdiv(num_entries, kept_size), width,
+        TILE=4096, num_warps=8,
+    )  # fmt: skip
+    scores.fill_(float("-inf"))
+    chunks = triton.cdiv(width * kept_size, _LISTED_TILES * _TILE_ENTRIES)
+    score_listed_kernel[(min(num_queries * chunks, 4 * multiprocessors(kept.device)),)](
+        *operands, lists, counts, scores, num_queries, num_entries, scores.shape[1],
+        block_table.shape[1], width, chunks,
+        BLOCK_ENTRIES=pool.shape[1], SIZE=kept_size, CHUNK=_LISTED_TILES,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_blocks", "width"])
+def list_kernel(kept_ptr, list_ptr, count_ptr, num_blocks, width, TILE: tl.constexpr):
+    """The numbers of the kept blocks of a query, ascending, and how many they are."""
+    query = tl.program_id(0).to(tl.int64)
+    count = tl.full([], 0, tl.int32)
+    for first in range(0, num_blocks, TILE):
+        block = first + tl.arange(0, TILE)
+        is_block = block < num_blocks
+        is_kept = tl.load(kept_ptr + query * width + block, mask=is_block, other=0).to(tl.int32)
+        place = count + tl.cumsum(is_kept, 0) - 1
+        tl.store(list_ptr + query * width + place, block, mask=is_kept != 0)
+        count += tl.sum(is_kept, 0)
+    tl.store(count_ptr + query, count)
 
 
 @triton.jit(do_not_specialize=["num_queries"])

@@ -99,3 +99,16 @@ def test_same_bits_in_any_batch_and_every_run() -> None:
 def test_nothing_to_score() -> None:
     case = _case([0], 70)
     assert _score(case | {"num_entries": 0}).shape == (1, 0)
+
+
+@pytest.mark.parametrize("entries", [1000, 20_000])
+def test_kept_blocks_have_the_bits_of_all_entries(entries: int) -> None:
+    """Listed entries are scored query by query; none, few and all blocks kept."""
+    case = _case([0] * 6 + [1] * 3, entries)
+    case["num_visible"].fill_(entries)
+    kept = torch.rand(9, -(-entries // 8), device=CUDA) < 0.2
+    kept[0], kept[1] = False, True
+    found, whole = _score(case, kept=kept), _score(case)
+    is_kept = kept.repeat_interleave(8, dim=1)[:, :entries]
+    assert_bitwise_equal(found[is_kept], whole[is_kept])
+    assert bool(found[~is_kept].isneginf().all())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.indexer import triton_select
+from deepinfer.kernels.indexer.gluon_launch import list_kernel
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
 from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
 from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
@@ -189,3 +190,17 @@ def test_wrong_tensors_are_named(device: torch.device) -> None:
         select_topk_triton(scores.half(), torch.tensor([3, 3], device=device), 4)
     with pytest.raises(TensorError, match="k=5000"):
         select_topk_triton(scores, torch.tensor([3, 3], device=device), 5000)
+
+
+def test_lists_of_kept_blocks(device) -> None:
+    """Ascending, behind one another across tiles; rows that keep nothing and everything."""
+    generator = torch.Generator().manual_seed(0)
+    kept = torch.rand(4, 300, generator=generator) < 0.3
+    kept[1], kept[2] = False, True
+    kept = kept.to(device)
+    lists = torch.full((4, 300), -1, dtype=torch.int32, device=device)
+    counts = torch.empty(4, dtype=torch.int32, device=device)
+    list_kernel[(4,)](kept.view(torch.uint8), lists, counts, 290, 300, TILE=64)
+    for row, count, own in zip(kept[:, :290], counts.tolist(), lists, strict=True):
+        assert own[:count].tolist() == row.nonzero()[:, 0].tolist()
+        assert count == int(row.sum())
