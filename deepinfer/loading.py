@@ -127,6 +127,7 @@ def load_model(
         profile=profile,
         observer=observer,
         is_alone=rank is None,
+        captures=rank is None or rank.can_capture,
         remote_prefill=remote_prefill,
     )
     if profile_path is not None and profile is None and engine.profile is not None:

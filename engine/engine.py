@@ -53,7 +53,7 @@ class LLMEngine:
     ``remote_prefill`` replaces the worker that it is given by others on other ranks.
     ``overlaps_steps``: launch a decode step before the results of the one before it are read, where
     that cannot change an answer; by default on a GPU only.
-    ``captures``: decode steps become CUDA graphs on a GPU.
+    ``captures``: decode steps become CUDA graphs on a GPU, unless the model's turn forbids it.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -95,7 +95,7 @@ class LLMEngine:
             device,
             model.config.image_token_id,
         )
-        self.graphs = GraphCache(device, captures=captures and is_alone)
+        self.graphs = GraphCache(device, captures=captures)
         sampler = Sampler(num_slots, device)
         step = DecodeStep(bound, table, sampler, num_drafts=num_drafts, graphs=self.graphs)
         local = PrefillWorker(step)

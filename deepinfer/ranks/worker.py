@@ -8,9 +8,11 @@ import torch
 
 from deepinfer import __version__
 from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
+from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.prefill import PrefillWorker
 from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.mailbox import Mailbox
+from deepinfer.engine.parallel.peer_memory import all_reach_each_other
 from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
@@ -21,10 +23,10 @@ from deepinfer.recipes.embedded import embedded_model_path
 from .messages import RankOrder, Ready
 from .rows import Alone, RankRows, RowMailbox
 
-# Tokens per rank of passes that exchange without host waits; larger ones are prefill.  The buffers
-# hold every token for every rank, so many ranks exchange sizes instead.
-_DECODE_CAPACITY = 512
+# Tokens per rank of passes that exchange without host waits.  The buffers hold each token for every
+# rank, so many ranks exchange sizes instead; through NCCL so do prompts, which are larger.
 _MOST_RANKS_WITH_CAPACITY = 8
+_PEER_CAPACITY, _NCCL_CAPACITY = 8192, 512
 
 
 def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
@@ -38,8 +40,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     join(store, order.rank, world_size, facts=_facts(order), device=device)
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
-    has_capacity = device != "cpu" and world_size <= _MOST_RANKS_WITH_CAPACITY
-    rank = Rank(order.sizes, capacity=_DECODE_CAPACITY if has_capacity else 0)
+    rank = _rank(order, device)
     if not rank.takes_rows:
         opened = open_model(order.model_path, order.settings, device=device)
         set_cpu_threads(order.num_threads, opened.checkpoint.config.hidden_size)
@@ -73,6 +74,18 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     if order.rank in order.sizes.prefill:
         PrefillServer(loaded.engine, links).serve(rank.rest)
     RankRows(mailbox, loaded, rank, order.seed).serve()
+
+
+def _rank(order: RankOrder, device: str) -> Rank:
+    """This rank's place, with the fastest exchange that its devices have."""
+    sizes, count = order.sizes, order.sizes.world_size
+    if device == "cpu" or count > _MOST_RANKS_WITH_CAPACITY:
+        return Rank(sizes)
+    is_one_host = sizes.ranks_per_node in (0, count)
+    if is_one_host and count <= torch.cuda.device_count() and all_reach_each_other(count):
+        step = order.settings.get("max_num_batched_tokens", EngineConfig().max_num_batched_tokens)
+        return Rank(sizes, capacity=min(step, _PEER_CAPACITY), uses_peer_memory=True)
+    return Rank(sizes, capacity=_NCCL_CAPACITY)
 
 
 def replica_main(mailbox: RowMailbox, order: RankOrder) -> None:

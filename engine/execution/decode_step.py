@@ -24,6 +24,7 @@ from .bound_model import BoundModel
 from .graphs import GraphCache
 from .slot_table import SlotTable
 from .staging import StagedInts, send
+from .turns import turn_of
 
 NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
 _LEAST_CONTEXT = 512
@@ -90,10 +91,14 @@ class DecodeStep:
             query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
             context_lens = [self._context(max(context_lens))] * requests.shape[1]
         sent = self._staged.send(*requests, *tokens)
-        logits, hidden = self.graphs.run(
-            ("step", requests.shape, tokens.shape, is_plain, context_lens[0]),
-            lambda: self._step(sent, tuple(query_lens), tuple(context_lens), has_images, is_plain),
-        )
+        with turn_of(self.model.model, tokens.shape[1]) as turn:
+            logits, hidden = self.graphs.run(
+                ("step", requests.shape, tokens.shape, is_plain, context_lens[0]),
+                lambda: self._step(
+                    sent, tuple(query_lens), tuple(context_lens), has_images, is_plain
+                ),
+                turn,
+            )
         token_slots, at = sent[0][sent[7][:num_tokens]], sent[6][:num_tokens].clone()
         if is_plain:
             self.model.note_plain(hidden[:num_tokens], at, token_slots)
@@ -109,7 +114,9 @@ class DecodeStep:
             requests = _padded(requests, self._size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
-        output = self.graphs.run(("draft", requests.shape), lambda: self._draft(*sent))
+        num_tokens = requests.shape[1] * self.model.model.config.dspark_block_size
+        with turn_of(self.model.model, num_tokens, is_draft=True) as turn:
+            output = self.graphs.run(("draft", requests.shape), lambda: self._draft(*sent), turn)
         count = len(states)
         return DraftOutput(
             token_ids=output.token_ids[:count],

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from .turns import ALONE, Turn
+
 Result = TypeVar("Result")
 
 
@@ -33,15 +35,22 @@ class GraphCache:
         self._seen: set[Hashable] = set()
         self._plain: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
+        self._epoch = 0
 
     @property
     def num_captured(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
-        """The function's result; tensors in it are overwritten by the next call of the key."""
-        if not self.is_enabled:
+    def run(self, key: Hashable, function: Callable[[], Result], turn: Turn = ALONE) -> Result:
+        """The function's result; tensors in it are overwritten by the next call of the key.
+        ``turn`` says what other ranks add to the key, and when all graphs are out of date."""
+        if not self.is_enabled or turn.key is None:
             return function()
+        if turn.epoch != self._epoch:
+            self._epoch = turn.epoch
+            self._graphs.clear()
+            self._seen.clear()
+        key = (key, turn.key)
         if key not in self._seen:
             self._seen.add(key)
             return function()

@@ -32,7 +32,7 @@ class PeerChannel:
     """Buffers of one exchange at a time between the ranks of a host; layers take turns.
 
     ``round_number`` [1] i32: exchanges begun so far.  All ranks begin the same ones in the same
-    order on one stream, and end each before the next.  ``most_tokens`` is how many tokens any of
+    order, and end each before the next.  ``most_tokens`` is how many tokens any of
     them brings to the exchanges that follow, the same on all ranks.
     """
 
@@ -42,22 +42,27 @@ class PeerChannel:
         self.rank = rank
         self.round_number = torch.zeros(1, dtype=torch.int32, device=memory.own.device)
         self.most_tokens = layout.capacity
+        self._stream = torch.cuda.Stream(memory.own.device)  # type: ignore[no-untyped-call]
 
     def begin(
         self, x: Tensor, ids: Tensor, weights: Tensor, table: RoutingTable
     ) -> Callable[[PairExperts], Tensor]:
-        """Send tokens as in ``RoutedExperts``; the result runs the local experts on what arrives
-        and gives [T, d] f32."""
-        self.round_number += 1
+        """Send tokens as in ``RoutedExperts``, on a stream beside what follows; the result runs the
+        local experts on what arrives and gives [T, d] f32."""
         to_all = (self.layout, self.memory.addresses, self.rank, self.round_number)
         here = (self.layout, self.memory.own, self.round_number)
-        most = self.most_tokens
         replicas = (table.rank, table.place, table.count)
-        ranks = send_tokens(*to_all, x, ids, weights, replicas, most)
+        most = self.most_tokens
+        # What was allocated on this stream is used again only after it has waited for the main one.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self.round_number += 1
+            ranks = send_tokens(*to_all, x, ids, weights, replicas, most)
+            arrivals = receive_tokens(*here, most)
 
         def finish(local: PairExperts) -> Tensor:
-            outputs, row_of_pair = local.pairs(*receive_tokens(*here, most))
-            send_results(*to_all, outputs, row_of_pair)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            send_results(*to_all, *local.pairs(*arrivals))
             return receive_results(*here, ranks)
 
         return finish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,11 +33,18 @@ class PeerMemory:
         except RuntimeError as error:
             raise EngineError(
                 f"the GPUs of ranks {', '.join(map(str, group.ranks))} cannot open their memory to "
-                f"each other ({str(error).strip().splitlines()[0]}); they exchange through NCCL "
-                "with peer_exchange=False"
+                f"each other ({str(error).strip().splitlines()[0]}): look at 'nvidia-smi topo -m'"
             ) from error
         self.own = buffer
         self.addresses = torch.tensor(self._mapping.buffer_ptrs, device=device)
         with translated():
             group.all_reduce(torch.zeros(1, device=device))  # all are zero before anybody writes
         torch.cuda.synchronize(device)
+
+
+def all_reach_each_other(num_gpus: int) -> bool:
+    """Whether the first GPUs of this host can open their memory to each other."""
+    return all(
+        one == other or torch.cuda.can_device_access_peer(one, other)
+        for one, other in product(range(num_gpus), repeat=2)
+    )

@@ -19,6 +19,7 @@ from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, plain_placement, rebalance
 from .fixed_exchange import FixedCapacityExperts
 from .groups import Group
+from .peer_exchange import PeerChannel, PeerExperts
 from .routing_table import RoutingTable
 
 # Moving experts costs a read of their weights: not for less than this.
@@ -49,6 +50,7 @@ class PlacedExperts:
     counts [E] i64: tokens of this rank since the last placement.
     ``capacity``: passes of at most so many tokens per rank take the form without host waits.
     ``nodes``: the ranks stand on several; then each token crosses the network once per node.
+    ``channel``: that form writes into the memory of the other ranks.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class PlacedExperts:
         is_exact: bool = True,
         capacity: int = 0,
         nodes: Nodes | None = None,
+        channel: PeerChannel | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -72,6 +75,7 @@ class PlacedExperts:
         self._capacity = capacity
         self._most_tokens = sys.maxsize  # until it is known
         self._nodes = nodes
+        self._channel = channel
         most = plan.n_routed_experts * (group.size - 1)
         self._num_replicas = plan.n_routed_experts + min(num_redundant, most)
         self.placement = self.balanced(np.ones(plan.n_routed_experts))
@@ -88,11 +92,22 @@ class PlacedExperts:
     def assist(self) -> None:
         self._form().assist()
 
-    def expect(self, most_tokens: int) -> None:
-        """The next pass brings at most so many tokens per rank; all ranks say the same."""
+    def expect(self, most_tokens: int) -> int | None:
+        """The next pass brings at most so many tokens per rank; all ranks say the same.
+
+        Returns the size that a graph of the pass is made for, None if it cannot be one.
+        """
         self._most_tokens = most_tokens
-        if self._fixed is not None:  # buffers of a few sizes, so that small passes send little
-            self._fixed.capacity = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
+        if self._fixed is None or most_tokens > self._capacity:
+            return None
+        # Of a few sizes, so that small passes send little and few graphs serve all.
+        size = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
+        if self._channel is not None:
+            self._channel.most_tokens = size
+            return size
+        assert isinstance(self._fixed, FixedCapacityExperts)
+        self._fixed.capacity = size
+        return None
 
     def balanced(self, loads: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Placement:
         """The best placement for loads [E] of all ranks."""
@@ -107,7 +122,9 @@ class PlacedExperts:
         is_small = self._most_tokens <= self._capacity
         return self._fixed if is_small and self._fixed is not None else self._exchange
 
-    def _make_exchanges(self) -> tuple[ExchangedExperts, FixedCapacityExperts | None]:
+    def _make_exchanges(
+        self,
+    ) -> tuple[ExchangedExperts, FixedCapacityExperts | PeerExperts | None]:
         if self._nodes is not None:
             return self._make_two_levels(self._nodes), None
         table = RoutingTable.of(self.placement, 0, self._tensors.device)
@@ -119,10 +136,12 @@ class PlacedExperts:
             "num_choices": self.plan.num_experts_per_tok,
             "is_exact": self._is_exact,
         }
-        exchange, fixed = ExchangedExperts(*common, **sizes), None
+        exchange = ExchangedExperts(*common, **sizes)
+        if self._channel is not None:
+            return exchange, PeerExperts(local, table, self._channel)
         if self._capacity:
-            fixed = FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
-        return exchange, fixed
+            return exchange, FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
+        return exchange, None
 
     def _make_two_levels(self, nodes: Nodes) -> ExchangedExperts:
         """Over the network to the same place of each node that is wanted, then inside it.

@@ -10,6 +10,7 @@ import torch
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.runner import Cache, Runner
+from deepinfer.engine.execution.turns import Turn
 from deepinfer.engine.memory.capacity import plan_cache, size_cache
 from deepinfer.engine.memory.device_memory import DeviceMemory
 from deepinfer.engine.model.model import Model
@@ -39,10 +40,12 @@ class Rank:
         engines: Sequence[Sequence[int]] | None = None,
         *,
         capacity: int = 0,
+        uses_peer_memory: bool = False,
     ) -> None:
         """``engines`` are the ranks of each engine if they are not those of ``sizes``.
 
-        ``capacity``: passes of at most so many tokens per rank exchange them without host waits.
+        ``capacity``: passes of at most so many tokens per rank exchange them without host waits,
+        by writing into each other's memory if ``uses_peer_memory``.
         """
         engines = sizes.engines if engines is None else engines
         heads = sizes.tensor_parallel_size
@@ -61,6 +64,7 @@ class Rank:
             num_redundant=sizes.num_redundant_experts,
             is_exact=sizes.exact_exchange,
             capacity=capacity if heads == 1 else 0,
+            uses_peer_memory=uses_peer_memory,
             nodes=_nodes(engines, sizes.ranks_per_node) if shares_experts else None,
             half=half,
         )
@@ -79,6 +83,12 @@ class Rank:
     @property
     def takes_rows(self) -> bool:
         return self._followers.rank == 0 and self.share.half != "encoder"
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether passes of this rank's model can be graphs: nothing in them speaks to other ranks
+        through the host, except before a turn."""
+        return self._followers.size == 1 and self._stages is None
 
     def runner(self, model: Model) -> Runner:
         """The model as this rank's engine runs it."""
@@ -119,14 +129,15 @@ class Rank:
             return
         follow(model, cache, self._followers, self._rebalance)
 
-    def _before_pass(self, number: int, most_tokens: int) -> None:
+    def _before_pass(self, number: int, most_tokens: int) -> Turn:
         """All ranks that lead are here, with the same number of passes behind them."""
-        for layer in self.share.layers:
-            layer.expect(most_tokens)
+        sizes = {layer.expect(most_tokens) for layer in self.share.layers}
         if self._interval and number and number % self._interval == 0 and self.share.layers:
             if self._leading is not None:
                 self._leading.rebalance()
             self._rebalance()
+        epoch = sum(balance.num_moved for balance in self.balances)
+        return Turn(None if None in sizes else tuple(sizes), epoch)
 
     def _rebalance(self) -> None:
         self.balances.append(rebalance_layers(self.share.layers))

@@ -11,8 +11,11 @@ from torch import Tensor
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
+from deepinfer.kernels.exchange import ExchangeLayout
 
 from .groups import Group
+from .peer_exchange import PeerChannel
+from .peer_memory import PeerMemory
 from .placed_experts import Nodes, PlacedExperts
 
 Half = Literal["encoder", "decoder"]
@@ -21,10 +24,13 @@ Half = Literal["encoder", "decoder"]
 class RankShare:
     """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
 
-    ``num_redundant`` more replicas than experts are placed in each layer.  ``is_exact`` picks the
-    form of the exchange: see ``exchange``; ``capacity`` is that of its form without host waits, 0
-    for none.  ``nodes`` says how ranks stand on nodes, None for one node.  ``half``: which layers
-    this rank of a pipeline has.  ``layers`` are the experts placed so far.
+    num_redundant     more replicas than experts are placed in each layer
+    is_exact          the form of the exchange: see ``exchange``
+    capacity          tokens of its form without host waits, 0 for none
+    uses_peer_memory  that form writes into the memory of the other GPUs
+    nodes             how ranks stand on nodes, None for one node
+    half              which layers this rank of a pipeline has
+    layers            the experts placed so far
     """
 
     def __init__(
@@ -35,6 +41,7 @@ class RankShare:
         num_redundant: int = 0,
         is_exact: bool = True,
         capacity: int = 0,
+        uses_peer_memory: bool = False,
         nodes: Nodes | None = None,
         half: Half | None = None,
     ) -> None:
@@ -43,9 +50,11 @@ class RankShare:
         self.num_redundant = num_redundant
         self.is_exact = is_exact
         self.capacity = capacity
+        self.uses_peer_memory = uses_peer_memory and capacity > 0 and nodes is None
         self.nodes = nodes
         self.half = half
         self.layers: list[PlacedExperts] = []
+        self._channels: dict[tuple[int, int], PeerChannel] = {}
 
     def has_layer(self, plan: LayerPlan) -> bool:
         return self.half is None or plan.is_decoder == (self.half == "decoder")
@@ -75,9 +84,27 @@ class RankShare:
             is_exact=self.is_exact,
             capacity=self.capacity,
             nodes=self.nodes,
+            channel=self._channel(plan, tensors) if self.uses_peer_memory else None,
         )
         self.layers.append(routed)
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
+
+    def _channel(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannel | None:
+        """One for all layers of the same sizes, which take turns."""
+        hidden_size, choices = len(tensors.stored("ffn_norm.weight")), plan.num_experts_per_tok
+        if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
+            return None
+        if (hidden_size, choices) not in self._channels:
+            layout = ExchangeLayout(
+                num_ranks=self.experts.size,
+                capacity=self.capacity,
+                num_choices=choices,
+                hidden_size=hidden_size,
+                is_exact=self.is_exact,
+            )
+            memory = PeerMemory(self.experts, layout.num_bytes, tensors.device)
+            self._channels[hidden_size, choices] = PeerChannel(layout, memory, self.experts.rank)
+        return self._channels[hidden_size, choices]
 
 
 class SharedTokens:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLayout:
-    """R ranks, C tokens of capacity per rank, K choices per token, d width (a multiple of 32).
+    """R ranks, C tokens of capacity per rank, K choices per token, d width (a multiple of 128).
 
     Each rank has one buffer of this layout, which all ranks write:
 
@@ -19,6 +20,8 @@ class ExchangeLayout:
 
     S is K in the exact form (one row per choice), R in the reduced one (one row per rank).
     """
+
+    WIDTH_MULTIPLE: ClassVar[int] = 128  # so that places and weights are at multiples of 4 bytes
 
     num_ranks: int
     capacity: int

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deepinfer.engine.execution.graphs import GraphCache, _Graph
+from deepinfer.engine.execution.turns import Turn
 
 
 class Counted:
@@ -61,3 +62,18 @@ def test_nothing_is_captured_on_a_cpu_or_where_it_is_not_wanted() -> None:
     assert not GraphCache("cpu").is_enabled
     assert not GraphCache("cuda", captures=False).is_enabled
     assert GraphCache("cuda:1").is_enabled
+
+
+def test_a_turn_adds_to_the_key_and_ends_graphs_that_are_out_of_date(
+    cache: GraphCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_with(cache, monkeypatch, Counted())
+    calls: list[object] = []
+
+    def run(turn: Turn) -> int:
+        cache.run("key", lambda: calls.append(turn), turn)
+        return cache.num_captured
+
+    assert [run(Turn(None)) for _ in range(3)] == [0, 0, 0] and len(calls) == 3
+    assert [run(Turn(8)), run(Turn(8)), run(Turn(16)), run(Turn(16))] == [0, 1, 1, 2]
+    assert [run(Turn(8, epoch=1)), run(Turn(8, epoch=1))] == [0, 1]
