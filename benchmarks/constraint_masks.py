@@ -26,6 +26,7 @@ import numpy as np
 
 from deepinfer.recipes.constraints import spec
 from deepinfer.recipes.constraints.compiler import CompiledConstraint, ConstraintCompiler
+from deepinfer.recipes.constraints.masks import fill_masks
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
@@ -83,8 +84,7 @@ def time_random(compiled: CompiledConstraint, batch: int) -> list[float]:
     steps = []
     for _ in range(NUM_STEPS):
         begin = time.perf_counter()
-        for row, mask in zip(rows, masks, strict=True):
-            row.fill_mask(mask)
+        fill_masks(rows, [()] * batch, masks)
         spent = time.perf_counter() - begin
         chosen = []
         for mask in masks:
@@ -101,12 +101,12 @@ def time_random(compiled: CompiledConstraint, batch: int) -> list[float]:
 def time_replay(compiled: CompiledConstraint, token_ids: list[int], batch: int) -> list[float]:
     """Seconds of each step when every row writes ``token_ids``."""
     rows = [compiled.new_matcher() for _ in range(batch)]
-    mask = np.zeros(compiled.vocabulary.num_mask_words, np.uint32)
+    masks = np.zeros((batch, compiled.vocabulary.num_mask_words), np.uint32)
     steps = []
     for token_id in token_ids:
         begin = time.perf_counter()
+        fill_masks(rows, [()] * batch, masks)
         for row in rows:
-            row.fill_mask(mask)
             row.push(token_id)
         steps.append(time.perf_counter() - begin)
     return steps

@@ -22,7 +22,7 @@ from deepseek_recipe import (
 
 from deepinfer.errors import RowError
 
-from .constraints.official import official_constraint
+from .constraints.official import check_is_kept, official_constraint
 from .constraints.spec import ConstraintSpec
 from .types import AnswerFormat, ThinkingStage
 
@@ -84,6 +84,7 @@ def parsing_options(form: AnswerFormat) -> ParsingOptions:
 def constraint(request: ConversationRequest, body: Mapping[str, Any]) -> ConstraintSpec | None:
     """What ``body``, converted to ``request``, wants its answer to match.  Raises: RowError."""
     wanted = request.inference_options.output_constraint
+    check_is_kept(None if wanted is None else wanted.kind, body)
     return None if wanted is None else official_constraint(wanted.kind, wanted.schema, body)
 
 

@@ -34,7 +34,7 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
         return str(matcher.grammar_from_lark(regex_as_lark(spec.text)))
     if spec.kind == "lark":
         _check_embedded_schemas(spec.text)
-        _check_token_references(spec.text)
+        _check_pieces(spec.text)
         return str(matcher.grammar_from_lark(spec.text))
     if spec.kind == "gbnf":
         return str(matcher.grammar_from_lark(gbnf_to_lark(spec.text)))
@@ -70,18 +70,23 @@ def _json_grammar(schema: Any) -> str:
 
 _LARK_PIECES = re.compile(
     r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?P<token><[^>\s]*>)'
+    r"|(?P<option>%llguidance\b)|(?P<attribute>\b(?:max_tokens|stop|temperature)\s*=)"
 )
+_NOT_ENFORCED = {
+    "token": "the token {} is not text; write the text",
+    "option": "{} sets options of a library; write the grammar without it",
+    "attribute": "the attribute {} cannot be enforced; say it as a regular expression",
+}
 
 
-def _check_token_references(lark: str) -> None:
-    """Control tokens are not text; one of them would end the answer in its middle."""
+def _check_pieces(lark: str) -> None:
+    """What a grammar may not say: control tokens, which would end the answer in its middle;
+    attributes that count the model's tokens or want another temperature; options."""
     for found in _LARK_PIECES.finditer(lark):
-        if found["token"]:
+        if found.lastgroup:
             line = lark.count("\n", 0, found.start()) + 1
-            raise RowError(
-                "invalid_grammar",
-                f"lark line {line}: the token {found['token']:.40} is not text; write the text",
-            )
+            reason = _NOT_ENFORCED[found.lastgroup].format(found[0][:40])
+            raise RowError("invalid_grammar", f"lark line {line}: {reason}")
 
 
 def _check_embedded_schemas(lark: str) -> None:
@@ -92,3 +97,17 @@ def _check_embedded_schemas(lark: str) -> None:
         except ValueError:
             continue  # llguidance reports it with its place
         checked_schema(schema)
+        if _is_relaxed(schema):
+            raise RowError(
+                "unsupported_keyword",
+                "lark: x-guidance in %json may not relax a schema (lenient, coerce_one_of)",
+            )
+
+
+def _is_relaxed(schema: Any) -> bool:
+    """Whether an option of llguidance somewhere inside lets more pass than the schema says."""
+    if isinstance(schema, dict):
+        options = schema.get("x-guidance")
+        relaxes = isinstance(options, dict) and bool({"lenient", "coerce_one_of"} & options.keys())
+        return relaxes or any(map(_is_relaxed, schema.values()))
+    return isinstance(schema, list) and any(map(_is_relaxed, schema))

@@ -25,6 +25,10 @@ _WITH_PLAIN_VALUE = frozenset(
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
     | {"required", "minProperties", "maxProperties", "minItems", "maxItems", "$ref", "$schema"}
 )
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+_MOST_INTEGER = 2**53
 ENFORCED = _WITH_ONE_SCHEMA | _WITH_SCHEMA_LIST | _WITH_SCHEMA_MAP | _WITH_PLAIN_VALUE
 
 # They say nothing about which values are valid.  ``discriminator`` only repeats its ``oneOf``.
@@ -85,7 +89,14 @@ def _check_valid(schema: Any) -> None:
         draft.check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:
         place = "/".join(["#", *map(str, error.absolute_path)])
+        if (error.validator, error.validator_value) == ("format", "regex"):
+            raise RowError("invalid_schema", f"json_schema {place}: {_fault(error)}") from error
         raise RowError("invalid_schema", f"json_schema {place}: {error.message[:300]}") from error
+
+
+def _fault(error: jsonschema.exceptions.SchemaError) -> str:
+    """What is wrong with a pattern, and where.  Answers are judged by Python's expressions."""
+    return f"the pattern {error.instance!r:.80} cannot be used: {error.cause or error.message}"
 
 
 def _clean(schema: Any, place: str) -> Any:
@@ -120,7 +131,30 @@ def _clean_value(keyword: str, value: Any, place: str) -> Any:
             f"json_schema {place}: format {value!r:.60} cannot be enforced; "
             f"the formats are {', '.join(sorted(FORMATS))}",
         )
+    _check_numbers(value, place)
+    if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Masks hold numbers as 64-bit floats: one that is none would turn into its neighbour."""
+    if isinstance(value, int) and abs(value) > _MOST_INTEGER and not _is_exact(value):
+        raise RowError(
+            "unsupported_keyword",
+            f"json_schema {place}: the number {value!r:.40} cannot be enforced exactly; "
+            "write it as a string, or take one that a 64-bit float holds",
+        )
+    if isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            _check_numbers(inner, place)
+
+
+def _is_exact(value: int) -> bool:
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _is_without_effect(keyword: str, value: Any, place: str) -> bool:

@@ -1,7 +1,8 @@
 """The constraint of a chat request as the official recipe states it, with nothing left out.
 
 The recipe rewrites strict schemas: it closes their objects, and drops keywords that its own server
-does not enforce (lengths, numbers of items, definitions).  Here both hold.
+does not enforce (lengths, numbers of items, definitions).  Here both hold.  Some requests leave it
+with no constraint although they ask for one; these are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepinfer.errors import RowError
+
 from .spec import ConstraintSpec, compact_json, from_recipe, parse_json
+
+
+def check_is_kept(kind: str | None, body: Mapping[str, Any]) -> None:
+    """Whether the recipe's constraint (its ``kind``, or None) is what the chat request asks for.
+
+    Raises: RowError ``invalid_value`` for a form or a call that it would drop in silence.
+    """
+    form = body.get("response_format")
+    wants_form = isinstance(form, Mapping) and form.get("type", "text") != "text"
+    if wants_form and kind not in ("json", "regex"):
+        raise RowError(
+            "invalid_value", "response_format does not go with tools; remove one of the two"
+        )
+    choice = body.get("tool_choice")
+    wants_call = choice == "required" or isinstance(choice, Mapping)
+    if wants_call and kind != "tool_call_required":
+        raise RowError("invalid_value", "tool_choice asks for a call, but there are no tools")
 
 
 def official_constraint(kind: str, schema: str, body: Mapping[str, Any]) -> ConstraintSpec | None:
@@ -39,7 +59,8 @@ def _with_dropped(official: Any, own: Any) -> Any:
         return both | {key: value for key, value in official.items() if key not in own}
     if _is_list(official) and _is_list(own) and len(official) == len(own):
         return [_with_dropped(*pair) for pair in zip(official, own, strict=True)]
-    return official
+    is_number = isinstance(own, int | float) and isinstance(official, int | float)
+    return own if is_number and float(own) == official else official  # it may have been rounded
 
 
 def _is_list(value: Any) -> bool:

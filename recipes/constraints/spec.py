@@ -73,7 +73,8 @@ def gbnf(grammar: str) -> ConstraintSpec:
 
 def grammar(text: str) -> ConstraintSpec:
     """A grammar in either dialect: GBNF where a rule is written ``name ::=``, else Lark."""
-    is_gbnf = isinstance(text, str) and re.search(r"^[ \t]*[\w-]+[ \t]*::=", text, re.MULTILINE)
+    _check_text("grammar", text)
+    is_gbnf = re.search(r"^[ \t]*[\w-]+[ \t]*::=", text, re.MULTILINE)
     return gbnf(text) if is_gbnf else lark(text)
 
 
@@ -131,14 +132,18 @@ def compact_json(value: Any) -> str:
 
 
 def _text_spec(kind: ConstraintKind, text: str) -> ConstraintSpec:
+    _check_text(kind, text)
+    _check_size(text, kind, MAX_GBNF_CHARS if kind == "gbnf" else MAX_TEXT_CHARS)
+    return ConstraintSpec(kind, text)
+
+
+def _check_text(kind: str, text: Any) -> None:
     if not isinstance(text, str):
         raise RowError("invalid_type", f"{kind}: expected a string, got {type(text).__name__}")
     if not text:
         raise RowError("invalid_value", f"{kind}: the empty text constrains nothing; remove it")
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
         raise RowError("invalid_value", f"{kind}: holds a lone surrogate, which is not text")
-    _check_size(text, kind, MAX_GBNF_CHARS if kind == "gbnf" else MAX_TEXT_CHARS)
-    return ConstraintSpec(kind, text)
 
 
 def _check_size(text: str, where: str, max_chars: int = MAX_TEXT_CHARS) -> None:

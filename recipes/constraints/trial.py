@@ -45,8 +45,9 @@ class Trial:
             raise RowError(
                 "constraint_too_complex",
                 f"{constraint_kind}: does not compile within "
-                f"{self._limits.compile_timeout_s:g} s and {self._limits.trial_memory_bytes >> 20} "
-                "MiB; use fewer alternatives, smaller repetitions or fewer patterns at one place",
+                f"{self._limits.compile_timeout_s:g} s, {self._limits.trial_memory_bytes >> 20} "
+                "MiB and a small stack; use fewer alternatives, smaller repetitions, fewer "
+                "patterns at one place or shorter chains of references",
             )
         error = json.loads(answer)
         if error:
@@ -116,7 +117,17 @@ class Trial:
 _TOO_COMPLEX = ("too large", "too big", "fuel", "limit", "too many", "too complex", "too deeply")
 _UNDECIDED = "unable to determine if regex is empty"
 _OVERLAPPING_ONE_OF = "oneof constraints are not supported"
-_UNSUPPORTED = ("unimplemented keys", _OVERLAPPING_ONE_OF, "only supported when")
+_UNSUPPORTED = (
+    "unimplemented keys",
+    _OVERLAPPING_ONE_OF,
+    "only supported when",
+    "not disjoint",
+    "failed to generate regex",
+)
+# A schema may hold them, they are just not enforced; as an expression of its own they are wrong.
+_NO_PATTERN = ("look-around", "lookarounds", "backreferences")
+_ANCHOR = re.compile(r"lookarounds not supported yet; (\w+) in regex")
+_NO_TEXT = "noextensionbias"
 _INVALID = {"json_object": "invalid_schema", "json_schema": "invalid_schema"} | {
     "regex": "invalid_regex"
 }
@@ -126,12 +137,20 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
     """The RowError for what llguidance reports about a constraint of this kind."""
     lowered = message.lower()
     kind = _INVALID.get(constraint_kind, "invalid_grammar")
-    if any(words in lowered for words in _UNSUPPORTED):
+    is_in_schema = kind == "invalid_schema" and any(words in lowered for words in _NO_PATTERN)
+    if is_in_schema or any(words in lowered for words in _UNSUPPORTED):
         kind = "unsupported_keyword"
     elif any(words in lowered for words in (_UNDECIDED, *_TOO_COMPLEX)):
         kind = "constraint_too_complex"
     reason = _one_line(message.replace("<non-verbose/>", ""))[:500]
-    if _OVERLAPPING_ONE_OF in lowered:
+    anchor = _ANCHOR.search(message)
+    if anchor:
+        reason = f"an anchor or word boundary inside of it is not supported ({anchor[1]})"
+    if is_in_schema:
+        reason = f"pattern: {reason}"
+    elif _NO_TEXT in lowered:
+        reason = "it matches no text at all, or refers to itself without an end"
+    elif _OVERLAPPING_ONE_OF in lowered:
         reason = (
             "oneOf: it cannot be shown that its branches exclude each other; use anyOf, or give "
             "each branch a required property with a const of its own"

@@ -182,7 +182,9 @@ def _is_running(process_id: int) -> bool:
     [
         (spec.regex("a(b"), "invalid_regex", "unclosed group"),
         (spec.regex("a\\\\\\"), "invalid_regex", "ends in a backslash"),
-        (spec.regex(r"\bword\b"), "invalid_regex", "lookarounds not supported"),
+        (spec.regex(r"\bword\b"), "invalid_regex", "word boundary inside"),
+        (spec.regex("a^b"), "invalid_regex", "an anchor"),
+        (spec.regex(r"[^\s\S]"), "invalid_regex", "matches no text"),
         (spec.regex("(?=a)b"), "invalid_regex", "look-ahead"),
         (spec.regex(r"(a)\1"), "invalid_regex", "backreferences"),
         (spec.lark('start: "a" b'), "invalid_grammar", "at 1(8)"),
@@ -195,6 +197,19 @@ def _is_running(process_id: int) -> bool:
         (spec.json_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
          "unsupported_keyword", "oneOf"),
         (spec.json_schema({"type": "string", "pattern": "a("}), "invalid_schema", "pattern"),
+        (spec.json_schema({"$ref": "#"}), "invalid_schema", "refers to itself"),
+        (spec.json_schema({"type": "string", "pattern": "(?!a)b"}), "unsupported_keyword",
+         "pattern: look-around"),
+        (spec.json_schema({"type": "string", "pattern": r"a\b"}), "unsupported_keyword",
+         "pattern: an anchor or word boundary"),
+        (spec.json_schema({"patternProperties": {"^a": {}, "b$": {}}}), "unsupported_keyword",
+         "patternProperty regexes"),
+        (spec.lark('start: x "y"\nx[max_tokens=2]: /a*/'), "invalid_grammar",
+         "line 2: the attribute max_tokens"),
+        (spec.lark('start: x "y"\nx[stop="z"]: /a*/'), "invalid_grammar", "attribute stop"),
+        (spec.lark('%llguidance {"foo": 1}\nstart: "a"'), "invalid_grammar", "line 1: %llguidance"),
+        (spec.lark('start: %json {"x-guidance": {"lenient": true}}'), "unsupported_keyword",
+         "lenient"),
     ],
 )  # fmt: skip
 def test_errors_say_what_and_where(
@@ -216,5 +231,5 @@ def test_the_place_in_a_regular_expression_is_said_in_words() -> None:
 def test_angle_brackets_in_text_are_no_token_references(
     golden_compiler: ConstraintCompiler,
 ) -> None:
-    grammar = 'start: "<a>" /<b>/ C // <c>\nC: "\\"<d>" # <e>'
+    grammar = 'start: "<a>stop=" /<b>%llguidance/ C // <c>\nC: "\\"<d>" # <e> max_tokens=3'
     assert golden_compiler.compile(spec.lark(grammar)).new_matcher().mask().any()

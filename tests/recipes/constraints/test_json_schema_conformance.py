@@ -43,6 +43,9 @@ def _keywords(schema: object) -> set[str]:
         ({"anyOf": [{}, 5]}, "invalid_schema", "#/anyOf/1: expected a schema, got 5"),
         ({"type": "strin"}, "invalid_schema", "#/type"),
         ({"properties": [1]}, "invalid_schema", "#/properties"),
+        ({"items": {"const": 2**53 + 1}}, "unsupported_keyword", "#/items/const: the number 9007"),
+        ({"enum": [{"a": [-(10**400)]}]}, "unsupported_keyword", "#/enum: the number -1000"),
+        ({"pattern": r"^\p{L}"}, "invalid_schema", "#/pattern: the pattern '^\\\\p{L}' cannot"),
     ],
 )  # fmt: skip
 def test_errors_name_keyword_and_place(schema: dict, kind: str, words: str) -> None:
@@ -58,6 +61,11 @@ def test_depth_is_limited() -> None:
         schema = {"items": schema}
     with pytest.raises(RowError, match="nested over 64 deep"):
         keywords.checked_schema(schema)
+
+
+def test_numbers_that_masks_hold_exactly_are_kept() -> None:
+    schema = {"enum": [2**53, 2**60, -(10**20), 0.1, 1e300], "minLength": 2.0}
+    assert keywords.checked_schema(schema) == {**schema, "minLength": 2}
 
 
 def test_annotations_go_and_order_stays() -> None:

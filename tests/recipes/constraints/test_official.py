@@ -79,3 +79,35 @@ def test_strict_objects_are_closed_as_the_recipe_closes_them() -> None:
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(RowError):
         _constraint(tools=[_tool("f", strict=True), _tool("f", strict=True)])
+
+
+_CALL_WANTED = "tool_choice asks for a call"
+_ONE_ONLY = "response_format does not go with tools"
+_NULL = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"tool_choice": "required"}, _CALL_WANTED),
+        ({"tool_choice": "required", "tools": []}, _CALL_WANTED),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, _CALL_WANTED),
+        ({"response_format": _NULL, "tools": [_tool("f", strict=False)]}, _ONE_ONLY),
+        ({"response_format": _NULL, "tools": [_tool("f", strict=True)]}, "response_format"),
+    ],
+)
+def test_what_the_recipe_would_drop_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RowError, match=words) as caught:
+        _constraint(**fields)
+    assert caught.value.kind == "invalid_value"
+
+
+def test_tools_that_are_not_to_be_called_do_not_hide_the_form() -> None:
+    form = {"response_format": {"type": "text"}, "tool_choice": "required"}
+    assert _constraint(tools=[_tool("f", strict=False)], **form).kind == "tool_call_required"
+
+
+def test_numbers_are_those_of_the_row() -> None:
+    schema = {"const": 12345678901234567890123}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert json.loads(_constraint(response_format=form).text) == schema

@@ -55,6 +55,8 @@ def test_kind_is_part_of_the_digest() -> None:
         (lambda: spec.gbnf("a" * 40_000), "constraint_too_complex", "limit is 32768"),
         (lambda: spec.regex(""), "invalid_value", "empty"),
         (lambda: spec.regex(None), "invalid_type", "NoneType"),
+        (lambda: spec.grammar(5), "invalid_type", "grammar: expected a string"),
+        (lambda: spec.grammar(""), "invalid_value", "grammar: the empty text"),
         (lambda: spec.gbnf("\ud800"), "invalid_value", "surrogate"),
         (lambda: spec.from_recipe("xml", ""), "unsupported", "'xml'"),
     ],
