@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,9 @@ import pytest
 def _run(commands: Any, shell: Callable[..., str], *, fake: bool) -> None:
     if reasons := [*commands.marked("not run"), *commands.marked("run by")]:
         pytest.skip(reasons[0])
+    for program in ("jq", "less"):
+        if f"| {program}" in commands.text and shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed here")
     if fake and commands.marked("slow"):
         pytest.skip(f"only with the real engine: {commands.marked('slow')[0]}")
     for setup in commands.marked("setup"):
