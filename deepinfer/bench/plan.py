@@ -29,7 +29,8 @@ class BenchPlan:
     acceptance       chance that a draft is accepted once those before it were
     decode_ranks     ranks of the expert exchange while decoding, one row each
     prefill_ranks    and while prefilling
-    link             what carries the exchange; None is the fabric of the device
+    link             what carries the exchange; None is the fabric of the device, or
+    own_link         that of this machine where it was measured
     device_profile   whose peak rates the limits are
     modes            prefills in other modes, one row more each: exact runs every layer on every
                      token, batch-invariant saves the rings that a prefix hit restores
@@ -52,6 +53,7 @@ class BenchPlan:
     decode_ranks: tuple[int, ...] = (8,)
     prefill_ranks: tuple[int, ...] = (8,)
     link: str | None = None
+    own_link: Link | None = None
     device_profile: str = "h200"
     modes: tuple[str, ...] = MODES
     routing: tuple[str, ...] = ("even",)
@@ -103,7 +105,9 @@ class BenchPlan:
         return device_profile(self.device_profile)
 
     def exchange(self) -> Link:
-        return device_link(self.profile()) if self.link is None else link(self.link)
+        if self.link is not None:
+            return link(self.link)
+        return self.own_link or device_link(self.profile())
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ConfigError where the model cannot do what is asked."""

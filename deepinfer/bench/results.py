@@ -35,7 +35,7 @@ class LimitRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One measured row.  ``step_s`` are the raw times of this rank, the exchange not included;
-    ``link_s`` is modelled (or measured, then ``link_is_measured``).  ``num_drafts`` is the mean of
+    ``link_s`` is modelled.  ``num_drafts`` is the mean of
     those verified, ``accepted_length`` of the tokens of a request and step; ``energy_j`` are this
     device's joules of a step."""
 
@@ -48,7 +48,6 @@ class Measurement:
     num_tokens: float
     step_s: tuple[float, ...]
     link_s: float = 0.0
-    link_is_measured: bool = False
     limit: Limit | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     accepted_length: float | None = None

@@ -141,7 +141,8 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
 
         from deepinfer.bench.plan import BenchPlan
 
-        from .verb import BenchRequest, bench, read_prompts
+        from .prompts import read_prompts
+        from .verb import BenchRequest, bench
 
         request = BenchRequest(
             plan=BenchPlan(**changes),

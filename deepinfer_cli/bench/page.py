@@ -76,8 +76,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     for row in rows:
         cells = [row.name, str(len(row.step_s)), _ms(row.local_s)]
         if has_link:
-            kind = "" if row.link_is_measured else " (modelled)"
-            cells.append(_ms(row.link_s) + kind)
+            cells.append(f"{_ms(row.link_s)} (modelled)")
         cells += [f"{row.num_tokens:,.1f}"] if is_decode else []
         cells.append(_rate(row.tokens_per_s))
         cells += [_rate(row.serial_tokens_per_s)] if has_link else []

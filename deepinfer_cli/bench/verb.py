@@ -13,12 +13,12 @@ from deepinfer import OfflineEngine
 from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile, gpu_ceilings
 from deepinfer.bench.embedded import EnginePlan, measure_engine
 from deepinfer.bench.limits import limit_rows
+from deepinfer.bench.peer_link import measured_link
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.results import LimitRow, Measurement
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.speculation.measure_steps import device_name
-from deepinfer.errors import ConfigError
 from deepinfer.machine import resolve_device
 from deepinfer.nvml import Nvml
 from deepinfer_cli.host import host, versions
@@ -28,6 +28,7 @@ from deepinfer_cli.typed_json import to_json
 from .collected import collect
 from .compare import comparison
 from .page import page
+from .prompts import LENGTHS_NOTE, prompt_lengths
 from .record import BenchRecord
 
 
@@ -56,9 +57,10 @@ def bench(request: BenchRequest, console: Console) -> int:
     if request.output is not None:
         request.output.mkdir(parents=True, exist_ok=True)
     flash = ModelConfig.flash()
-    limits = tuple(limit_rows(request.plan, flash))
     device = resolve_device(request.device)
     is_on_gpu = device != "cpu" and request.model is None
+    plan = _gpu_plan(request) if is_on_gpu else request.plan
+    limits = tuple(limit_rows(plan, flash))
     ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
     record = BenchRecord(
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -69,15 +71,15 @@ def bench(request: BenchRequest, console: Console) -> int:
         is_on_gpu=is_on_gpu,
         driver=Nvml().driver() if is_on_gpu else None,
         measured_model=_measured_model(request, is_on_gpu),
-        plan=request.plan,
-        link=request.plan.exchange().name,
+        plan=plan,
+        link=_link(plan),
         ceilings=tuple(ceilings),
         limits=limits,
         price_per_hour=request.price_per_hour,
-        notes=tuple(_note(request.plan, row) for row in limits if not row.fits),
+        notes=tuple(_notes(plan, limits)),
     )
     if is_on_gpu:
-        rows = measure_rank(request.plan, flash, device, console.say)
+        rows = measure_rank(plan, flash, device, console.say)
     else:
         rows = _engine_rows(request, record, console)
     found, code = collect(rows)
@@ -110,10 +112,28 @@ def _measured_model(request: BenchRequest, is_on_gpu: bool) -> str:
     return "the embedded model" if request.model is None else request.model
 
 
-def _note(plan: BenchPlan, row: LimitRow) -> str:
-    kind = "requests" if row.phase == "decode" else "prompt tokens"
-    needed = (row.weight_bytes + row.cache_bytes) / 1e9
-    return f"{row.size:,} {kind} do not fit {plan.device_profile}: {needed:,.0f} GB"
+def _gpu_plan(request: BenchRequest) -> BenchPlan:
+    """With lengths of prompts, and the link of this machine where it has one."""
+    plan = request.plan
+    if request.prompts is not None:
+        plan = replace(plan, lengths=prompt_lengths(request.prompts))
+    return replace(plan, own_link=measured_link()) if plan.link is None else plan
+
+
+def _link(plan: BenchPlan) -> str:
+    link = plan.exchange()
+    return f"{link.name}, {link.bytes_per_s / 1e9:,.0f} GB/s one way"
+
+
+def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:
+    for row in limits:
+        if not row.fits:
+            kind = "requests" if row.phase == "decode" else "prompt tokens"
+            needed = (row.weight_bytes + row.cache_bytes) / 1e9
+            device = f"a rank of EP{row.ranks} on {plan.device_profile}"
+            yield f"{row.size:,} {kind} do not fit {device}: {needed:,.0f} GB"
+    if plan.lengths:
+        yield LENGTHS_NOTE
 
 
 def _engine_plan(request: BenchRequest) -> EnginePlan:
@@ -147,27 +167,3 @@ def _files(record: BenchRecord, text: str, request: BenchRequest) -> Iterator[Pa
         from .plots import save_plots
 
         yield from save_plots(record, request.output)
-
-
-def read_prompts(path: Path, most: int = 1_000) -> list[str]:
-    """The ``prompt`` of the first rows of a JSONL file.  Raises: ConfigError, OSError."""
-    import json
-
-    prompts: list[str] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if len(prompts) == most:
-                break
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number}: not JSON ({error})") from error
-            prompt = row.get("prompt") if isinstance(row, dict) else None
-            if not isinstance(prompt, str):
-                raise ConfigError(f"{path}:{number}: expected a row with a text in prompt")
-            prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"{path} has no prompts")
-    return prompts

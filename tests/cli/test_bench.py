@@ -19,6 +19,7 @@ from deepinfer_cli.bench import verb
 from deepinfer_cli.bench.compare import comparison
 from deepinfer_cli.bench.page import cost_per_million, page
 from deepinfer_cli.bench.plots import save_plots
+from deepinfer_cli.bench.prompts import prompt_lengths
 from deepinfer_cli.bench.record import BenchRecord
 from deepinfer_cli.host import Host
 from deepinfer_cli.typed_json import from_json, to_json
@@ -204,3 +205,9 @@ def test_what_cannot_be_run_often(cli, in_tmp: Path, arguments: list[str], messa
     (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n')
     outcome = cli("bench", "run", *arguments)
     assert outcome.exit_code not in (0, 3) and message in outcome.err
+
+
+def test_lengths_come_from_prompts() -> None:
+    """Longer texts have more tokens, and no prompt is empty."""
+    empty, short, long = prompt_lengths(["", "A fox.", "A fox and a dog. " * 20])
+    assert empty == 1 < short < long
