@@ -9,8 +9,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from itertools import combinations
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from deepinfer.engine.parallel.groups import Group, connect, host_store, join
 from deepinfer.engine.parallel.launch import RankProcesses
-from deepinfer.engine.parallel.mailbox import Mailbox
+from deepinfer.engine.parallel.mailbox import Mailbox, make_link
 from deepinfer.errors import DeepInferError
 
 CHOSEN = 6
@@ -28,13 +30,21 @@ class Bench:
     """One rank's sizes, clock and output."""
 
     def __init__(
-        self, rank: int, device: str, options: argparse.Namespace, mailbox: Mailbox
+        self,
+        rank: int,
+        device: str,
+        options: argparse.Namespace,
+        mailbox: Mailbox,
+        links: Mapping[int, Connection],
     ) -> None:
+        """``links``: a connection to each other rank."""
         small = options.small
         self.rank = rank
         self.size: int = options.ranks
         self.device = torch.device(device)
         self.on_gpu = self.device.type == "cuda"
+        self.has_own_gpu = self.on_gpu and not options.one_gpu
+        self.links = links
         self.is_small: bool = small
         self.hidden, self.inner = (256, 64) if small else (5120, 2304)
         self.num_experts = 16 if small else 384
@@ -96,6 +106,12 @@ class Bench:
         flag = torch.tensor([int(ok)], device=self.device)
         return int(self.group.all_reduce(flag)) == self.size
 
+    def total(self, values: Sequence[int]) -> list[int]:
+        """The sums over all ranks."""
+        summed = self.group.all_reduce(torch.tensor(list(values), device=self.device))
+        found: list[int] = summed.tolist()
+        return found
+
     def worst(self, value: float) -> float:
         """The largest over all ranks."""
         found = self.group.all_gather(torch.tensor([value], device=self.device))
@@ -114,8 +130,11 @@ class Bench:
 Part = Callable[[Bench], None]
 
 
-def run_rank(mailbox: Mailbox, argument: tuple[int, int, argparse.Namespace, Part]) -> None:
-    rank, port, options, part = argument
+def run_rank(
+    mailbox: Mailbox,
+    argument: tuple[int, int, argparse.Namespace, Part, Mapping[int, Connection]],
+) -> None:
+    rank, port, options, part, links = argument
     torch.set_num_threads(1)
     number = 0 if options.one_gpu else rank
     device = f"cuda:{number}" if options.device == "cuda" else "cpu"
@@ -124,7 +143,7 @@ def run_rank(mailbox: Mailbox, argument: tuple[int, int, argparse.Namespace, Par
     # Without a device of its own a rank gets gloo alone: NCCL refuses two ranks on one GPU.
     linked = "cpu" if options.one_gpu else device
     join(connect("127.0.0.1", port), rank, options.ranks, facts={}, device=linked, timeout_s=60)
-    part(Bench(rank, device, options, mailbox))
+    part(Bench(rank, device, options, mailbox, links))
     mailbox.send("done")
     mailbox.wait()
 
@@ -152,8 +171,11 @@ def run_part(part: Part, options: argparse.Namespace) -> int:
     store = host_store()
     failures = num_done = 0
     deadline = time.monotonic() + options.part_s
-    arguments = [(rank, store.port, options, part) for rank in range(options.ranks)]
+    links = all_links(options.ranks)
+    arguments = [(rank, store.port, options, part, links[rank]) for rank in range(options.ranks)]
     with closing(RankProcesses(run_rank, arguments)) as ranks:
+        for link in (end for ends in links for end in ends.values()):
+            link.close()
         while num_done < options.ranks:
             messages = ranks.receive(max(deadline - time.monotonic(), 0.1))
             for _, message in messages:
@@ -165,6 +187,14 @@ def run_part(part: Part, options: argparse.Namespace) -> int:
             if not messages and time.monotonic() > deadline:
                 raise DeepInferError(f"no end after {options.part_s} s; the ranks were stopped")
     return failures
+
+
+def all_links(count: int) -> list[dict[int, Connection]]:
+    """By rank, its end of a connection to each other one."""
+    links: list[dict[int, Connection]] = [{} for _ in range(count)]
+    for one, other in combinations(range(count), 2):
+        links[one][other], links[other][one] = make_link()
+    return links
 
 
 def add_options(parser: argparse.ArgumentParser, *, ranks: int) -> None:

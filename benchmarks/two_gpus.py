@@ -14,31 +14,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from rank_answers import check_answers
 from rank_group import CHOSEN, Bench, add_options, run_parts
 from torch import Tensor
 
 from deepinfer.engine.checkpoint.weight_formats import encode_fp4_rows
-from deepinfer.engine.checkpoint.weights import open_checkpoint
-from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.model.model import Model
-from deepinfer.engine.model.share import WHOLE_MODEL
 from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
 from deepinfer.engine.parallel.payload import payload_bytes
 from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.peer_memory import PeerMemory
-from deepinfer.engine.parallel.rank import Rank
 from deepinfer.engine.parallel.routing_table import RoutingTable
-from deepinfer.engine.parallel.sizes import ParallelSizes
-from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.kernels.exchange import (
     ExchangeLayout,
     copy_blocks,
@@ -50,7 +41,6 @@ from deepinfer.kernels.exchange import (
 from deepinfer.kernels.gemm import Weight, native_weight, quantized_linear
 from deepinfer.kernels.moe import expert_pairs, experts, native_experts
 
-ROOT = Path(__file__).parents[1]
 LIMIT = 10.0
 KV_BYTES_PER_TOKEN = 890  # full size, all layers
 RING_BYTES = 40 * 133 * 528  # window rings of one request
@@ -172,42 +162,6 @@ def check_exchange(bench: Bench) -> None:
             error = bench.worst(differs)
             form = "fixed" if capacity else "variable"
             bench.say(check=f"{form} exchange, tokens {counts}", max_error=error, ok=error == 0)
-
-
-def check_engine(bench: Bench) -> None:
-    """The embedded model: greedy answers of two ranks that share experts, and of one."""
-    folder = ROOT / "recipes" / "tiny"
-    with np.load(ROOT / "tests" / "gpu" / "data" / "token_ids.npz") as arrays:
-        data = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in arrays.files}
-    checkpoint = open_checkpoint(folder)
-    lens = (data["prompt_lens"] + 64).tolist()
-    prompts = [ids[:-64].tolist() for ids in torch.split(data["token_ids"], lens)[:16]]
-    rank = Rank(ParallelSizes(expert_parallel_size=bench.size))
-    config = EngineConfig(
-        max_num_seqs=8, max_model_len=1024, batch_invariant=True, device=str(bench.device)
-    )
-    answers: list[dict[str, tuple[int, ...]]] = []
-    for share in (WHOLE_MODEL, rank.share):
-        tensors = {name: t.to(bench.device) for name, t in checkpoint.load().items()}
-        model = Model(checkpoint.config, tensors, device=bench.device, share=share,
-                      token_map=data["map_embedded"])  # fmt: skip
-        runner = model if share is WHOLE_MODEL else rank.runner(model)
-        engine = LLMEngine(runner, config, is_alone=share is WHOLE_MODEL)
-        for number in range(bench.rank, len(prompts), bench.size):
-            sampling = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
-            prompt = tuple(prompts[number])
-            engine.add_request(
-                Request(request_id=str(number), prompt_token_ids=prompt, sampling=sampling, seed=0)
-            )
-        found = {}
-        while engine.has_unfinished():
-            found.update({c.request_id: c.output_token_ids for c in engine.step()})
-        answers.append(found)
-    rank.finish()
-    same = sum(answers[0][key] == answers[1][key] for key in answers[0])
-    equal = int(bench.group.all_reduce(torch.tensor([same], device=bench.device)))
-    bench.say(check="engine, experts shared by all ranks", answers=len(prompts), equal=equal,
-              ok=equal == len(prompts))  # fmt: skip
 
 
 def peer_copy_us(bench: Bench, num_bytes: int) -> float:
@@ -413,7 +367,7 @@ def time_kv_transfer(bench: Bench) -> None:
                   percent_of_copy=100 * copy_us / us)  # fmt: skip
 
 
-CHECKS = {"exchange": check_exchange, "engine": check_engine}
+CHECKS = {"exchange": check_exchange, "answers": check_answers}
 ON_GPUS = {"peer-check": check_peer_exchange, "peer": time_peer_exchange}
 TIMES = {
     "overlap": time_overlap,

@@ -47,6 +47,7 @@ class Rank:
         ``capacity``: passes of at most so many tokens per rank exchange them without host waits,
         by writing into each other's memory if ``uses_peer_memory``.
         """
+        self.sizes = sizes
         engines = sizes.engines if engines is None else engines
         heads = sizes.tensor_parallel_size
         parts = [ranks[i : i + heads] for ranks in engines for i in range(0, len(ranks), heads)]
