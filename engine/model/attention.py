@@ -16,8 +16,8 @@ from deepinfer.kernels.gemm import (
     native_weight,
     quantized_linear,
 )
-from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.rows import pack_latents, store_latents
+from deepinfer.kernels.norm import NormedRows
+from deepinfer.kernels.rows import split_projection, store_latents
 
 from .compressor import Compressor
 from .global_kv import GlobalKV
@@ -39,7 +39,6 @@ class Attention:
         self.plan = plan
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
-        self.widths = [config.q_lora_rank, config.head_dim]
         share, part = tensors.share, tensors.share.tensor_rank
         self.gather_groups = share.gather_groups
         self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
@@ -62,24 +61,27 @@ class Attention:
         self.compressor = Compressor(config, plan, tensors) if plan.is_kv_source else None
         self.indexer = Indexer(config, plan, tensors) if plan.is_index_source else None
 
-    def __call__(self, x: Tensor, tokens: Tokens, ring: Tensor, kv: GlobalKV | None) -> Tensor:
-        """x [T, d] bf16 (normalised) -> [T, d] bf16; stores the window rows in ``ring``.
+    def __call__(
+        self, entered: NormedRows, tokens: Tokens, ring: Tensor, kv: GlobalKV | None
+    ) -> Tensor:
+        """[T, d] -> [T, d] bf16; stores the window rows in ``ring``.
 
         New global KV must have been written (``Compressor.write``).  ``kv`` may be None for a layer
         without compressed keys.
         """
-        latent_q, window_kv = torch.split(quantized_linear(x, self.wq_a_kv), self.widths, -1)
-        latent_q = rms_norm(latent_q, self.q_norm, self.eps)
+        both = quantized_linear(entered.operand, self.wq_a_kv)
         rope = tokens.rope[rope_key(self.plan)]
-        q = torch.unflatten(quantized_linear(latent_q, self.wq_b), -1, self.q_shape)
+        latent_q, window_rows = self._split(both, rope, tokens.window, ring)
+        q = torch.unflatten(quantized_linear(latent_q.operand, self.wq_b), -1, self.q_shape)
         if self.absent_heads is not None:
             q = pad(q, (0, 0, *self.absent_heads))
-        window_rows = self._exchange(window_kv, rope, tokens.window, ring)
         main_rows = main_index = None
         if kv is not None and self.plan.kv_source is not None:
             assert self.plan.index_source is not None
             if self.indexer is not None:
-                kv.picks[self.plan.layer_id] = self.indexer.select(x, latent_q, tokens, kv)
+                kv.picks[self.plan.layer_id] = self.indexer.select(
+                    entered.values, latent_q, tokens, kv
+                )
             main_index = kv.picks[self.plan.index_source]
             main_rows = kv.cache.main[self.plan.kv_source].flatten(0, 1)
         out = sparse_attention(
@@ -96,20 +98,22 @@ class Attention:
         self, x: Tensor, rope: tuple[Tensor, Tensor], ring: Tensor, index: Tensor
     ) -> None:
         """Only the packed window rows of x [T, d] bf16, into the flat ring at ``index`` [T] i64."""
-        self._store(quantized_linear(x, self.wq_a_kv)[:, self.widths[0] :], rope, ring, index)
+        keys = quantized_linear(x, self.wq_a_kv)[:, len(self.q_norm) :]
+        store_latents(keys, rope, "window", ring, index, weight=self.kv_norm, eps=self.eps)
 
-    def _exchange(
-        self, window_kv: Tensor, rope: tuple[Tensor, Tensor], window: Window, ring: Tensor
-    ) -> Tensor:
-        """Store this pass's window rows; the rows that ``window.read_index`` points into."""
+    def _split(
+        self, both: Tensor, rope: tuple[Tensor, Tensor], window: Window, ring: Tensor
+    ) -> tuple[NormedRows, Tensor]:
+        """The latent queries, and the rows that ``window.read_index`` points into with this pass's
+        own among them, which are stored."""
+        num_bytes = ring.shape[-1]
         if window.previous is None:
-            flat = ring.view(-1, ring.shape[-1])
-            self._store(window_kv, rope, flat, window.write_index)
-            return flat
-        rows = pack_latents(window_kv, rope, "window", weight=self.kv_norm, eps=self.eps)
-        return window.exchange(ring, rows)
-
-    def _store(
-        self, window_kv: Tensor, rope: tuple[Tensor, Tensor], flat: Tensor, index: Tensor
-    ) -> None:
-        store_latents(window_kv, rope, "window", flat, index, weight=self.kv_norm, eps=self.eps)
+            cache, index = ring.view(-1, num_bytes), window.write_index
+        else:
+            cache = torch.empty(len(both), num_bytes, dtype=torch.uint8, device=both.device)
+            index = torch.arange(len(both), device=both.device)
+        latent_q = split_projection(
+            both, rope, cache, index, q_norm=self.q_norm, kv_norm=self.kv_norm, eps=self.eps,
+            linear=self.wq_b,
+        )  # fmt: skip
+        return latent_q, cache if window.previous is None else window.exchange(ring, cache)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.hyper_connection import (
-    HyperMix,
+    Entrance,
+    Mixer,
     advance_streams,
-    collapse_streams,
-    hyper_mix,
+    enter_streams,
 )
-from deepinfer.kernels.norm import rms_norm
 
 from .attention import Attention
 from .global_kv import GlobalKV
@@ -35,56 +34,44 @@ class Block:
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
         self.plan = plan
-        self.eps = config.rms_norm_eps
-        self.attn_norm = tensors["attn_norm.weight"]
-        self.ffn_norm = tensors["ffn_norm.weight"]
-        self.attn_mix = HyperConnection(config, tensors, "hc_attn")
-        self.ffn_mix = HyperConnection(config, tensors, "hc_ffn")
         self.attention = Attention(config, plan, tensors)
         self.moe = MoE(config, plan, tensors)
+        self._attn = _way_in(config, tensors, "attn", self.attention.wq_a_kv)
+        self._ffn = _way_in(config, tensors, "ffn", self.moe.shared_gate_up)
 
     def enter(self, residual: Residual) -> Entered:
         """End the block before this one and begin with attention."""
         if isinstance(residual, Pending):
-            streams, mix, x = self.attn_mix.advance(residual.streams, residual.output, residual.mix)
+            streams, entry = advance_streams(
+                residual.streams, residual.output, residual.mix, *self._attn
+            )
         else:
             streams = residual.streams
-            mix, x = self.attn_mix(streams), collapse_streams(streams, residual.pre)
-        return Entered(streams, mix, rms_norm(x, self.attn_norm, self.eps))
+            entry = enter_streams(streams, residual.pre, *self._attn)
+        return Entered(streams, *entry)
 
     def write_global_kv(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> None:
         """Store the compressed entries that these tokens complete, if this layer produces any;
-        x [T, d] bf16 as in ``Entered``."""
+        x [T, d] bf16, the values of ``Entered.rows``."""
         if self.attention.compressor is not None:
             self.attention.compressor.write(x, tokens, kv)
 
     def run(self, entered: Entered, tokens: Tokens, ring: Tensor, kv: GlobalKV | None) -> Pending:
         """Attention and MoE; new global KV must have been written."""
-        attended = self.attention(entered.x, tokens, ring, kv)
-        streams, ffn_mix, x = self.ffn_mix.advance(entered.streams, attended, entered.mix)
-        x = rms_norm(x, self.ffn_norm, self.eps)
-        return Pending(streams, self.moe(x, tokens.is_image), ffn_mix)
+        attended = self.attention(entered.rows, tokens, ring, kv)
+        streams, entry = advance_streams(entered.streams, attended, entered.mix, *self._ffn)
+        return Pending(streams, self.moe(entry.rows, tokens.is_image), entry.mix)
 
 
-class HyperConnection:
-    """The mixing weights of one sub-block."""
-
-    def __init__(self, config: ModelConfig, tensors: LayerTensors, name: str) -> None:
-        self._parameters = (
-            Weight(tensors[f"{name}_fn"]),
-            tensors[f"{name}_scale"],
-            tensors[f"{name}_base"],
-        )
-        self.iterations = config.hc_sinkhorn_iters
-        self.eps = config.hc_eps
-
-    def __call__(self, streams: Tensor) -> HyperMix:
-        return hyper_mix(streams, *self._parameters, iterations=self.iterations, eps=self.eps)
-
-    def advance(
-        self, streams: Tensor, output: Tensor, mix: HyperMix
-    ) -> tuple[Tensor, HyperMix, Tensor]:
-        """End the sub-block before this one: see ``advance_streams``."""
-        return advance_streams(
-            streams, output, mix, *self._parameters, iterations=self.iterations, eps=self.eps
-        )
+def _way_in(
+    config: ModelConfig, tensors: LayerTensors, part: str, linear: Weight | HopperWeight
+) -> tuple[Mixer, Entrance]:
+    """How a sub-block, whose first product is ``linear``, takes the streams in."""
+    mixer = Mixer(
+        Weight(tensors[f"hc_{part}_fn"]),
+        tensors[f"hc_{part}_scale"],
+        tensors[f"hc_{part}_base"],
+        config.hc_sinkhorn_iters,
+        config.hc_eps,
+    )
+    return mixer, Entrance(tensors[f"{part}_norm.weight"], config.rms_norm_eps, linear)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import linear, native_weight, quantized_linear
 from deepinfer.kernels.indexer import candidate_blocks, paged_index_scores, select_topk
+from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.rows import pack_latents
 
 from .global_kv import GlobalKV
@@ -43,10 +44,10 @@ class Indexer:
         self.wq_b = native_weight(tensors.weight("attn.indexer.wq_b"))
         self.weights_proj = tensors.weight("attn.indexer.weights_proj")
 
-    def select(self, x: Tensor, latent_q: Tensor, tokens: Tokens, kv: GlobalKV) -> Tensor:
+    def select(self, x: Tensor, latent_q: NormedRows, tokens: Tokens, kv: GlobalKV) -> Tensor:
         """Pool rows of each token's picked entries, [T, K] i64, ascending, -1 = unused.
 
-        Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora] bf16.
+        Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora].
         """
         ratio = self.plan.ratio
         visible = (tokens.positions + 1).div(ratio, rounding_mode="floor")
@@ -55,7 +56,7 @@ class Indexer:
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
         else:
-            queries = quantized_linear(latent_q, self.wq_b)
+            queries = quantized_linear(latent_q.operand, self.wq_b)
             queries = torch.unflatten(queries, -1, (self.heads, -1))
             query_rows = pack_latents(queries, tokens.rope[rope_key(self.plan)], "index")
             weights = linear(x, self.weights_proj) * self.weight_scale

@@ -100,7 +100,7 @@ class Model:
             if block.plan.is_decoder:
                 break
             entered = self._enter(block, residual, lookback, tokens)
-            block.write_global_kv(entered.x, tokens, kv)
+            block.write_global_kv(entered.rows.values, tokens, kv)
             if block.plan.tap is not None:
                 taps[block.plan.tap] = _tapped(entered)
             residual = block.run(entered, tokens, cache.window[block.plan.layer_id], kv)
@@ -117,7 +117,7 @@ class Model:
             if not block.plan.is_decoder:
                 continue
             entered = self._enter(block, residual, lookback, tokens)
-            block.write_global_kv(entered.x, tokens, kv)
+            block.write_global_kv(entered.rows.values, tokens, kv)
             if layer_id == self.config.split_layer:
                 batch, kept = narrow_batch(batch)
                 if kept is None:
@@ -125,7 +125,7 @@ class Model:
                 else:
                     tokens, kv = self._begin(batch, batch.decoder_start, cache)
                     main_rows, lookback = main_rows[kept], lookback[kept]
-                    entered = entered.rows(kept)
+                    entered = entered.at(kept)
                     taps = {tap: hidden[kept] for tap, hidden in taps.items()}
                 if not len(main_rows):
                     residual = Settled(entered.streams, entered.mix.pre)

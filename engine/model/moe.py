@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import native_weight, quantized_linear
-from deepinfer.kernels.moe import route, swiglu
+from deepinfer.kernels.moe import PairOutputs, route, swiglu_quantized
+from deepinfer.kernels.norm import NormedRows
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
@@ -36,13 +37,18 @@ class MoE:
         self.shared_gate_up = native_weight(gate_up(shared))
         self.shared_down = native_weight(shared.weight("w2"))
 
-    def __call__(self, x: Tensor, is_image: Tensor | None) -> Tensor:
-        """x [T, d] bf16 (normalised) -> [T, d] bf16; is_image [T, 1] bool or None."""
-        ids, weights = self.route(x, is_image)
-        routed = self.routed.begin(x, ids, weights)
-        hidden = swiglu(quantized_linear(x, self.shared_gate_up), self.limit)
-        shared = quantized_linear(hidden, self.shared_down)
-        return torch.add(routed(), shared, out=torch.empty_like(shared))
+    def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
+        """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
+        is_image [T, 1] bool or None."""
+        ids, weights = self.route(rows.values, is_image)
+        finish = self.routed.begin(rows.values, ids, weights)
+        hidden = quantized_linear(rows.operand, self.shared_gate_up)
+        activated = swiglu_quantized(hidden, self.limit, self.shared_down)
+        shared = quantized_linear(activated, self.shared_down)
+        routed = finish()
+        if isinstance(routed, Tensor):
+            return torch.add(routed, shared, out=torch.empty_like(shared))
+        return PairOutputs(*routed, shared)
 
     def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""

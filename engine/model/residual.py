@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer.kernels.hyper_connection import HyperMix, expand_streams
+from deepinfer.kernels.moe import PairOutputs
+from deepinfer.kernels.norm import NormedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,10 +29,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Streams [T, S, d] bf16 before the output [T, d] bf16 of a block's MoE is mixed in."""
+    """Streams [T, S, d] bf16 before the output [T, d] of a block's MoE is mixed in."""
 
     streams: Tensor
-    output: Tensor
+    output: Tensor | PairOutputs
     mix: HyperMix
 
     def settle(self) -> Settled:
@@ -44,13 +46,13 @@ Residual = Settled | Pending
 @dataclass(frozen=True, slots=True, eq=False)
 class Entered:
     """A block's start: streams [T, S, d] bf16, the coefficients of its attention, and the
-    normalised input x [T, d] bf16 of that."""
+    normalised input [T, d] of that."""
 
     streams: Tensor
     mix: HyperMix
-    x: Tensor
+    rows: NormedRows
 
-    def rows(self, kept: Tensor) -> Entered:
+    def at(self, kept: Tensor) -> Entered:
         """Only the tokens ``kept`` [K] i64."""
         mix = HyperMix(*(part[kept] for part in self.mix))
-        return Entered(self.streams[kept], mix, self.x[kept])
+        return Entered(self.streams[kept], mix, self.rows.at(kept))

@@ -22,8 +22,10 @@ from deepinfer.kernels.quant.triton_bits import (
 )
 
 from .expert_rows import ExpertRows
+from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
+from .weights import Weight
 
 GROUP = 128
 # Rows are shared out among so many programs: those of no expert cost nothing then.
@@ -64,6 +66,13 @@ class Activations:
             return Activations(values, scales, path, order)
         scales = torch.empty(rows, padded // 32, dtype=torch.uint8, device=device)
         return Activations(values, scales, path, KOrder.PLAIN)
+
+    @staticmethod
+    def empty_for(weight: Weight | HopperWeight, rows: int, k: int) -> Activations:
+        """Uninitialised rows as ``quantized_linear`` wants them for ``weight`` on its device."""
+        device = weight.values.device
+        path = MatrixPath.FP8 if isinstance(weight, HopperWeight) else MatrixPath.of(device)
+        return Activations.empty(rows, k, path, weight.order, device)
 
     @property
     def writer(self) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from .reference import (
     quantized_linear_reference,
 )
 from .weights import Weight
+
+if TYPE_CHECKING:
+    from .activations import Activations
 
 
 def native_weight(weight: Weight) -> Weight | HopperWeight:
@@ -40,19 +45,22 @@ def _is_hopper(weight: Weight) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def quantized_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
-    """``quantized_linear_reference``; on a GPU the weight stays packed."""
+def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> Tensor:
+    """``quantized_linear_reference``; on a GPU the weight stays packed.
+
+    x may be ``Activations`` that another operation left, quantised for this weight or for one of
+    the same kind.
+    """
+    if isinstance(x, Tensor) and not on_accelerator(x):
+        plain = weight.plain[0] if isinstance(weight, HopperWeight) else weight
+        return quantized_linear_reference(x, plain)
     if isinstance(weight, HopperWeight):
-        if not on_accelerator(x):
-            return quantized_linear_reference(x, weight.plain[0])
         from .gluon_kernel import quantized_linear_gluon
 
         return quantized_linear_gluon(x, weight)
-    if on_accelerator(x):
-        from .triton_kernel import quantized_linear_triton
+    from .triton_kernel import quantized_linear_triton
 
-        return quantized_linear_triton(x, weight)
-    return quantized_linear_reference(x, weight)
+    return quantized_linear_triton(x, weight)
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:

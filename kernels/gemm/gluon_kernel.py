@@ -111,11 +111,12 @@ def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
     return min(_MORE_ROWS[form], key=microseconds)
 
 
-def quantized_linear_gluon(x: Tensor, weight: HopperWeight) -> Tensor:
+def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Tensor:
     """As ``quantized_linear_reference``."""
-    check_rows(x, weight)
-    acts = quantize_activations(x, MatrixPath.FP8, weight.order)
-    return _multiply(acts, weight, None, hopper_tile(weight, len(x)))
+    if isinstance(x, Tensor):
+        check_rows(x, weight)
+        x = quantize_activations(x, MatrixPath.FP8, weight.order)
+    return _multiply(x, weight, None, hopper_tile(weight, len(x.values)))
 
 
 def expert_linear_gluon(

@@ -18,7 +18,6 @@ from deepinfer.kernels.quant.triton_bits import round_bf16
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
-from .k_order import KOrder
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
 from .weights import Weight
@@ -26,15 +25,21 @@ from .weights import Weight
 _PLAIN, _FP8, _FP4 = 0, 1, 2
 
 
-def quantized_linear_triton(x: Tensor, weight: Weight, *, path: MatrixPath | None = None) -> Tensor:
+def quantized_linear_triton(
+    x: Tensor | Activations, weight: Weight, *, path: MatrixPath | None = None
+) -> Tensor:
     """As ``quantized_linear_reference``; ``path`` is the device's own unless a test wants one."""
     if weight.scales is None:
         raise TensorError(f"weight: expected a packed one, found {describe(weight.values)}")
-    path = MatrixPath.of(x.device) if path is None else path
-    check_operands(x, weight, weight.values)
-    acts = quantize_activations(x, path, k_order(weight))
-    out = torch.empty(len(x), weight.values.shape[0], dtype=torch.bfloat16, device=x.device)
-    _launch_rows(acts.values[:, None], acts.scales, weight, out[:, None], path)
+    if isinstance(x, Tensor):
+        check_operands(x, weight, weight.values)
+        path = MatrixPath.of(x.device) if path is None else path
+        x = quantize_activations(x, path, weight.order)
+    rows = x.values.shape[0]
+    out = torch.empty(
+        rows, weight.values.shape[0], dtype=torch.bfloat16, device=weight.values.device
+    )
+    _launch_rows(x.values[:, None], x.scales, weight, out[:, None], x.path)
     return out
 
 
@@ -90,11 +95,6 @@ def expert_linear_triton(acts: Activations, weight: Weight, rows: ExpertRows, ti
             acts.path, tile, is_grouped=True,
         )  # fmt: skip
     return out
-
-
-def k_order(weight: Weight) -> KOrder:
-    """The order that the FP8 path wants of activations for ``weight``."""
-    return KOrder.SPLIT if _format(weight) == _FP4 else KOrder.PLAIN
 
 
 def _launch_rows(

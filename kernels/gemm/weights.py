@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from deepinfer.kernels.quant import dequantize_weight
 
+from .k_order import KOrder
+
 # MKL splits columns among threads, and gives a narrow rest of them to another kernel.
 F32_COLUMN_MULTIPLE = 16
 
@@ -53,6 +55,11 @@ class Weight:
     def num_rows(self) -> int:
         """N."""
         return self.values.shape[-2]
+
+    @property
+    def order(self) -> KOrder:
+        """What the portable kernels want of activations in the FP8 path."""
+        return KOrder.SPLIT if self.values.dtype == torch.int8 else KOrder.PLAIN
 
     def __getitem__(self, expert: int) -> Weight:
         """One [N, K] weight of a stack; its dense copy is kept too."""

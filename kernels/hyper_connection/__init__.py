@@ -1,11 +1,23 @@
-"""Single-pass hyper-connections: mixing coefficients, collapse, expansion."""
+"""Single-pass hyper-connections: mixing coefficients, collapse, expansion, entry of a sub-block."""
 
 from __future__ import annotations
 
 from .dispatch import advance_streams as advance_streams
 from .dispatch import collapse_streams as collapse_streams
+from .dispatch import enter_streams as enter_streams
 from .dispatch import expand_streams as expand_streams
-from .dispatch import hyper_mix as hyper_mix
+from .reference import Entrance as Entrance
+from .reference import Entry as Entry
 from .reference import HyperMix as HyperMix
+from .reference import Mixer as Mixer
 
-__all__ = ["HyperMix", "advance_streams", "collapse_streams", "expand_streams", "hyper_mix"]
+__all__ = [
+    "Entrance",
+    "Entry",
+    "HyperMix",
+    "Mixer",
+    "advance_streams",
+    "collapse_streams",
+    "enter_streams",
+    "expand_streams",
+]

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.placement import on_accelerator
 
 from .reference import (
+    Entrance,
+    Entry,
     HyperMix,
+    Mixer,
+    advance_streams_reference,
     collapse_streams_reference,
+    enter_streams_reference,
     expand_streams_reference,
-    hyper_mix_reference,
 )
-
-
-def hyper_mix(
-    streams: Tensor, fn: Weight, scale: Tensor, base: Tensor, *, iterations: int, eps: float
-) -> HyperMix:
-    """See ``hyper_mix_reference``."""
-    if on_accelerator(streams):
-        from .triton_kernel import hyper_mix_triton
-
-        return hyper_mix_triton(streams, fn, scale, base, iterations=iterations, eps=eps)
-    return hyper_mix_reference(streams, fn, scale, base, iterations=iterations, eps=eps)
 
 
 def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
@@ -35,37 +28,32 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
     return collapse_streams_reference(streams, pre)
 
 
-def expand_streams(streams: Tensor, output: Tensor, mix: HyperMix) -> Tensor:
-    """See ``expand_streams_reference``."""
+def expand_streams(streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix) -> Tensor:
+    """See ``expand_streams_reference``; on a GPU the output's pairs are added up in passing."""
     if on_accelerator(streams):
         from .triton_kernel import expand_streams_triton
 
         return expand_streams_triton(streams, output, mix)
+    assert isinstance(output, Tensor)
     return expand_streams_reference(streams, output, mix)
 
 
-def advance_streams(
-    streams: Tensor,
-    output: Tensor,
-    mix: HyperMix,
-    fn: Weight,
-    scale: Tensor,
-    base: Tensor,
-    *,
-    iterations: int,
-    eps: float,
-) -> tuple[Tensor, HyperMix, Tensor]:
-    """What lies between two sub-blocks: expand, mix what came out, collapse it with ``mix.pre``.
+def enter_streams(streams: Tensor, pre: Tensor, mixer: Mixer, entrance: Entrance) -> Entry:
+    """See ``enter_streams_reference``."""
+    if on_accelerator(streams):
+        from .triton_kernel import enter_streams_triton
 
-    Shapes: those of ``expand_streams`` and ``hyper_mix``; returns the new streams [T, S, d] bf16,
-    their coefficients, and the next sub-block's input [T, d] bf16 before its norm.
-    """
+        return enter_streams_triton(streams, pre, mixer, entrance)
+    return enter_streams_reference(streams, pre, mixer, entrance)
+
+
+def advance_streams(
+    streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix, mixer: Mixer, entrance: Entrance
+) -> tuple[Tensor, Entry]:
+    """See ``advance_streams_reference``; on a GPU the output's pairs are added up in passing."""
     if on_accelerator(streams):
         from .triton_kernel import advance_streams_triton
 
-        return advance_streams_triton(
-            streams, output, mix, fn, scale, base, iterations=iterations, eps=eps
-        )
-    expanded = expand_streams_reference(streams, output, mix)
-    next_mix = hyper_mix_reference(expanded, fn, scale, base, iterations=iterations, eps=eps)
-    return expanded, next_mix, collapse_streams_reference(expanded, mix.pre)
+        return advance_streams_triton(streams, output, mix, mixer, entrance)
+    assert isinstance(output, Tensor)
+    return advance_streams_reference(streams, output, mix, mixer, entrance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.kernels.gemm import Weight, fp32_linear
+from deepinfer.kernels.gemm import HopperWeight, Weight, fp32_linear
 from deepinfer.kernels.gemm.reference import ROW_MULTIPLE
+from deepinfer.kernels.norm import NormedRows
+from deepinfer.kernels.norm.reference import rms_norm_reference
 from deepinfer.kernels.numeric import by_rows, constant, inverse_rms, sigmoid, split_last
 
 _NORM_EPS = 1e-20
@@ -25,15 +28,62 @@ class HyperMix(NamedTuple):
     comb: Tensor
 
 
-def hyper_mix_reference(
-    streams: Tensor, fn: Weight, scale: Tensor, base: Tensor, *, iterations: int, eps: float
-) -> HyperMix:
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixer:
+    """What makes coefficients of streams: fn [S * (2 + S), S * d] f32, scale [3] and
+    base [S * (2 + S)] f32, and the ``iterations`` of Sinkhorn's method, with its ``eps``."""
+
+    fn: Weight
+    scale: Tensor
+    base: Tensor
+    iterations: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entrance:
+    """How a sub-block takes its input in: a norm of weight [d] bf16, then ``linear``."""
+
+    weight: Tensor
+    eps: float
+    linear: Weight | HopperWeight
+
+
+class Entry(NamedTuple):
+    """A sub-block's coefficients and its normalised input [T, d] bf16."""
+
+    mix: HyperMix
+    rows: NormedRows
+
+
+def enter_streams_reference(
+    streams: Tensor, pre: Tensor, mixer: Mixer, entrance: Entrance
+) -> Entry:
+    """Coefficients of streams [T, S, d] bf16; their collapse by ``pre`` [T, S] f32, normalised."""
+    normed = rms_norm_reference(
+        collapse_streams_reference(streams, pre), entrance.weight, entrance.eps
+    )
+    return Entry(hyper_mix_reference(streams, mixer), NormedRows(normed, normed))
+
+
+def advance_streams_reference(
+    streams: Tensor, output: Tensor, mix: HyperMix, mixer: Mixer, entrance: Entrance
+) -> tuple[Tensor, Entry]:
+    """From one sub-block to the next: expand, and enter what came out, collapsed by ``mix.pre``.
+
+    Shapes: those of ``expand_streams``; returns the new streams [T, S, d] bf16 and their entry.
+    """
+    expanded = expand_streams_reference(streams, output, mix)
+    return expanded, enter_streams_reference(expanded, mix.pre, mixer, entrance)
+
+
+def hyper_mix_reference(streams: Tensor, mixer: Mixer) -> HyperMix:
     """Coefficients from the streams: a linear of their normalised concatenation.
 
-    Shapes: streams [T, S, d] bf16, fn [S * (2 + S), S * d] f32, scale [3], base [S * (2 + S)] f32.
-    ``comb`` is made nearly doubly stochastic by ``iterations`` Sinkhorn rounds, a column
-    normalisation last.  Batch-invariant: yes.
+    Shapes: streams [T, S, d] bf16.  ``comb`` is made nearly doubly stochastic by Sinkhorn rounds,
+    a column normalisation last.  Batch-invariant: yes.
     """
+    fn, scale, base, eps = mixer.fn, mixer.scale, mixer.base, mixer.eps
     num_streams = streams.shape[1]
     parts = [num_streams, num_streams, num_streams**2]
     x = streams.flatten(1).float()
@@ -44,7 +94,7 @@ def hyper_mix_reference(
     return HyperMix(
         pre=sigmoid(pre * scale[0] + pre_base) + constant(eps),
         post=constant(2.0) * sigmoid(post * scale[1] + post_base),
-        comb=_sinkhorn(comb, iterations, eps),
+        comb=_sinkhorn(comb, mixer.iterations, eps),
     )
 
 

@@ -7,5 +7,15 @@ from .dispatch import experts as experts
 from .dispatch import native_experts as native_experts
 from .dispatch import route as route
 from .dispatch import swiglu as swiglu
+from .dispatch import swiglu_quantized as swiglu_quantized
+from .pair_outputs import PairOutputs as PairOutputs
 
-__all__ = ["expert_pairs", "experts", "native_experts", "route", "swiglu"]
+__all__ = [
+    "PairOutputs",
+    "expert_pairs",
+    "experts",
+    "native_experts",
+    "route",
+    "swiglu",
+    "swiglu_quantized",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from deepinfer.errors import TensorError
@@ -9,6 +11,9 @@ from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
 from deepinfer.kernels.placement import on_accelerator
 
 from .reference import experts_reference, route_reference, swiglu_reference
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
 
 
 def route(
@@ -42,6 +47,17 @@ def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tens
 
         return swiglu_triton(gate_up, limit, weights)
     return swiglu_reference(gate_up, limit, weights)
+
+
+def swiglu_quantized(
+    gate_up: Tensor, limit: float, linear: Weight | HopperWeight
+) -> Tensor | Activations:
+    """``swiglu`` as ``quantized_linear`` takes it for ``linear``: on a GPU quantised in passing."""
+    if on_accelerator(gate_up):
+        from .triton_kernel import swiglu_for_triton
+
+        return swiglu_for_triton(gate_up, limit, linear)
+    return swiglu_reference(gate_up, limit)
 
 
 def native_experts(

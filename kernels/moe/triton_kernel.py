@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import (
     MOST_PROGRAMS,
     Activations,
@@ -26,7 +26,6 @@ from deepinfer.kernels.gemm.triton_kernel import (
     check_operands,
     expert_linear_triton,
     fp32_linear_parts_triton,
-    k_order,
 )
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
@@ -137,10 +136,16 @@ def expert_pairs_triton(
     average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
     tile = tile_for(average, gate_up.values.shape[1], num_experts, path, x.device)
     rows = order_pairs(ids, num_experts, tile.tokens)
-    acts = quantize_activations(x, path, k_order(gate_up), rows)
+    acts = quantize_activations(x, path, gate_up.order, rows)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
-    activated = swiglu_quantized(hidden, limit, weights, rows, path, k_order(down))
+    activated = swiglu_quantized(hidden, limit, weights, rows, path, down.order)
     return expert_linear_triton(activated, down, rows, tile), rows
+
+
+def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeight) -> Activations:
+    """The gated activation, [N, 2 I] bf16, as activations for ``linear``."""
+    out = Activations.empty_for(linear, len(gate_up), gate_up.shape[1] // 2)
+    return _swiglu_into(out, gate_up, limit)
 
 
 def swiglu_quantized(
@@ -151,14 +156,30 @@ def swiglu_quantized(
     path: MatrixPath,
     order: KOrder,
 ) -> Activations:
-    """The gated activation, [R, 2 I] bf16, as activations for the second product."""
+    """The same of experts' rows [R, 2 I] bf16, each times its routing weight."""
     count, both = gate_up.shape
     out = Activations.empty(count, both // 2, path, order, gate_up.device)
-    _swiglu_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
-        _halves(gate_up), weights, rows.pair, rows.used, count, *out.writer,
-        out.scale_stride, both // 4, out.values.shape[1], limit,
-        WEIGHT=2, **out.layout, enable_fp_fusion=True,
-    )  # fmt: skip
+    return _swiglu_into(out, gate_up, limit, weights, rows)
+
+
+def _swiglu_into(
+    out: Activations,
+    gate_up: Tensor,
+    limit: float,
+    weights: Tensor | None = None,
+    rows: ExpertRows | None = None,
+) -> Activations:
+    halves = _halves(gate_up)
+    count, both = gate_up.shape
+    if count:
+        _swiglu_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
+            halves,
+            halves if weights is None else weights,
+            halves if rows is None else rows.pair,
+            halves if rows is None else rows.used,
+            count, *out.writer, out.scale_stride, both // 4, out.values.shape[1], limit,
+            WEIGHT=0 if rows is None else 2, **out.layout, enable_fp_fusion=True,
+        )  # fmt: skip
     return out
 
 

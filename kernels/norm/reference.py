@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 from torch import Tensor
 
 from deepinfer.kernels.numeric import inverse_rms
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
+
+
+class NormedRows(NamedTuple):
+    """Rows [T, D] bf16 after a norm, and what ``quantized_linear`` takes for them: on a GPU the
+    rows as they were quantised in the same pass, else the rows themselves."""
+
+    values: Tensor
+    operand: Tensor | Activations
+
+    def at(self, kept: Tensor) -> NormedRows:
+        """Only the rows ``kept`` [K] i64."""
+        values = self.values[kept]
+        return NormedRows(values, values)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

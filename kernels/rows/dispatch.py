@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.gemm import HopperWeight, Weight
+from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.placement import on_accelerator
 
-from .reference import RowFormat, pack_latents_reference, store_latents_reference
+from .reference import (
+    RowFormat,
+    pack_latents_reference,
+    split_projection_reference,
+    store_latents_reference,
+)
 
 
 def pack_latents(
@@ -42,3 +49,26 @@ def store_latents(
         store_latents_triton(x, rope, row_format, cache, rows, weight=weight, eps=eps)
         return
     store_latents_reference(x, rope, row_format, cache, rows, weight=weight, eps=eps)
+
+
+def split_projection(
+    both: Tensor,
+    rope: tuple[Tensor, Tensor],
+    cache: Tensor,
+    rows: Tensor,
+    *,
+    q_norm: Tensor,
+    kv_norm: Tensor,
+    eps: float,
+    linear: Weight | HopperWeight,
+) -> NormedRows:
+    """See ``split_projection_reference``; ``linear`` is what the queries meet next."""
+    if on_accelerator(both):
+        from .triton_projection import split_projection_triton
+
+        return split_projection_triton(
+            both, rope, cache, rows, q_norm=q_norm, kv_norm=kv_norm, eps=eps, linear=linear
+        )
+    return split_projection_reference(
+        both, rope, cache, rows, q_norm=q_norm, kv_norm=kv_norm, eps=eps
+    )

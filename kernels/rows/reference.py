@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from deepinfer.kernels.norm.reference import rms_norm_reference
+from deepinfer.kernels.norm.reference import NormedRows, rms_norm_reference
 from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 from deepinfer.kernels.rope.reference import apply_rope_reference
 
@@ -50,3 +51,24 @@ def store_latents_reference(
         cache[rows] = packed
     else:
         cache[rows[is_kept]] = packed[is_kept]
+
+
+def split_projection_reference(
+    both: Tensor,
+    rope: tuple[Tensor, Tensor],
+    cache: Tensor,
+    rows: Tensor,
+    *,
+    q_norm: Tensor,
+    kv_norm: Tensor,
+    eps: float,
+) -> NormedRows:
+    """The latent queries normalised; the keys stored as ``store_latents`` does for window rows.
+
+    Shapes: both [T, Q + D] bf16, q_norm [Q] and kv_norm [D] bf16, the rest as for
+    ``store_latents``; returns [T, Q].
+    """
+    q, kv = torch.split(both, [len(q_norm), len(kv_norm)], dim=-1)
+    store_latents_reference(kv, rope, "window", cache, rows, weight=kv_norm, eps=eps)
+    normed = rms_norm_reference(q, q_norm, eps)
+    return NormedRows(normed, normed)

@@ -74,11 +74,24 @@ def store_latents_triton(
     eps: float = 0.0,
 ) -> None:
     """``store_latents_reference``; rows of ``cache`` may have gaps between them."""
-    num_bytes = _row_bytes(row_format, x.shape[-1])
-    if cache.dtype != torch.uint8 or cache.shape[-1] != num_bytes or cache.stride(-1) != 1:
-        raise TensorError(f"cache: expected uint8 [any, {num_bytes}], found {describe(cache)}")
     check_tensor("rows", rows, torch.int64, (x.shape[0],), x)
     _launch_packed(x, rope, row_format, cache, rows, weight, eps)
+
+
+def row_parts(row_format: RowFormat, cache: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Values and scales of packed rows of ``width`` values, as ``row_tile`` writes them.
+
+    Raises: TensorError if ``cache`` does not hold such rows.
+    """
+    num_bytes = _row_bytes(row_format, width)
+    if cache.dtype != torch.uint8 or cache.shape[-1] != num_bytes or cache.stride(-1) != 1:
+        raise TensorError(f"cache: expected uint8 [any, {num_bytes}], found {describe(cache)}")
+    codes = _CODES[row_format]
+    values = cache[:, : width // (1 if codes == _FP8 else 2)]
+    scales = cache[:, values.shape[1] :]
+    if codes == _FP8 and cache.stride(0) % 2 == 0:
+        values = values.view(torch.int16)
+    return values, scales
 
 
 def _row_bytes(row_format: RowFormat, width: int) -> int:
@@ -96,12 +109,8 @@ def _launch_packed(
     weight: Tensor | None,
     eps: float,
 ) -> None:
-    codes = _CODES[row_format]
-    values = cache[:, : x.shape[-1] // (1 if codes == _FP8 else 2)]
-    scales = cache[:, values.shape[1] :]
-    if codes == _FP8 and cache.stride(0) % 2 == 0:
-        values = values.view(torch.int16)
-    _launch(x, codes, values, scales, weight=weight, eps=eps, rope=rope, rows=rows)
+    values, scales = row_parts(row_format, cache, x.shape[-1])
+    _launch(x, _CODES[row_format], values, scales, weight=weight, eps=eps, rope=rope, rows=rows)
 
 
 def _launch(
@@ -162,7 +171,23 @@ def row_kernel(
     FP8_PAIRS: tl.constexpr,
     TILE_ROWS: tl.constexpr, TILE_PAIRS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    row_tile(
+        tl.program_id(0), x_ptr, weight_ptr, cos_ptr, sin_ptr, rows_ptr, values_ptr, scales_ptr,
+        num_rows, x_stride, values_stride, scales_stride, rows_per_token, eps, D, ROTARY, INVERSE,
+        HAS_NORM, WEIGHT_BF16, HAS_ROWS, FORM, FP8_PAIRS, TILE_ROWS, TILE_PAIRS, NATIVE,
+    )  # fmt: skip
+
+
+@triton.jit
+def row_tile(
+    tile, x_ptr, weight_ptr, cos_ptr, sin_ptr, rows_ptr, values_ptr, scales_ptr,
+    num_rows, x_stride, values_stride, scales_stride, rows_per_token, eps,
+    D: tl.constexpr, ROTARY: tl.constexpr, INVERSE: tl.constexpr, HAS_NORM: tl.constexpr,
+    WEIGHT_BF16: tl.constexpr, HAS_ROWS: tl.constexpr, FORM: tl.constexpr,
+    FP8_PAIRS: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILE_PAIRS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     is_row = row < num_rows
     pair = tl.arange(0, TILE_PAIRS)[None, :]
     is_value = is_row[:, None] & (pair < D // 2)

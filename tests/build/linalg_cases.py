@@ -26,14 +26,14 @@ from deepinfer.kernels.compile_pool import compile_all
 from deepinfer.kernels.compile_task import task_of
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import Weight, fp32_linear, grouped_linear, quantized_linear
-from deepinfer.kernels.hyper_connection import HyperMix, advance_streams
+from deepinfer.kernels.hyper_connection import Entrance, Entry, HyperMix, Mixer, advance_streams
 from deepinfer.kernels.indexer import candidate_blocks, paged_index_scores, select_topk
 from deepinfer.kernels.moe import experts, route, swiglu
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.rope import rope_frequencies, rope_table
-from deepinfer.kernels.rows import pack_latents
+from deepinfer.kernels.rows import pack_latents, split_projection
 from deepinfer.kernels.sampling import exponential_noise, sample
 
 DEVICE = PretendedDevice(None)
@@ -74,9 +74,11 @@ def cases() -> dict[str, Callable[[], Results]]:
     ids = torch.rand(5, 4).argsort(1)[:, :2].sort(1).values
     weights = torch.rand(5, 2)
     gate, bias = Weight(_rows(24, 256)), torch.randn(24) / 10
-    streams, mixer = _rows(tokens, 4, 128), Weight(torch.randn(24, 512) / 20)
+    streams, fn = _rows(tokens, 4, 128), Weight(torch.randn(24, 512) / 20)
     mix = HyperMix(torch.rand(tokens, 4), torch.rand(tokens, 4), torch.rand(tokens, 4, 4))
-    scale, base = torch.rand(3), torch.randn(24)
+    mixer = Mixer(fn, torch.rand(3), torch.randn(24), iterations=20, eps=1e-6)
+    both, norms = _rows(tokens, 2 * width), _rows(2, width)
+    narrow = _fp8(64, 128)
     index = (
         pack_index_rows(torch.randn(5, 8, 128)), _rows(5, 8),
         pack_index_rows(torch.randn(9, 16, 128)), torch.randperm(9).view(3, 3),
@@ -101,6 +103,7 @@ def cases() -> dict[str, Callable[[], Results]]:
             pack_latents(latents, rope, "main", weight=norm, eps=1e-6),
             pack_latents(latents, rope, "index"),
         ],
+        "projection": lambda: _projection(both, rope, norms, narrow),
         "quantised linear": lambda: quantized_linear(x, wide),
         "grouped linear": lambda: grouped_linear(x.view(5, 2, 128), Weight(_const(2, 32, 128))),
         "fp32 linear": lambda: fp32_linear(x, gate),
@@ -110,7 +113,7 @@ def cases() -> dict[str, Callable[[], Results]]:
             x, gate, bias, num_experts_per_tok=6, normalize=True, scaling_factor=1.5
         ),
         "mhc": lambda: _flat(
-            advance_streams(streams, latents, mix, mixer, scale, base, iterations=20, eps=1e-6)
+            advance_streams(streams, latents, mix, mixer, Entrance(norm, 1e-6, narrow))
         ),
         "index scores": lambda: _seen(paged_index_scores(*index, 48), index[-1]),
         "top-k": lambda: [select_topk(scores, seen, 64), candidate_blocks(scores, seen, 8, 5)],
@@ -124,6 +127,14 @@ def cases() -> dict[str, Callable[[], Results]]:
             exponential_noise(seeds, positions, 1000),
         ],
     }
+
+
+def _projection(both: Tensor, rope: Any, norms: Tensor, linear: Weight) -> Results:
+    cache, rows = torch.zeros(5, 132, dtype=torch.uint8), torch.tensor([4, 0, 2])
+    latents = split_projection(
+        both, rope, cache, rows, q_norm=norms[0], kv_norm=norms[1], eps=1e-6, linear=linear
+    )
+    return [latents.values, cache]
 
 
 def _const(*shape: int) -> Tensor:
@@ -140,8 +151,8 @@ def _seen(scores: Tensor, visible: Tensor) -> Tensor:
     return scores.masked_fill(torch.arange(scores.shape[1]) >= visible[:, None], 0.0)
 
 
-def _flat(found: tuple[Tensor, HyperMix, Tensor]) -> list[Tensor]:
-    return [found[0], *found[1], found[2]]
+def _flat(found: tuple[Tensor, Entry]) -> list[Tensor]:
+    return [found[0], *found[1].mix, found[1].rows.values]
 
 
 class _Runnable:

@@ -23,7 +23,7 @@ def test_layers_on_golden_streams(golden, new_session, stream_length):
     with torch.inference_mode():
         for layer, block in enumerate(model.blocks):
             entered = block.enter(Settled(streams[layer], pre[layer]))
-            block.write_global_kv(entered.x, tokens, kv)
+            block.write_global_kv(entered.rows.values, tokens, kv)
             ring = session.cache.window[layer]
             after = block.run(entered, tokens, ring, kv).settle()
             if layer + 1 in model.engrams:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight, Weight
+from deepinfer.kernels.gemm.k_order import KOrder, plain_order
+from deepinfer.kernels.norm import NormedRows
 
 OPERATIONS = {
     "quantized_linear", "grouped_linear", "linear", "fp32_linear", "rms_norm", "pack_latents",
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
-    "advance_streams", "hyper_mix", "expand_streams", "collapse_streams", "engram_hash",
+    "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
     "engram_lookup", "engram_gate", "experts", "route", "swiglu", "markov_logits",
     "confidence_logits", "sample", "pool_pairs",
 }  # fmt: skip
@@ -115,6 +117,10 @@ def _to_cpu(value: Any) -> Any:
     """Copies on the CPU, through tuples, mappings and dataclasses; a weight is copied once."""
     if isinstance(value, Tensor):
         return value.cpu()
+    if isinstance(value, NormedRows):  # what is compared, and quantised again on the CPU
+        return NormedRows(value.values.cpu(), value.values.cpu())
+    if type(value).__name__ == "Activations":
+        return _decoded(value)
     if isinstance(value, Weight | HopperWeight):
         if id(value) not in _weights:
             copies = {f.name: getattr(value, f.name) for f in fields(value)}
@@ -130,9 +136,21 @@ def _to_cpu(value: Any) -> Any:
     return value
 
 
+def _decoded(acts: Any) -> Tensor:
+    """The numbers of activations, in bf16 on the CPU; quantising them again changes nothing."""
+    values = acts.values.cpu()
+    if acts.scales is None or acts.order == KOrder.SPLIT or acts.scales.dtype == torch.uint8:
+        return values.to(torch.bfloat16)
+    scales = acts.scales.cpu()[:, : len(values)].t().repeat_interleave(128, 1)
+    numbers = values.float() * scales
+    return (plain_order(numbers) if acts.order == KOrder.FRAGMENT else numbers).to(torch.bfloat16)
+
+
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, NormedRows):
+        return [value.values]
     if is_dataclass(value):
         return [t for f in fields(value) for t in _tensors(getattr(value, f.name))]
     return [t for item in value for t in _tensors(item)]

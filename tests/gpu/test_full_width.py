@@ -83,7 +83,7 @@ def run_blocks(
             if layer in model.engrams:
                 residual = model.engrams[layer](residual.settle(), lookback, tokens.is_image)
             entered = block.enter(residual)
-            block.write_global_kv(entered.x, tokens, kv)
+            block.write_global_kv(entered.rows.values, tokens, kv)
             residual = block.run(entered, tokens, passes.cache.window[layer], kv)
             seen.append(on_cpu(residual))
     return seen

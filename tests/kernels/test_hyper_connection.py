@@ -8,10 +8,11 @@ import torch
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.hyper_connection import (
     HyperMix,
+    Mixer,
     collapse_streams,
     expand_streams,
-    hyper_mix,
 )
+from deepinfer.kernels.hyper_connection.reference import hyper_mix_reference
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
 S, D = 4, 96
@@ -24,7 +25,8 @@ def normal(*shape, seed):
 def mix(streams, fn_scale=1.0):
     fn = Weight(normal(S * (2 + S), S * D, seed=1) * fn_scale)
     base = normal(S * (2 + S), seed=2)
-    return hyper_mix(streams, fn, torch.tensor([1.0, 0.5, 2.0]), base, iterations=20, eps=1e-6)
+    scale = torch.tensor([1.0, 0.5, 2.0])
+    return hyper_mix_reference(streams, Mixer(fn, scale, base, iterations=20, eps=1e-6))
 
 
 def test_coefficients_follow_the_definition():

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from deepinfer.kernels.engram import engram_gate
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.hyper_connection import collapse_streams, expand_streams, hyper_mix
+from deepinfer.kernels.hyper_connection import Mixer, collapse_streams, expand_streams
+from deepinfer.kernels.hyper_connection.reference import hyper_mix_reference
 from deepinfer.kernels.moe import swiglu
 from deepinfer.kernels.quant import fake_quantize_fp8
 from training import pointwise
@@ -34,7 +35,7 @@ def test_stream_operations() -> None:
     streams, output = rows(), normal(NUM_ROWS, WIDTH, seed=1, dtype=torch.bfloat16)
     fn = normal(24, STREAMS * WIDTH, seed=2) / 16
     scale, base = normal(3, seed=3), normal(24, seed=4)
-    expected = hyper_mix(streams, Weight(fn), scale, base, iterations=20, eps=1e-6)
+    expected = hyper_mix_reference(streams, Mixer(Weight(fn), scale, base, iterations=20, eps=1e-6))
     pre, post, comb = pointwise.stream_mix(streams, fn, scale, base, 20, 1e-6)
     for actual, wanted in zip((pre, post, comb), expected, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-5)

@@ -12,7 +12,7 @@ from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.gluon_kernel import expert_linear_gluon, hopper_tile
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
-from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton, k_order
+from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
 from deepinfer.kernels.moe import experts, native_experts, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs
 
@@ -57,7 +57,7 @@ def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> KernelCas
     else:
         tile = tile_for(rows, n, count, path, weight.values.device)
         order = order_pairs(ids, count, tile.tokens)
-        acts = quantize_activations(x, path, k_order(weight), order)
+        acts = quantize_activations(x, path, weight.order, order)
         call = partial(expert_linear_triton, acts, weight, order, tile)
     num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
     return KernelCase(f"expert {name}, {count} x {rows}", call, 2 * count * rows * n * k, num_bytes)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.engram import engram_gate, engram_lookup
-from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.hyper_connection import HyperMix, advance_streams
+from deepinfer.kernels.gemm import Weight, native_weight
+from deepinfer.kernels.hyper_connection import Entrance, HyperMix, Mixer, advance_streams
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.rope import apply_rope, rope_frequencies, rope_table
 from deepinfer.kernels.rows import store_latents
@@ -31,13 +31,18 @@ def random_rope(tokens: int) -> tuple[Tensor, Tensor]:
     return cos.cuda(), sin.cuda()
 
 
-def stream_case(tokens: int) -> tuple[Tensor, Tensor, HyperMix, Weight, Tensor, Tensor]:
+def stream_case(tokens: int) -> tuple[Tensor, Tensor, HyperMix, Mixer, Entrance]:
     streams = torch.randn(tokens, _S, _D, device="cuda").bfloat16()
     output = torch.randn(tokens, _D, device="cuda").bfloat16()
     both = torch.rand(2, tokens, _S, device="cuda")
     mix = HyperMix(both[0], both[1], torch.rand(tokens, _S, _S, device="cuda") / 2)
     fn = Weight(torch.randn(24, _S * _D, device="cuda") / (_S * _D) ** 0.5)
-    return streams, output, mix, fn, torch.rand(3, device="cuda"), torch.randn(24, device="cuda")
+    scale, base = torch.rand(3, device="cuda"), torch.randn(24, device="cuda")
+    values = torch.randn(256, _D, device="cuda").to(torch.float8_e4m3fn)
+    scales = torch.full((8, _D // 32), 127, dtype=torch.uint8, device="cuda")
+    linear = native_weight(Weight(values, scales.view(torch.float8_e8m0fnu)))
+    entrance = Entrance(torch.randn(_D, device="cuda").bfloat16(), 1e-6, linear)
+    return streams, output, mix, Mixer(fn, scale, base, iterations=20, eps=1e-6), entrance
 
 
 def gate_case(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,8 +71,9 @@ def cases() -> Iterator[KernelCase]:
     store = partial(store_latents, kv, rope, "window", cache, slots, weight=kv_weight, eps=1e-6)
     yield _case("window rows into the cache", tokens, store, 1024 + 528 + 512)
     for count in (16, tokens):
-        advance = partial(advance_streams, *stream_case(count), iterations=20, eps=1e-6)
-        yield _case("streams: expand, mix, collapse", count, advance, 2 * (2 * _S + 2) * _D)
+        advance = partial(advance_streams, *stream_case(count))
+        # What has to be read and written: streams and output; streams, input, its FP8 form.
+        yield _case("streams to the next input", count, advance, (2 * (2 * _S + 2) + 1) * _D)
     table, scales = engram_table(4 << 20)
     picks = torch.randint(0, 4 << 20, (tokens, 24), device="cuda")
     lookup = partial(engram_lookup, table, scales, picks)

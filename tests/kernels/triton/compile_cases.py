@@ -24,14 +24,12 @@ from deepinfer.kernels.exchange.triton_kernel import (
     send_results_kernel,
     send_tokens_kernel,
 )
-from deepinfer.kernels.hyper_connection.triton_kernel import (
-    coefficient_kernel,
-    mix_kernel,
-    stream_kernel,
-)
+from deepinfer.kernels.hyper_connection.triton_finish import finish_kernel
+from deepinfer.kernels.hyper_connection.triton_kernel import stream_kernel
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
 from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
+from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
@@ -86,15 +84,25 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
-    mix = {
+    streams = {
         "S": 4,
+        "PER_TOKEN": 6,
+        "EXPAND": True,
+        "COLLAPSE": True,
+        "MIX": True,
         "ROWS": 24,
         "TILE_ROWS": 32,
-        "PIECE": 128,
         "TILE_T": 64,
         "TILE_D": 64,
         "DOT": tl.bfloat16,
     }
+    path = {90: 1, 100: 2, 103: 2}[arch]
+    acts = {"BLOCK": 128 if path == 1 else 32, "PATH": path, "ORDER": 0, "NATIVE": True}
+    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 2, "TILE_PIECES": 128, "D": 5120}
+    finish |= acts | {"BLOCKS": 8192 // acts["BLOCK"]}
+    projection = {"WIDTH": 512, "ROTARY": 32, "FP8_PAIRS": True, "TILE_ROWS": 4}
+    projection |= acts | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // acts["BLOCK"]}
+    scales = "*fp32" if path == 1 else "*u8"
     score = {
         "H": 32,
         "HALF": 64,
@@ -134,20 +142,26 @@ def cases(arch: int) -> dict[str, Case]:
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
-            "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
-            {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64},
-        ),
-        "mix": Case(
-            mix_kernel,
-            "*i16 *i16 *fp32 i32 i32 i32 i32",
-            mix,
+            "*i16 *i16 *i16 *i32 *fp32 *fp32 *i16 *fp32 *i16 *i16 *fp32 i32 i32 i32 i32",
+            streams,
+            8,
             multiples_of_16=("width", "token_stride", "stream_stride"),
         ),
-        "coefficients": Case(
-            coefficient_kernel,
+        "entry": Case(
+            finish_kernel,
+            f"*i32 *i32 *i32 *i16 {scales} i32 i32 fp32 "
             "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
-            {"S": 4, "ROUNDS": 20, "NORM_EPS": 1e-20, "TILE_T": 2, "TILE_PIECES": 64},
-            num_warps=1,
+            finish,
+            8,
+            multiples_of_16=("scale_stride", "padded", "num_pieces"),
+        ),
+        "projection": Case(
+            projection_kernel,
+            f"*i32 *i32 *i32 *i16 {scales} i32 i32 "
+            "*i32 *i16 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
+            projection,
+            fp_fusion=False,
+            multiples_of_16=("scale_stride", "padded", "stride", "values_stride", "scales_stride"),
         ),
         "engram_hash": Case(
             hash_kernel,

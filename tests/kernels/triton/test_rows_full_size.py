@@ -28,7 +28,6 @@ from deepinfer.kernels.rows import triton_kernel as rows
 from deepinfer.kernels.rows.reference import pack_latents_reference
 
 _D, _S = 5120, 4
-_ROUNDS = {"iterations": 20, "eps": 1e-6}
 
 pytestmark = pytest.mark.gpu
 
@@ -60,14 +59,14 @@ def test_packed(row_format: rows.RowFormat) -> None:
 
 
 def test_streams() -> None:
-    streams, output, mix, *weights = stream_case(77)
-    expanded, next_mix, collapsed = hyper.advance_streams_triton(
-        streams, output, mix, *weights, **_ROUNDS
-    )
+    streams, output, mix, mixer, entrance = stream_case(77)
+    expanded, entry = hyper.advance_streams_triton(streams, output, mix, mixer, entrance)
     _error(expanded, expand_streams_reference(streams, output, mix), 1e-3)
+    collapsed = hyper.collapse_streams_triton(expanded, mix.pre)
     _error(collapsed, collapse_streams_reference(expanded, mix.pre), 1e-3)
-    expected = hyper_mix_reference(expanded, *weights, **_ROUNDS)
-    worst = max(float((a - e).abs().max()) for a, e in zip(next_mix, expected, strict=True))
+    _error(entry.rows.values, rms_norm_reference(collapsed, entrance.weight, entrance.eps), 1e-3)
+    expected = hyper_mix_reference(expanded, mixer)
+    worst = max(float((a - e).abs().max()) for a, e in zip(entry.mix, expected, strict=True))
     assert worst < 2e-5, f"coefficients off by {worst:.1e}"
 
 
@@ -81,16 +80,14 @@ def test_engram() -> None:
 
 
 def test_bits() -> None:
-    streams, output, mix, *weights = stream_case(300)
+    streams, output, mix, *ways = stream_case(300)
     x, weight = uneven_rows(300, _D), torch.randn(_D, device="cuda").bfloat16()
 
     def run(count: int) -> list[Tensor]:
         part = HyperMix(*(coefficients[:count] for coefficients in mix))
-        expanded, next_mix, collapsed = hyper.advance_streams_triton(
-            streams[:count], output[:count], part, *weights, **_ROUNDS
-        )
+        expanded, entry = hyper.advance_streams_triton(streams[:count], output[:count], part, *ways)
         normal = rows.rms_norm_triton(x[:count], weight, 1e-6)
-        return [expanded, *next_mix, collapsed, normal]
+        return [expanded, *entry.mix, entry.rows.values, entry.rows.operand.values, normal]
 
     whole = run(300)
     for count in (1, 2, 7, 64, 256):

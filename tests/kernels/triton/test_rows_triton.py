@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.norm.reference import rms_norm_reference
+from deepinfer.kernels.norm.triton_kernel import norm_quantized_triton
 from deepinfer.kernels.quant import (
     unpack_index_rows,
     unpack_main_rows,
@@ -21,6 +24,7 @@ from deepinfer.kernels.rows.reference import (
     pack_latents_reference,
     store_latents_reference,
 )
+from deepinfer.kernels.rows.triton_projection import split_projection_triton
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
 FORMATS: list[RowFormat] = ["window", "main", "index"]
@@ -115,6 +119,31 @@ def test_scattered_into_a_pool_with_gaps(row_format: RowFormat, device: torch.de
     normal = rows.rms_norm_triton(x, weight, 1e-6)
     store_latents_reference(normal, rope, row_format, before[:, :num_bytes], target)
     assert_bitwise_equal(pool, before)
+
+
+@pytest.mark.parametrize("tokens, q_width, kv_width", [(5, 1280, 512), (9, 96, 64), (0, 64, 64)])
+def test_split_projection(tokens: int, q_width: int, kv_width: int, device: torch.device) -> None:
+    """The same bits as its parts: the norm, its quantised rows, the stored keys."""
+    both, rope = _x(device, tokens, q_width + kv_width), _rope(device, tokens, 32)
+    q_norm = torch.randn(q_width, device=device).bfloat16()
+    kv_norm = torch.randn(kv_width, device=device).bfloat16()
+    values = torch.randn(64, q_width).to(torch.float8_e4m3fn)
+    scales = torch.full((2, q_width // 32), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    linear = Weight(values.to(device), scales.to(device))
+    cache = torch.zeros(12, kv_width + kv_width // 32, dtype=torch.uint8, device=device)
+    expected, target = cache.clone(), torch.randperm(12, device=device)[:tokens]
+    latents = split_projection_triton(
+        both, rope, cache, target, q_norm=q_norm, kv_norm=kv_norm, eps=1e-6, linear=linear
+    )
+    q, kv = both[:, :q_width], both[:, q_width:]
+    rows.store_latents_triton(kv, rope, "window", expected, target, weight=kv_norm, eps=1e-6)
+    assert_bitwise_equal(cache, expected)
+    normed, acts = norm_quantized_triton(q, q_norm, 1e-6, linear)
+    assert_bitwise_equal(latents.values, normed)
+    assert_bitwise_equal(latents.operand.values, acts.values)
+    assert_close(normed, rms_norm_reference(q, q_norm, 1e-6), atol=0, rtol=2**-7)
+    again = quantize_activations(normed, acts.path, acts.order)
+    assert_bitwise_equal(acts.values, again.values)
 
 
 def test_wrong_tensors_are_named(device: torch.device) -> None:

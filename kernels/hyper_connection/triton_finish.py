@@ -1,0 +1,74 @@
+"""The second kernel of a sub-block's entry: coefficients, and the normalised, quantised input."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.norm.triton_kernel import normed_row
+
+_NORM_EPS = tl.constexpr(1e-20)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def finish_kernel(
+    collapsed_ptr, weight_ptr, normed_ptr, values_ptr, scales_ptr, scale_stride, padded, norm_eps,
+    sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+    num_tokens, num_pieces, inverse_size, eps,
+    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
+    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
+    ORDER: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """The first programs normalise a token each, the rest make coefficients of TILE_T tokens."""
+    program = tl.program_id(0)
+    if program < num_tokens:
+        row = program.to(tl.int64)
+        normed_row(
+            collapsed_ptr + row * (D // 2), weight_ptr, normed_ptr, values_ptr, scales_ptr, row,
+            scale_stride, padded, norm_eps, D, BLOCKS, BLOCK, PATH, ORDER, NATIVE,
+        )  # fmt: skip
+    else:
+        _coefficients(
+            program - num_tokens, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+            num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T, TILE_PIECES,
+        )  # fmt: skip
+
+
+@triton.jit
+def _coefficients(
+    tile, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+    num_tokens, num_pieces, inverse_size, eps,
+    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = S * (2 + S)
+    token = tile.to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
+    is_token = token < num_tokens
+    stream = tl.arange(0, S)
+    pair = (stream[:, None] * S + stream[None, :])[None, :, :]
+    piece = tl.arange(0, TILE_PIECES)
+    is_piece = is_token[:, None] & (piece < num_pieces)[None, :]
+    sums = sums_ptr + (piece[None, :] * num_tokens + token[:, None]) * (ROWS + 1)
+    squares = tl.sum(tl.load(sums + ROWS, mask=is_piece, other=0.0), 1)
+    place = sums[:, :, None] + stream[None, None, :]
+    pre = tl.sum(tl.load(place, mask=is_piece[:, :, None], other=0.0), 1)
+    post = tl.sum(tl.load(place + S, mask=is_piece[:, :, None], other=0.0), 1)
+    all_pairs = tl.arange(0, S * S)[None, None, :]
+    place = sums[:, :, None] + 2 * S + all_pairs
+    comb = tl.sum(tl.load(place, mask=is_piece[:, :, None], other=0.0), 1)
+    comb = tl.reshape(comb, (TILE_T, S, S))
+    factor = tl.rsqrt(squares * inverse_size + _NORM_EPS)
+    base = base_ptr + stream
+    pre = pre * factor[:, None] * tl.load(scale_ptr) + tl.load(base)[None, :]
+    post = post * factor[:, None] * tl.load(scale_ptr + 1) + tl.load(base + S)[None, :]
+    comb = comb * factor[:, None, None] * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + pair)
+    comb = tl.exp(comb - tl.max(comb, 2)[:, :, None])
+    comb = comb / tl.sum(comb, 2)[:, :, None] + eps
+    comb = comb / (tl.sum(comb, 1)[:, None, :] + eps)
+    for _ in range(ROUNDS - 1):
+        comb = comb / (tl.sum(comb, 2)[:, :, None] + eps)
+        comb = comb / (tl.sum(comb, 1)[:, None, :] + eps)
+    place = token[:, None] * S + stream[None, :]
+    tl.store(pre_ptr + place, 1.0 / (1.0 + tl.exp(-pre)) + eps, mask=is_token[:, None])
+    tl.store(post_ptr + place, 2.0 / (1.0 + tl.exp(-post)), mask=is_token[:, None])
+    pairs = token[:, None, None] * (S * S) + pair
+    tl.store(comb_ptr + pairs, comb, mask=is_token[:, None, None])
