@@ -10,10 +10,11 @@ from torch import Tensor
 from deepinfer.kernels.gemm import native_weight, quantized_linear
 from deepinfer.kernels.moe import PairOutputs, route, swiglu_quantized
 from deepinfer.kernels.norm import NormedRows
+from deepinfer.kernels.placement import on_accelerator
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
-from .share import RoutedExperts, gate_up
+from .share import LocalExperts, RoutedExperts, gate_up
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -40,15 +41,15 @@ class MoE:
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
         """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
         is_image [T, 1] bool or None."""
-        ids, weights = self.route(rows.values, is_image)
-        finish = self.routed.begin(rows.values, ids, weights)
+        x = rows.values
+        ids, weights = self.route(x, is_image)
+        finish = self.routed.begin(x, ids, weights)
         hidden = quantized_linear(rows.operand, self.shared_gate_up)
         activated = swiglu_quantized(hidden, self.limit, self.shared_down)
         shared = quantized_linear(activated, self.shared_down)
-        routed = finish()
-        if isinstance(routed, Tensor):
-            return torch.add(routed, shared, out=torch.empty_like(shared))
-        return PairOutputs(*routed, shared)
+        if isinstance(self.routed, LocalExperts) and on_accelerator(x) and len(x):
+            return PairOutputs(*self.routed.pairs(x, ids, weights), shared)
+        return torch.add(finish(), shared, out=torch.empty_like(shared))
 
     def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import expert_pairs, experts, native_experts
-from deepinfer.kernels.placement import on_accelerator
 
 if TYPE_CHECKING:
     from .layer_tensors import LayerTensors
@@ -23,13 +22,8 @@ class RoutedExperts(Protocol):
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
         ...
 
-    def begin(
-        self, x: Tensor, ids: Tensor, weights: Tensor
-    ) -> Callable[[], Tensor | tuple[Tensor, Tensor]]:
-        """Start the same; the result waits for it.  Other work in between hides the exchange.
-
-        On a GPU the result may be what ``expert_pairs`` gives.
-        """
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        """Start the same; the result waits for it.  Other work in between hides the exchange."""
         ...
 
     def assist(self) -> None:
@@ -105,11 +99,8 @@ class LocalExperts:
             x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
         )
 
-    def begin(
-        self, x: Tensor, ids: Tensor, weights: Tensor
-    ) -> Callable[[], Tensor | tuple[Tensor, Tensor]]:
-        form = self.pairs if on_accelerator(x) and len(x) else self
-        return lambda: form(x, ids, weights)
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        return lambda: self(x, ids, weights)
 
     def assist(self) -> None:
         """Nobody else's tokens come here."""

@@ -1,4 +1,4 @@
-"""RMS norm in Triton whose rows are also left quantised for the product that follows."""
+"""Part of Triton kernels: RMS norm of a row that is also left quantised for the next product."""
 
 from __future__ import annotations
 
@@ -7,29 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import Activations, store_quantized
 from deepinfer.kernels.launch import bf16_pairs, check_tensor
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
 
 _PAIRS_PER_WARP = 512
-
-
-def norm_quantized_triton(
-    x: Tensor, weight: Tensor, eps: float, linear: Weight | HopperWeight
-) -> tuple[Tensor, Activations]:
-    """``rms_norm_reference`` of x [T, D] bf16 (rows may have gaps between them) with a bf16 weight,
-    and the same rows as ``quantized_linear`` wants them for ``linear``."""
-    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    acts = Activations.empty_for(linear, *x.shape)
-    pairs, norm = norm_operands(x, weight)
-    if len(x):
-        norm_kernel[(len(x),)](
-            pairs, norm, bf16_pairs("out", out), *acts.writer, pairs.stride(0),
-            acts.scale_stride, acts.values.shape[1], eps,
-            **norm_layout(x.shape[1], acts), num_warps=norm_warps(x.shape[1]),
-        )  # fmt: skip
-    return out, acts
 
 
 def norm_operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,20 +31,8 @@ def norm_layout(width: int, acts: Activations) -> dict[str, int]:
 
 def norm_warps(width: int) -> int:
     """Warps that share a row."""
-    return max(1, min(8, triton.next_power_of_2(width // 2) // _PAIRS_PER_WARP))
-
-
-@triton.jit
-def norm_kernel(
-    x_ptr, weight_ptr, out_ptr, values_ptr, scales_ptr, x_stride, scale_stride, padded, eps,
-    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
-    ORDER: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    normed_row(
-        x_ptr + row * x_stride, weight_ptr, out_ptr, values_ptr, scales_ptr, row, scale_stride,
-        padded, eps, D, BLOCKS, BLOCK, PATH, ORDER, NATIVE,
-    )  # fmt: skip
+    warps: int = triton.next_power_of_2(width // 2) // _PAIRS_PER_WARP
+    return max(1, min(8, warps))
 
 
 @triton.jit

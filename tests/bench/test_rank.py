@@ -112,7 +112,7 @@ def test_families_of_kernels_are_their_folders() -> None:
     )
     found = json.loads(done.stdout)
     assert found["attention_kernel"] == "attention"
-    assert found["mix_kernel"] == "hyper_connection"
+    assert found["stream_kernel"] == "hyper_connection"
     assert found["row_kernel"] == "rows"
 
 

@@ -11,6 +11,8 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
     # ``piece_keys`` of attention, for few queries: nothing in the engine asks for it.
     "combine_kernel",
+    # Experts of several ranks: one rank leaves this sum to the next block.
+    "_sum_kernel",
     # Between the GPUs of a host: their code depends on how many ranks a job has.
     "send_tokens_kernel",
     "receive_tokens_kernel",
