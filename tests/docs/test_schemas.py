@@ -90,8 +90,9 @@ def test_every_field_that_the_program_knows_is_in_the_schema(validators: dict[st
 
 def test_the_examples_are_valid_rows(validators: dict[str, Any], root: Path) -> None:
     for path in (root / "examples").glob("*.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            validators["row"].validate(json.loads(line))
+        for row in _lines(path):
+            is_wrong = row.get("custom_id") == "wrong"  # openai_batch.jsonl shows one such line
+            assert validators["row"].is_valid(row) is not is_wrong, row
 
 
 def test_batch_lines(validators: dict[str, Any]) -> None:
