@@ -147,6 +147,8 @@ CASES: list[Case] = [
     ("$ref beside keywords", {"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": _INT}}, [3], [2]),
     ("$ref: recursion", {"$ref": "#/$defs/node", "$defs": {"node": _NODE}},
      [{"v": 1, "next": {"v": 2, "next": None}}], [{"v": 1, "next": {"v": 2}}]),
+    ("$ref: required without an end",
+     {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, [], []),
     ("$ref: to itself", {"$ref": "#"}, [], []),
     ("$ref: missing", {"$ref": "#/$defs/a"}, [], []),
     ("$ref: another document", {"$ref": "https://a.example/schema"}, [], []),

@@ -15,11 +15,11 @@ import jsonschema.validators
 
 from deepinfer.errors import RowError
 
+from .endless import is_endless
+from .schema_places import WITH_ONE_SCHEMA, WITH_SCHEMA_LIST, WITH_SCHEMA_MAP
+
 MAX_DEPTH = 64
 
-_WITH_ONE_SCHEMA = frozenset({"items", "additionalProperties", "additionalItems"})
-_WITH_SCHEMA_LIST = frozenset({"anyOf", "allOf", "oneOf", "prefixItems", "items"})
-_WITH_SCHEMA_MAP = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _WITH_PLAIN_VALUE = frozenset(
     {"type", "enum", "const", "pattern", "format", "minLength", "maxLength"}
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
@@ -29,7 +29,7 @@ _COUNTS = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 )
 _MOST_INTEGER = 2**53
-ENFORCED = _WITH_ONE_SCHEMA | _WITH_SCHEMA_LIST | _WITH_SCHEMA_MAP | _WITH_PLAIN_VALUE
+ENFORCED = WITH_ONE_SCHEMA | WITH_SCHEMA_LIST | WITH_SCHEMA_MAP | _WITH_PLAIN_VALUE
 
 # They say nothing about which values are valid.  ``discriminator`` only repeats its ``oneOf``.
 ANNOTATIONS = frozenset(
@@ -60,6 +60,12 @@ def checked_schema(schema: Any) -> Any:
     _check_dialect(schema)
     cleaned = _clean(schema, "#")
     _check_valid(schema)
+    if is_endless(cleaned):
+        raise RowError(
+            "invalid_schema",
+            "json_schema: no finite value matches, as a required part refers back to the whole; "
+            "make it optional, or allow null beside it",
+        )
     return cleaned
 
 
@@ -119,11 +125,11 @@ def _clean(schema: Any, place: str) -> Any:
 
 
 def _clean_value(keyword: str, value: Any, place: str) -> Any:
-    if keyword in _WITH_SCHEMA_MAP and isinstance(value, Mapping):
+    if keyword in WITH_SCHEMA_MAP and isinstance(value, Mapping):
         return {name: _clean(inner, f"{place}/{name}") for name, inner in value.items()}
-    if keyword in _WITH_SCHEMA_LIST and isinstance(value, list):
+    if keyword in WITH_SCHEMA_LIST and isinstance(value, list):
         return [_clean(inner, f"{place}/{index}") for index, inner in enumerate(value)]
-    if keyword in _WITH_ONE_SCHEMA:
+    if keyword in WITH_ONE_SCHEMA:
         return _clean(value, place)
     if keyword == "format" and value not in FORMATS:
         raise RowError(

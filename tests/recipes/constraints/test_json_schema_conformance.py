@@ -63,6 +63,47 @@ def test_depth_is_limited() -> None:
         keywords.checked_schema(schema)
 
 
+_AGAIN = {"$ref": "#"}
+_DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+_LIST_OF = {"type": "array", "minItems": 1}
+
+
+@pytest.mark.parametrize(
+    "schema, endless",
+    [
+        ({"type": "object", "properties": {"a": _AGAIN}, "required": ["a"]}, True),
+        ({"type": "object", "properties": {"a": _AGAIN}}, False),
+        ({"type": ["object", "null"], "properties": {"a": _AGAIN}, "required": ["a"]}, False),
+        ({"type": "object", "additionalProperties": _AGAIN, "required": ["a"]}, True),
+        ({**_LIST_OF, "items": _AGAIN}, True),
+        ({"type": "array", "items": _AGAIN}, False),
+        ({**_LIST_OF, "prefixItems": [{"type": "null"}], "items": _AGAIN}, False),
+        ({**_LIST_OF, "prefixItems": [_AGAIN]}, True),
+        ({"$schema": _DRAFT_7, **_LIST_OF, "items": [_AGAIN]}, True),
+        ({"anyOf": [{**_LIST_OF, "items": _AGAIN}, {"type": "null"}]}, False),
+        ({"anyOf": [{**_LIST_OF, "items": _AGAIN}, _AGAIN]}, True),
+        ({"allOf": [{"type": "array"}, {**_LIST_OF, "items": _AGAIN}]}, True),
+        ({"$defs": {"a/b": {"$ref": "#/$defs/c%20d"}, "c d": {"$ref": "#/$defs/a~1b"}},
+          "$ref": "#/$defs/a~1b"}, True),
+        ({"const": _AGAIN}, False),
+        ({"properties": {"$ref": {"type": "null"}}, "type": "object", "required": ["$ref"]}, False),
+    ],
+)  # fmt: skip
+def test_values_without_an_end_are_refused(schema: dict, endless: bool) -> None:
+    if endless:
+        with pytest.raises(RowError, match="no finite value matches"):
+            keywords.checked_schema(schema)
+    else:
+        keywords.checked_schema(schema)
+
+
+def test_long_chains_of_references_end() -> None:
+    """Each refers to the next one; only the last one ends."""
+    chain: dict = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(400)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d400": {"type": "null"}}}
+    assert keywords.checked_schema(schema) == schema
+
+
 def test_numbers_that_masks_hold_exactly_are_kept() -> None:
     schema = {"enum": [2**53, 2**60, -(10**20), 0.1, 1e300], "minLength": 2.0}
     assert keywords.checked_schema(schema) == {**schema, "minLength": 2}
