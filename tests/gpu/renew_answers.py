@@ -1,6 +1,6 @@
 """Answers the stored prompts anew on the CPU, after the embedded model has changed.
 
-    PYTHONPATH=.:tests/gpu python tests/gpu/renew_answers.py
+PYTHONPATH=.:tests/gpu python tests/gpu/renew_answers.py
 """
 
 from __future__ import annotations
