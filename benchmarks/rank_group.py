@@ -39,6 +39,7 @@ class Bench:
     ) -> None:
         """``links``: a connection to each other rank."""
         small = options.small
+        self.options = options
         self.rank = rank
         self.size: int = options.ranks
         self.device = torch.device(device)
@@ -148,8 +149,19 @@ def run_rank(
     mailbox.wait()
 
 
-def run_parts(parts: Mapping[str, Part], options: argparse.Namespace) -> int:
-    """Run each part on ranks of its own and print what they say; the number of failures."""
+def run_parts(
+    parts: Mapping[str, Part],
+    options: argparse.Namespace,
+    rows: list[dict[str, Any]] | None = None,
+) -> int:
+    """Run each part on ranks of its own, print what they say and add it to ``rows``; returns the
+    number of failures."""
+    rows = [] if rows is None else rows
+
+    def show(values: Mapping[str, Any]) -> None:
+        rows.append(dict(values))
+        print(json.dumps(values), flush=True)
+
     num_gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     names = [torch.cuda.get_device_name(i) for i in range(min(num_gpus, options.ranks))]
     show({"devices": names or ["cpu"], "torch": torch.__version__, "ranks": options.ranks,
@@ -158,7 +170,7 @@ def run_parts(parts: Mapping[str, Part], options: argparse.Namespace) -> int:
     for name, part in parts.items():
         started = time.monotonic()
         try:
-            failures += run_part(part, options)
+            failures += run_part(part, options, show)
         except DeepInferError as error:
             failures += 1
             show({"part": name, "ok": False, "error": str(error)})
@@ -166,7 +178,9 @@ def run_parts(parts: Mapping[str, Part], options: argparse.Namespace) -> int:
     return failures
 
 
-def run_part(part: Part, options: argparse.Namespace) -> int:
+def run_part(
+    part: Part, options: argparse.Namespace, show: Callable[[Mapping[str, Any]], None]
+) -> int:
     """Failed checks of one part.  Raises: DeepInferError if a rank fails or takes too long."""
     store = host_store()
     failures = num_done = 0
@@ -207,7 +221,3 @@ def add_options(parser: argparse.ArgumentParser, *, ranks: int) -> None:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def show(values: Mapping[str, Any]) -> None:
-    print(json.dumps(values), flush=True)

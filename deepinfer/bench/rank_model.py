@@ -14,6 +14,7 @@ from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.execution.slot_table import SlotTable
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
+from deepinfer.engine.model.share import Share
 from deepinfer.engine.sampling.sampler import Sampler
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.speculation.draft_backlog import DraftBacklog
@@ -55,8 +56,10 @@ class RankModel:
         seed: int,
         device: torch.device | str,
         num_redundant: int = 0,
+        real_share: Share | None = None,
     ) -> RankModel:
-        """``num_redundant``: experts held beside this rank's own, for balanced routing."""
+        """``num_redundant``: experts held beside this rank's own, for balanced routing.
+        ``real_share`` is that of a rank whose others are there."""
         device = torch.device(device)
         config = rank_config(model, ranks)
         share = SliceShare(ranks, seed, num_redundant)
@@ -67,7 +70,7 @@ class RankModel:
             RandomTensors(config, seed, device),
             device=device,
             token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
-            share=share,
+            share=real_share or share,
         )
         blocks_each = -(-(context + config.dspark_block_size + 1) // BLOCK_SIZE)
         cache = KVCache.allocate(

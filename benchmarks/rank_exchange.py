@@ -1,0 +1,358 @@
+"""Measurements of the exchange between ranks, in each of its forms.
+
+Bandwidth counts the bytes that leave one rank; "copy" is a plain copy of as many in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank_group import CHOSEN, Bench
+from torch import Tensor
+
+from deepinfer.engine.checkpoint.weight_formats import encode_fp4_rows
+from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
+from deepinfer.engine.parallel.expert_balance import plain_placement
+from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
+from deepinfer.engine.parallel.payload import payload_bytes
+from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
+from deepinfer.engine.parallel.peer_memory import PeerMemory
+from deepinfer.engine.parallel.routing_table import RoutingTable
+from deepinfer.kernels.exchange import (
+    ExchangeLayout,
+    copy_blocks,
+    receive_results,
+    receive_tokens,
+    send_results,
+    send_tokens,
+)
+from deepinfer.kernels.gemm import Weight, native_weight, quantized_linear
+from deepinfer.kernels.moe import expert_pairs, experts, native_experts
+
+LIMIT = 10.0
+KV_BYTES_PER_TOKEN = 890  # full size, all layers
+RING_BYTES = 40 * 133 * 528  # window rings of one request
+
+
+def random_fp4(bench: Bench, seed: int, rows: int, columns: int) -> Weight:
+    generator = torch.Generator(bench.device).manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator, device=bench.device)
+    return Weight(*encode_fp4_rows(weight * columns**-0.5))
+
+
+class SomeExperts:
+    """FP4 experts from ``first`` on; narrow ones, since the exchange is what is looked at."""
+
+    def __init__(self, bench: Bench, first: int, count: int) -> None:
+        inner = 64 if bench.hidden < 1024 else 256
+        self.count = count
+        numbers = range(first, first + count)
+        gate_up = [random_fp4(bench, 2 * number, 2 * inner, bench.hidden) for number in numbers]
+        down = [random_fp4(bench, 2 * number + 1, bench.hidden, inner) for number in numbers]
+        self.gate_up, self.down = native_experts(Weight.stack(gate_up), Weight.stack(down))
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return expert_pairs(x, ids, weights, self.gate_up, self.down, LIMIT)
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        return lambda: self(x, ids, weights)
+
+    def assist(self) -> None:
+        pass
+
+
+class NoExperts(SomeExperts):
+    """Returns what it gets: leaves the exchange alone."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return x.float()
+
+
+def exchange(bench: Bench, local: Any, *, capacity: int = 0, is_exact: bool = True) -> Any:
+    placement = plain_placement(1, bench.num_experts, bench.size)
+    table = RoutingTable.of(placement, 0, bench.device)
+    sizes = {"hidden_size": bench.hidden, "num_choices": CHOSEN, "is_exact": is_exact}
+    if capacity:
+        return FixedCapacityExperts(local, table, bench.group, capacity=capacity, **sizes)
+    return ExchangedExperts(local, table, bench.group, **sizes)
+
+
+def peer_channel(bench: Bench, capacity: int, *, is_exact: bool) -> PeerChannel:
+    layout = ExchangeLayout(
+        num_ranks=bench.size,
+        capacity=capacity,
+        num_choices=CHOSEN,
+        hidden_size=bench.hidden,
+        is_exact=is_exact,
+    )
+    memory = PeerMemory(bench.group, layout.num_bytes, bench.device)
+    return PeerChannel(layout, memory, bench.rank)
+
+
+def tile_error(whole: SomeExperts, x: Tensor, ids: Tensor, weights: Tensor) -> float:
+    """How far the shape of tiles alone moves one rank's answer."""
+    if not len(x):
+        return 0.0
+    results = [
+        experts(x, ids, weights, whole.gate_up, whole.down, LIMIT, num_pairs=each * whole.count)
+        for each in (0, 1, 2, 4, 16)
+    ]
+    return max(float((result - results[0]).abs().max()) for result in results)
+
+
+def check_peer_exchange(bench: Bench) -> None:
+    """Writing into each other's memory, eagerly and as a graph, against one rank."""
+    half = bench.num_experts // bench.size
+    whole = SomeExperts(bench, 0, bench.num_experts)
+    local = SomeExperts(bench, bench.rank * half, half)
+    table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+    for is_exact in (True, False):
+        routed = PeerExperts(local, table, peer_channel(bench, 64, is_exact=is_exact))
+        for count in (33, 0, 64):
+            x, ids, weights = bench.tokens(count + bench.rank if count == 33 else count, count)
+            expected = whole(x, ids, weights)
+            runs = [routed(x, ids, weights) for _ in range(2)]
+            bench.begin_together()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                captured = routed(x, ids, weights)
+            for _ in range(3):
+                captured.zero_()
+                graph.replay()
+                bench.wait()
+                runs.append(captured.clone())
+            scale = float(expected.abs().max()) if count else 1.0
+            errors = [float((run - expected).abs().max()) / scale for run in runs if count]
+            error = bench.worst(max(errors, default=0.0))
+            ok = error == 0 if is_exact else error < 0.02
+            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error, ok=ok,
+                      repeats=len({run.sum().item() for run in runs}) == 1,
+                      tiles=tile_error(whole, x, ids, weights))  # fmt: skip
+
+
+def check_exchange(bench: Bench) -> None:
+    """Both forms against all experts on one rank; zero tokens on one rank too."""
+    half = bench.num_experts // bench.size
+    whole = SomeExperts(bench, 0, bench.num_experts)
+    local = PresentExperts(SomeExperts(bench, bench.rank * half, half))
+    for capacity in (0, 64):
+        routed = exchange(bench, local, capacity=capacity)
+        for counts in ((33, 17), (0, 5)):
+            x, ids, weights = bench.tokens(counts[bench.rank % 2])
+            got, expected = routed(x, ids, weights), whole(x, ids, weights)
+            differs = float((got - expected).abs().max()) if len(x) else 0.0
+            error = bench.worst(differs)
+            form = "fixed" if capacity else "variable"
+            bench.say(check=f"{form} exchange, tokens {counts}", max_error=error, ok=error == 0)
+
+
+def peer_copy_us(bench: Bench, num_bytes: int) -> float:
+    """A plain copy from each rank to the next: device to device, or by gloo on a CPU."""
+    if bench.on_gpu:
+        source = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
+        other = torch.device("cuda", (bench.rank + 1) % bench.size)
+        target = torch.empty_like(source, device=other)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(3):
+            target.copy_(source)
+        bench.begin_together()
+        begin.record()
+        for _ in range(bench.rounds):
+            target.copy_(source)
+        end.record()
+        bench.wait()
+        return begin.elapsed_time(end) * 1e3 / bench.rounds
+    rows = torch.empty(num_bytes, dtype=torch.uint8)
+    return bench.microseconds(lambda: send_to_next(bench, rows))
+
+
+def send_to_next(bench: Bench, rows: Tensor) -> None:
+    """Every rank sends ``rows`` to the next and receives as much."""
+    received = torch.empty_like(rows)
+    target, source = (bench.rank + 1) % bench.size, (bench.rank - 1) % bench.size
+    operations = [dist.P2POp(dist.isend, rows, target), dist.P2POp(dist.irecv, received, source)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def time_all_to_all(bench: Bench) -> None:
+    """All-to-all of the bytes that dispatch and combine move, beside a copy of as many."""
+    for count in (4, 16) if bench.is_small else (128, 4096):
+        for name, width in (
+            ("dispatch", payload_bytes(bench.hidden, CHOSEN)),
+            ("combine reduced", 2 * bench.hidden),
+            ("combine exact", 2 * bench.hidden * CHOSEN // bench.size),
+        ):
+            rows = torch.zeros(bench.size * count, width, dtype=torch.uint8, device=bench.device)
+            us = bench.device_us(lambda rows=rows: bench.group.all_to_all(rows, None, None)())
+            leaving = (bench.size - 1) * count * width
+            copy_us = peer_copy_us(bench, leaving)
+            bench.say(time=f"all-to-all, {name}", tokens_per_rank=count, us=us,
+                      gbytes_per_s=leaving / us / 1e3, copy_us=copy_us,
+                      percent_of_copy=100 * copy_us / us)  # fmt: skip
+
+
+def time_forms(bench: Bench) -> None:
+    """The forms over ``torch.distributed``, with nothing for experts to do."""
+    for count in (4, 16) if bench.is_small else (128, 4096):
+        for capacity in (0, count):
+            for is_exact in (True, False):
+                routed = exchange(bench, NoExperts(), capacity=capacity, is_exact=is_exact)
+                arguments = bench.tokens(count)
+                clock = bench.device_us if capacity and count < 1024 else bench.microseconds
+                us = clock(lambda r=routed, a=arguments: r(*a))
+                bench.say(time="exchange without experts", tokens_per_rank=count, us=us,
+                          form="fixed" if capacity else "variable", exact=is_exact,
+                          as_graph=clock == bench.device_us)  # fmt: skip
+
+
+def time_peer_exchange(bench: Bench) -> None:
+    """Each way through peer memory as part of a graph, beside a plain copy of as many bytes."""
+    table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+    for count in (16,) if bench.is_small else (128, 256, 1024, 4096):
+        for is_exact in (False, True):
+            channel = peer_channel(bench, count, is_exact=is_exact)
+            time_peer_ways(bench, channel, table, bench.tokens(count))
+
+
+def time_peer_ways(
+    bench: Bench, channel: PeerChannel, table: RoutingTable, tokens: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    layout, number, count = channel.layout, channel.round_number, len(tokens[0])
+    to_all = (layout, channel.memory.addresses, bench.rank, number)
+    here = (layout, channel.memory.own, number)
+    replicas = (table.rank, table.place, table.count)
+
+    def send() -> Tensor:
+        number.add_(1)
+        return send_tokens(*to_all, *tokens, replicas, count)
+
+    def dispatch() -> tuple[Tensor, ...]:
+        return send(), *receive_tokens(*here, count)
+
+    ranks, _, places, _ = dispatch()
+    rows = places.flatten() >= 0
+    row_of_pair = torch.where(rows, rows.cumsum(0) - 1, -1).int()
+    outputs = torch.zeros(int(rows.sum()), bench.hidden, dtype=torch.bfloat16, device=bench.device)
+
+    def send_back() -> None:
+        number.add_(1)
+        send_results(*to_all, outputs, row_of_pair)
+
+    def combine() -> Tensor:
+        send_back()
+        return receive_results(*here, ranks)
+
+    away = ranks[ranks != bench.rank]
+    others = sum(int((ranks == peer).any(1).sum()) for peer in range(bench.size))
+    others -= int((ranks == bench.rank).any(1).sum())
+    leaving = {
+        "dispatch": others * layout.row_bytes,
+        "combine": 2 * bench.hidden * (away.numel() if layout.is_exact else others),
+    }
+    for name, sends, call in (("dispatch", send, dispatch), ("combine", send_back, combine)):
+        us, send_us = bench.worst(bench.device_us(call)), bench.worst(bench.device_us(sends))
+        copy_us = peer_copy_us(bench, leaving[name])
+        bench.say(time=f"peer memory, {name}", tokens_per_rank=count, exact=layout.is_exact, us=us,
+                  send_us=send_us, bytes=leaving[name], gbytes_per_s=leaving[name] / us / 1e3,
+                  copy_us=copy_us, percent_of_copy=100 * copy_us / us)  # fmt: skip
+
+
+def time_overlap(bench: Bench) -> None:
+    """How much of the exchange hides behind other work, at 256 requests per rank."""
+    count = 8 if bench.is_small else 256
+    if bench.on_gpu:
+        channel = peer_channel(bench, count, is_exact=False)
+        table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
+        routed: Any = PeerExperts(NoPairs(bench), table, channel)
+    else:
+        routed = exchange(bench, NoExperts(), capacity=count, is_exact=False)
+    arguments = bench.tokens(count)
+    weight = native_weight(random_fp4(bench, 0, 2 * bench.inner, bench.hidden))
+    side = torch.cuda.Stream() if bench.on_gpu else None
+
+    def compute() -> Tensor:
+        for _ in range(4):
+            result = quantized_linear(arguments[0], weight)
+        return result
+
+    def together() -> None:
+        if side is None:
+            finish = routed.begin(*arguments)
+            compute()
+            finish()
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            routed(*arguments)
+        compute()
+        torch.cuda.current_stream().wait_stream(side)
+
+    alone = bench.device_us(lambda: routed(*arguments))
+    busy, both = bench.device_us(compute), bench.device_us(together)
+    bench.say(time="exchange beside other work", tokens_per_rank=count, exchange_us=alone,
+              compute_us=busy, both_us=both,
+              percent_hidden=100 * (alone + busy - both) / alone)  # fmt: skip
+
+
+class NoPairs:
+    """Gives back the first choice of each token that came: leaves the exchange alone."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        return x, torch.where(ids >= 0, rows[:, None], -1).flatten()
+
+
+def time_kv_transfer(bench: Bench) -> None:
+    """Blocks of one long prompt and its rings: gathered, sent, put in place at the other rank."""
+    kv_tokens = 512 if bench.is_small else 65536
+    block_size, per_block = 64, 64 * KV_BYTES_PER_TOKEN
+    num_blocks = kv_tokens // block_size
+    pool = torch.zeros(2 * num_blocks, per_block, dtype=torch.uint8, device=bench.device)
+    places = torch.randperm(2 * num_blocks)[:num_blocks].to(bench.device)
+    rings = torch.zeros(RING_BYTES, dtype=torch.uint8, device=bench.device)
+    total = num_blocks * per_block + RING_BYTES
+
+    def hand_over() -> None:
+        if bench.rank == 0:
+            dist.send(torch.cat([pool[places].flatten(), rings]), 1)
+        elif bench.rank == 1:
+            data = torch.empty(total, dtype=torch.uint8, device=bench.device)
+            dist.recv(data, 0)
+            pool[places] = data[:-RING_BYTES].view(num_blocks, per_block)
+
+    forms = {"torch.distributed": hand_over}
+    if bench.on_gpu:
+        staging = PeerMemory(bench.group, total, bench.device)
+        addresses = staging.addresses.tolist()
+        in_order = torch.arange(num_blocks, device=bench.device)
+        ring_rows = rings.view(40, -1)
+        layers = torch.arange(len(ring_rows), device=bench.device)
+        landed = staging.own[: num_blocks * per_block].view(num_blocks, per_block)
+
+        def write_over() -> None:
+            """Every rank writes into the next one's staging memory, then takes in what is in its
+            own: as in a run, where the message that it is there has come before."""
+            target = addresses[(bench.rank + 1) % bench.size]
+            copy_blocks(pool, places, target, in_order)
+            copy_blocks(ring_rows, layers, target + num_blocks * per_block, layers)
+            copy_blocks(landed, in_order, pool.data_ptr(), places)
+
+        forms["peer memory, both ways at once"] = write_over
+    for form, call in forms.items():
+        us, copy_us = bench.microseconds(call), peer_copy_us(bench, total)
+        bench.say(time="KV of one prompt", form=form, tokens=kv_tokens, bytes=total, us=us,
+                  gbytes_per_s=total / us / 1e3, copy_us=copy_us,
+                  percent_of_copy=100 * copy_us / us)  # fmt: skip
