@@ -112,7 +112,9 @@ class LLMEngine:
         self.profile = None
         if self.config.schedule_drafts and self.config.num_speculative_tokens:
             with torch.inference_mode():
-                self.profile = profile or measure_steps(model, cache, self.config)
+                self.profile = profile or measure_steps(
+                    model, cache, self.config, captures=self.graphs.is_enabled
+                )
         self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None = (
             remote or local,
             DecodeWorker(

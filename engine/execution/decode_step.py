@@ -86,14 +86,15 @@ class DecodeStep:
         query_lens, context_lens = lens.tolist(), (requests[1] + lens).tolist()
         has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
-            requests = _padded(requests, self._size(len(states)))
+            # As many requests as tokens, which costs nothing: one ladder of sizes, fewer graphs.
             tokens = _padded(tokens, self._size(num_tokens))
+            requests = _padded(requests, min(self._most_requests, tokens.shape[1]))
             query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
             context_lens = [self._context(max(context_lens))] * requests.shape[1]
         sent = self._staged.send(*requests, *tokens)
         with turn_of(self.model.model, tokens.shape[1]) as turn:
             logits, hidden = self.graphs.run(
-                ("step", requests.shape, tokens.shape, is_plain, context_lens[0]),
+                ("step", tokens.shape, is_plain, context_lens[0]),
                 lambda: self._step(
                     sent, tuple(query_lens), tuple(context_lens), has_images, is_plain
                 ),
@@ -236,4 +237,4 @@ def _arrays(
 
 def _padded(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """[n, count] with the last column repeated: [n, size]."""
-    return np.pad(columns, ((0, 0), (0, size - columns.shape[1])), mode="edge")
+    return columns[:, np.minimum(np.arange(size), columns.shape[1] - 1)]

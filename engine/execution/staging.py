@@ -55,7 +55,12 @@ class StagedInts:
 
 
 def _joined(*arrays: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.pad(array.reshape(-1), (0, array.size % 2)) for array in arrays])
+    flat = np.zeros(sum(array.size + array.size % 2 for array in arrays), dtype=np.int64)
+    place = 0
+    for array in arrays:
+        flat[place : place + array.size] = array.reshape(-1)
+        place += array.size + array.size % 2
+    return flat
 
 
 def _split(flat: Tensor, *arrays: NDArray[np.int64]) -> list[Tensor]:

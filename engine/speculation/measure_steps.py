@@ -6,12 +6,14 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
+from deepinfer.engine.execution.graphs import GraphCache
 from deepinfer.engine.execution.runner import Cache, Runner
 
 from .step_profile import StepProfile, step_clock
@@ -32,25 +34,30 @@ def device_name(device: str) -> str:
 
 
 def measure_steps(
-    model: Runner, cache: Cache, config: EngineConfig, budget_s: float = BUDGET_S
+    model: Runner, cache: Cache, config: EngineConfig, *, captures: bool = True
 ) -> StepProfile:
     """Time drafting and verification, the smallest and a large number of requests first, then what
-    lies between, then all again, until the budget is spent.  The best time of each counts."""
+    lies between, then all again, until the budget is spent.  The best time of each counts.
+
+    With ``captures`` a GPU replays each as a graph, as the workers do.
+    """
+    graphs = GraphCache(config.device, captures=captures)
     counts = [n for n in NUM_REQUESTS if n < config.max_num_seqs]
     counts.insert(min(1, len(counts)), config.max_num_seqs)
     if config.device == "cpu":
         counts = [n for n in counts if n <= MOST_CPU_REQUESTS or n == min(counts)]
-    actions = {n: _actions(model, cache, config, n) for n in counts}
+    actions = {n: _captured(graphs, n, _actions(model, cache, config, n)) for n in counts}
     for action in actions[min(counts)]:
         action()
-    deadline = time.perf_counter() + budget_s
+    deadline = time.perf_counter() + BUDGET_S
     best: dict[int, list[float]] = {}
     for number in itertools.cycle(counts):
         is_needed = len(best) < min(2, len(counts))
         if time.perf_counter() > deadline and not is_needed:
             break
         if number not in best and config.device != "cpu":
-            _times(actions[number], config.device)  # pays for compilation and memory
+            for _ in range(2):  # pays for compilation, then for the capture
+                _times(actions[number], config.device)
         times = _times(actions[number], config.device)
         best[number] = [min(pair) for pair in zip(times, best.get(number, times), strict=True)]
     return _profile(config, best)
@@ -89,6 +96,12 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
             torch.get_device_module(device).synchronize(device)
         seconds.append(clock() - started)
     return seconds
+
+
+def _captured(
+    graphs: GraphCache, number: int, actions: Sequence[Callable[[], None]]
+) -> list[Callable[[], None]]:
+    return [partial(graphs.run, (number, place), action) for place, action in enumerate(actions)]
 
 
 def _actions(

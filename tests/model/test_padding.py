@@ -29,7 +29,7 @@ class Padding(GraphCache):
         super().__init__("cpu")
         self.is_enabled = True
 
-    def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
+    def run(self, key: Hashable, function: Callable[[], Result], turn: object = None) -> Result:
         return function()
 
 
