@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +16,18 @@ from deepinfer.recipes.types import Thinking
 from .arguments import EngineArguments
 from .engine.execution.decode import DecodeResult
 from .engine.limits.step_times import StepTimes, fit_step_times
+from .engine.speculation.step_profile import step_clock
 from .loading import load_model
 from .machine import resolve_device, set_cpu_threads
 from .rows.prompts import run_constraint
-from .rows.row_stream import ROWS_AHEAD, RowStream
+from .rows.row_stream import RowStream
 
 _LONGER = 4
 _OPEN_SHARE = 0.2  # of the first answers may be unfinished
-_SMALL_BATCHES = (16, 4, 1)
-_SMALL_STEPS = 16
-_SMALL_SHARE = 0.5  # of the time, at most, is added for them
+# The end of a run has few answers, which drafts may speed up: some such steps are timed too.
+_SMALL_BATCHES = (1, 4, 16, 32)
+_SMALL_SHARE = 0.1  # of the time is for each of them, and a few steps at least
+_FEW_STEPS, _ENOUGH_STEPS = 3, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +56,47 @@ class _TimeIsUp(Exception):
 
 @dataclass(slots=True)
 class _TimedEngine:
-    """Passes everything on to the engine and keeps a record of each step."""
+    """Passes everything on to the engine and keeps a record of each step.
+
+    Answers begin one, four, sixteen, and at last as many at a time as the engine takes, which a run
+    begins with the longest prompts: so a short rehearsal has fair batches of many sizes.
+    """
 
     engine: LLMEngine
     seconds: float
-    deadline: float
-    last_deadline: float
+    clock: Callable[[], float]
     prefills: list[tuple[int, float, float]] = field(default_factory=list)
     decodes: list[tuple[int, int, float, float]] = field(default_factory=list)
     cut_lengths: list[int] = field(default_factory=list)
-    first_wave: set[str] | None = None  # whose answers were begun before any had ended
+    first_wave: set[str] | None = None  # whose answers were begun when the batch was full
     endless: set[str] = field(default_factory=set)  # requests that ignore the end-of-text token
     step_s: float = 0.0
     step_cpu_s: float = 0.0
     last_decode: DecodeResult | None = None
+    began: float = 0.0
+    stage: int = 0  # in _SMALL_BATCHES, then beyond
+    stage_began: float = 0.0
+    num_steady: int = 0  # decode steps since the stage, or the last prefill
+
+    def __post_init__(self) -> None:
+        self.began = self.stage_began = self.clock()
 
     def observe(self, result: DecodeResult) -> None:
         self.last_decode = result
+
+    def has_room(self) -> bool:
+        """Whether another row may begin now."""
+        full = self.engine.config.max_num_seqs
+        most = min(_SMALL_BATCHES[self.stage], full) if self.is_small else full
+        return self.used_s <= self.seconds and len(self.engine.unfinished_lengths()) < most
+
+    @property
+    def is_small(self) -> bool:
+        return self.stage < len(_SMALL_BATCHES)
+
+    @property
+    def used_s(self) -> float:
+        return self.clock() - self.began
 
     def add_request(self, request: Request) -> None:
         if request.sampling.ignore_eos:
@@ -81,16 +107,17 @@ class _TimedEngine:
         return self.engine.abort(request_id)
 
     def step(self) -> list[Completion]:
-        if time.monotonic() > self.deadline:
+        if self.used_s > self.seconds:
             lengths = self.engine.unfinished_lengths()
             cut = lengths.keys() - self.endless
             self.cut_lengths = [lengths[name] for name in cut if lengths[name]]
             if self._knows_enough(lengths):
-                self._run_small_batches()
                 raise _TimeIsUp
-            if self.first_wave is None and any(lengths.values()):
+            if any(lengths.values()):
                 self._drop_prompts(lengths)
-        return self._timed_step()
+        completions = self._timed_step()
+        self._advance()
+        return completions
 
     def _drop_prompts(self, lengths: Mapping[str, int]) -> None:
         """Prompts go first, and many long ones take their time: go on with the answers begun."""
@@ -98,22 +125,15 @@ class _TimedEngine:
             if not length:
                 self.engine.abort(name)
 
-    def _run_small_batches(self) -> None:
-        """The end of a run has few answers, which drafts may speed up: time some such steps too."""
-        each_s = _SMALL_SHARE * self.seconds / len(_SMALL_BATCHES)
-        for number in _SMALL_BATCHES:
-            lengths = self.engine.unfinished_lengths()
-            running = sorted((length, name) for name, length in lengths.items() if length)
-            if len(running) <= number:
-                continue
-            kept = {name for _, name in running[:number]}
-            for name in lengths.keys() - kept:
-                self.engine.abort(name)
-            deadline = time.monotonic() + each_s
-            for _ in range(_SMALL_STEPS):
-                self._timed_step()
-                if not self.engine.has_unfinished() or time.monotonic() > deadline:
-                    break
+    def _advance(self) -> None:
+        """To the next larger batch when this one was timed."""
+        if self.is_small:
+            is_late = self.clock() - self.stage_began > _SMALL_SHARE * self.seconds
+            if self.num_steady >= (_FEW_STEPS if is_late else _ENOUGH_STEPS):
+                self.stage, self.stage_began, self.num_steady = self.stage + 1, self.clock(), 0
+        elif self.first_wave is None and self.num_steady:
+            begun = self.engine.unfinished_lengths().items()
+            self.first_wave = {name for name, length in begun if length} - self.endless
 
     def _timed_step(self) -> list[Completion]:
         before = self.engine.stats().num_prefill_tokens
@@ -125,22 +145,22 @@ class _TimedEngine:
         self.step_cpu_s += cpu
         if (result := self.last_decode) is not None:
             self.decodes.append((len(result.tokens), sum(map(len, result.tokens)), wall, cpu))
-            if self.first_wave is None:
-                begun = self.engine.unfinished_lengths().items()
-                self.first_wave = {name for name, length in begun if length} - self.endless
+            self.num_steady += 1
         elif tokens := self.engine.stats().num_prefill_tokens - before:
             self.prefills.append((tokens, wall, cpu))
+            self.num_steady = 0
         return completions
 
     def _knows_enough(self, lengths: Mapping[str, int]) -> bool:
         """There is nothing to plan with before a step of each kind was run; and lengths are a
         guess as long as most of the first answers are not finished.  ``lengths``: of those
         that are not."""
-        if self.first_wave is None or not self.prefills:
+        if not self.prefills or not self.decodes:
             return False
-        num_open = len(self.first_wave & lengths.keys())
-        is_known = num_open <= _OPEN_SHARE * len(self.first_wave)
-        return is_known or time.monotonic() > self.last_deadline
+        is_timed = self.num_steady >= _ENOUGH_STEPS or self.used_s > 1.5 * self.seconds
+        wave = self.first_wave or set()
+        is_known = len(wave & lengths.keys()) <= _OPEN_SHARE * len(wave)
+        return is_timed and (is_known or self.used_s > _LONGER * self.seconds)
 
 
 def rehearse(
@@ -154,7 +174,8 @@ def rehearse(
     thinking: Thinking | None = None,
     constraint: Mapping[str, Any] | None = None,
 ) -> Rehearsal | None:
-    """Load the model as ``OfflineEngine`` does and answer ``rows`` for about ``seconds``.
+    """Load the model as ``OfflineEngine`` does and answer ``rows`` for about ``seconds``: on a CPU
+    seconds that this thread runs, since other programs come and go.
 
     It takes up to ``_LONGER`` times as long while too few of the first answers are finished, and
     runs at least one prefill and one decode step, however long they take.  None if no row reached
@@ -174,15 +195,14 @@ def rehearse(
     engine = loaded.engine
     try:
         load_s = time.monotonic() - began
-        now = time.monotonic()
-        probe = _TimedEngine(engine, seconds, now + seconds, now + _LONGER * seconds)
+        probe = _TimedEngine(engine, seconds, step_clock(engine.config.device))
         timed.append(probe)
         stream = RowStream(
             probe,
             loaded.tokenizer,
             max_model_len=engine.max_model_len,
             vocab_size=loaded.config.vocab_size,
-            max_in_flight=ROWS_AHEAD * engine.config.max_num_seqs,
+            max_in_flight=engine.config.max_num_seqs,
             seed=arguments.seed,
         )
         with closing(stream):
@@ -206,9 +226,13 @@ def _answer(
     lengths: list[tuple[int, bool]] = []
     began, cpu_began = time.perf_counter(), time.process_time()
 
-    def counted() -> Iterable[tuple[int, Mapping[str, Any], SamplingParams]]:
+    def counted() -> Iterable[tuple[int, Mapping[str, Any], SamplingParams] | None]:
         nonlocal num_rows
         for number, row in rows:
+            while not probe.has_room():
+                if not probe.engine.has_unfinished():
+                    return
+                yield None
             num_rows += 1
             yield number, row, defaults
 

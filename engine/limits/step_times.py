@@ -28,9 +28,16 @@ class StepTimes:
         return self.prefill_base_s + self.prefill_token_s * num_tokens
 
     def decode_s(self, num_requests: int) -> float:
-        """Beyond the largest number that was timed, in proportion."""
-        scale = max(num_requests / self.num_requests[-1], 1.0)
-        return scale * float(np.interp(num_requests, self.num_requests, self.decode_step_s))
+        """Beyond the largest number that was timed along the last line, but neither less than for
+        that number nor more than in proportion."""
+        last, last_s = self.num_requests[-1], self.decode_step_s[-1]
+        if num_requests <= last:
+            return float(np.interp(num_requests, self.num_requests, self.decode_step_s))
+        slope = last_s / last
+        if len(self.num_requests) > 1:
+            rise = (last_s - self.decode_step_s[-2]) / (last - self.num_requests[-2])
+            slope = min(max(rise, 0.0), slope)
+        return last_s + slope * (num_requests - last)
 
     def tokens_per_step(self, num_requests: int) -> float:
         return float(np.interp(num_requests, self.num_requests, self.decode_tokens))

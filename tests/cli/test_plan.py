@@ -87,7 +87,7 @@ def test_words_fit_the_terminal_and_say_what_json_says(
         words = " ".join(text.split())
         assert "will fail" in words and "unknown_kind 1, first in line 8" in words
         assert re.search(r"steps about \d+: \d+ of prefill, \d+ of decode", words)
-        assert re.search(r"measured by 5 of 5 rows, run here for [\d.]+ m?s", words)
+        assert re.search(r"measured by [1-5] of 5 rows, run here for [\d.]+ m?s", words)
 
 
 def test_without_calibration_nothing_is_loaded(

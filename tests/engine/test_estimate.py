@@ -171,3 +171,18 @@ def test_what_is_a_guess() -> None:
     assert not known.is_guess(10, most=1000)
     assert known.is_guess(40, most=1000) and known.is_guess(None, most=31)
     assert not known.is_guess(40, most=30)  # one was seen to get that long
+
+
+@pytest.mark.parametrize(
+    "steps, expected",
+    [((2.0, 3.0), 5.0), ((4.0, 3.0), 3.0), ((0.5, 3.0), 6.0), ((1.0, 1.0), 1.0)],
+    ids=["line", "never less than measured", "never more than in proportion", "flat"],
+)
+def test_larger_batches_than_measured(steps: tuple[float, float], expected: float) -> None:
+    """Not in proportion: most of a step's time does not depend on how many share it."""
+    times = StepTimes(
+        prefill_base_s=0.0, prefill_token_s=0.0, num_requests=(4.0, 8.0), decode_step_s=steps,
+        decode_tokens=(1.0, 1.0),
+    )  # fmt: skip
+    assert times.decode_s(8) == steps[1]
+    assert times.decode_s(16) == pytest.approx(expected)
