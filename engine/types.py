@@ -176,6 +176,8 @@ class EngineStats:
     Occupancy: ``num_decode_rows`` requests took part in ``num_decode_steps`` steps, one each;
     ``decode_batches`` is their mean number per step, over equal stretches of decode steps.
     Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` requests may run at a time.
+    Ranks that share experts: the largest load of a rank over the mean, at worst before experts were
+    placed anew and after the last time, and how many layers were placed anew.
     """
 
     num_steps: int = 0
@@ -201,6 +203,9 @@ class EngineStats:
     schedule_s: float = 0.0
     num_blocks: int = 0
     peak_blocks: int = 0
+    expert_imbalance_before: float | None = None
+    expert_imbalance_after: float | None = None
+    num_expert_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,9 @@ from typing import Any
 
 from deepinfer.engine.types import EngineStats
 
-_LARGEST = {"prefill_s", "decode_s", "schedule_s"}  # the engines run at the same time
+# Engines run at the same time, and ranks that share experts place them together.
+_LARGEST = {"prefill_s", "decode_s", "schedule_s", "num_expert_moves"}
+_WORST = {"expert_imbalance_before", "expert_imbalance_after"}
 
 
 def merge_stats(parts: Iterable[EngineStats]) -> EngineStats:
@@ -22,6 +24,8 @@ def merge_stats(parts: Iterable[EngineStats]) -> EngineStats:
         values = [getattr(part, field.name) for part in parts]
         if field.name in _LARGEST:
             merged[field.name] = max(values, default=0.0)
+        elif field.name in _WORST:
+            merged[field.name] = max((v for v in values if v is not None), default=None)
         elif field.name == "calibration_error":
             known = [value for value in values if value is not None]
             merged[field.name] = sum(known) / len(known) if known else None

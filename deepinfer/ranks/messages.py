@@ -79,8 +79,6 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All rows of this rank are answered or forgotten, and so are those of all others.  ``notes``
-    are added to those of the engine."""
+    """All rows of this rank are answered or forgotten, and so are those of all others."""
 
     stats: EngineStats
-    notes: Mapping[str, str] = field(default_factory=dict)

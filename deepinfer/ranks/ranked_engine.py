@@ -158,7 +158,6 @@ class RankedEngine:
                 self._stats[rank] = found.stats
                 if isinstance(found, Finished):
                     finished.add(rank)
-                    self.notes.update(found.notes)
 
     def _lose(self, lost: Lost) -> None:
         """Go on without a rank.  Raises: EngineError if no other takes rows."""

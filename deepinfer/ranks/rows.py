@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from deepinfer.engine.engine import LLMEngine
@@ -78,10 +79,7 @@ class RankRows:
             self._has_ended = self._is_aborted = False
             self._run(begin)
             self._rank.finish()
-            notes = {}
-            if self._rank.balances:
-                notes["experts"] = balance_note(self._rank.balances)
-            self._mailbox.send(Finished(self._engine.stats(), notes))
+            self._mailbox.send(Finished(self._stats()))
 
     def read_messages(self) -> None:
         """Take what has come, and tell from time to time how far we are."""
@@ -130,17 +128,19 @@ class RankRows:
 
     def _tell(self, outputs: list[object]) -> None:
         self._told = time.monotonic()
-        self._mailbox.send(Answered(outputs, self._engine.stats()))  # type: ignore[arg-type]
+        self._mailbox.send(Answered(outputs, self._stats()))  # type: ignore[arg-type]
 
-
-def balance_note(balances: Sequence[Balance]) -> str:
-    """How uneven the ranks were, and became."""
-    before, after = max(b.before for b in balances), balances[-1].after
-    moves = sum(b.num_moved for b in balances)
-    return (
-        f"the most loaded rank had {before:.2f} times the mean load at worst, {after:.2f} times "
-        f"after the last of {len(balances)} placements; {moves} layers were placed anew"
-    )
+    def _stats(self) -> EngineStats:
+        """The engine's, with what became of the experts."""
+        stats, balances = self._engine.stats(), self._rank.balances
+        if not balances:
+            return stats
+        return replace(
+            stats,
+            expert_imbalance_before=round(max(b.before for b in balances), 3),
+            expert_imbalance_after=round(balances[-1].after, 3),
+            num_expert_moves=sum(b.num_moved for b in balances),
+        )
 
 
 class _WatchedEngine:

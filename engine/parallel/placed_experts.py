@@ -77,7 +77,9 @@ class PlacedExperts:
         self._nodes = nodes
         self._channel = channel
         most = plan.n_routed_experts * (group.size - 1)
-        self._num_replicas = plan.n_routed_experts + min(num_redundant, most)
+        # Where there are fewer experts than ranks, as in draft stages, each rank has a replica.
+        further = max(min(num_redundant, most), group.size - plan.n_routed_experts)
+        self._num_replicas = plan.n_routed_experts + further
         self.placement = self.balanced(np.ones(plan.n_routed_experts))
         self._exchange, self._fixed = self._make_exchanges()
 

@@ -142,7 +142,8 @@ class ParallelSizes:
             _check_divides(name, size, experts, "experts")
             if config.draft_stages:
                 experts = min(plan.n_routed_experts for plan in config.draft_stages)
-                _check_divides(name, size, experts, "experts when drafting")
+                if size % experts:  # else each has as many replicas as it takes for one on a rank
+                    _check_divides(name, size, experts, "experts when drafting")
 
 
 def _check_divides(name: str, size: int, whole: int, of_what: str) -> None:

@@ -67,6 +67,23 @@ def test_a_stream_that_is_closed_early_leaves_an_engine_that_works(ranked: Offli
     assert comparable(answers(ranked)) == one_rank()[0]
 
 
+def test_experts_move_without_changing_answers_and_the_report_says_what_it_was_worth() -> None:
+    layout = {"expert_parallel_size": 2, "expert_rebalance_interval": 4, "num_redundant_experts": 2}
+    with OfflineEngine(**LIMITS, **layout) as engine:
+        assert comparable(answers(engine)) == one_rank()[0]
+        stats = engine.stats()
+    assert stats.num_expert_moves > 0
+    assert stats.expert_imbalance_before is not None and stats.expert_imbalance_after is not None
+    assert stats.expert_imbalance_before > 1 and stats.expert_imbalance_after >= 1
+
+
+@pytest.mark.slow
+def test_the_embedded_model_on_eight_ranks() -> None:
+    """Its draft stages have four experts: each is there twice."""
+    with OfflineEngine(**LIMITS, expert_parallel_size=8) as engine:
+        assert comparable(answers(engine)) == one_rank()[0]
+
+
 def test_the_embedded_model_in_two_halves() -> None:
     with OfflineEngine(**LIMITS, pipeline_parallel_size=2) as engine:
         assert comparable(answers(engine)) == one_rank()[0]

@@ -212,6 +212,9 @@ def engine(report: Report) -> Table:
     if stats.num_blocks:
         share = percent(stats.peak_blocks / stats.num_blocks)
         rows.append(("cache blocks at the peak", f"{count(stats.peak_blocks)} ({share})"))
+    if stats.expert_imbalance_before is not None:
+        before, after = stats.expert_imbalance_before, stats.expert_imbalance_after
+        rows.append(("busiest rank over the mean", f"{before:.2f} before, {after:.2f} after moves"))
     rows += [(name, note) for name, note in report.engine_notes.items()]
     return Table("Engine", (), rows)
 
