@@ -20,6 +20,7 @@ from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
+from deepinfer.kernels.moe import sum_rows
 
 from .plan import padded_experts
 from .traffic import Traffic
@@ -112,7 +113,7 @@ class SliceShare:
         local = LocalExperts(tensors, range(num_held), limit, plan.n_routed_experts)
         if self.ranks == 1:
             return local
-        return ReceivedTokens(PresentExperts(local), self, plan)
+        return ReceivedTokens(local, self, plan)
 
     def traffic(self, plan: LayerPlan) -> Traffic:
         """What comes here in a layer with the present routing."""
@@ -127,41 +128,64 @@ class SliceShare:
         )
 
 
-class ReceivedTokens:
-    """Local experts at work on the tokens that all ranks would send; the results of as many tokens
-    as this rank has are added up as they would come back."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Table:
+    """What the other ranks send when this one has T tokens: N tokens, with choices [N, K] i64 and
+    factors [N, K] f32.  source [N] i64: whose contents they have.  back [T copies] i32: the
+    results that a token of this rank gets back."""
 
-    def __init__(self, local: RoutedExperts, share: SliceShare, plan: LayerPlan) -> None:
+    choices: Tensor
+    factors: Tensor
+    source: Tensor
+    back: Tensor
+    copies: int
+
+
+class ReceivedTokens:
+    """Local experts at work on the tokens that all ranks would send; as many results as would come
+    back are added up."""
+
+    def __init__(self, local: LocalExperts, share: SliceShare, plan: LayerPlan) -> None:
         self.local = local
         self._share = share
         self._plan = plan
-        self._tables: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple[str, int], _Table] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self.begin(x, ids, weights)()
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        choices, factors = self._table(len(x), x.device)
-        copies = -(-len(choices) // len(x))
+        table = self._table(len(x), x.device)
         # A copy in memory, as what arrives lies in a buffer of its own.
-        received = x.repeat(copies, 1)[: len(choices)]
+        received = x[table.source]
 
         def finish() -> Tensor:
-            rows = self.local(received, choices, factors).to(torch.bfloat16)
-            total = rows[: len(x)].float()
-            for copy in range(1, len(choices) // len(x)):
-                total += rows[copy * len(x) : (copy + 1) * len(x)]
-            return total
+            if received.is_cuda:
+                pairs = self.local.pairs(received, table.choices, table.factors)
+                results = sum_rows(*pairs, table.choices.shape[1], torch.bfloat16)
+            else:
+                experts = PresentExperts(self.local)
+                results = experts(received, table.choices, table.factors).to(torch.bfloat16)
+            return sum_rows(results, table.back, table.copies)
 
         return finish
 
     def assist(self) -> None:
         """There is nobody to help."""
 
-    def _table(self, num_tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _table(self, num_tokens: int, device: torch.device) -> _Table:
         key = self._share.routing, num_tokens
         if key not in self._tables:
             choices = self._share.traffic(self._plan).choices(num_tokens).to(device)
-            factors = torch.full(choices.shape, 1 / choices.shape[1], device=device)
-            self._tables[key] = (choices, factors)
+            count = len(choices)
+            copies = -(-count // num_tokens)
+            back = torch.arange(copies * num_tokens, dtype=torch.int32, device=device)
+            back = torch.where(back < count, back, -1).view(copies, num_tokens).t()
+            self._tables[key] = _Table(
+                choices=choices,
+                factors=torch.full(choices.shape, 1 / choices.shape[1], device=device),
+                source=torch.arange(count, device=device) % num_tokens,
+                back=back.flatten(),
+                copies=copies,
+            )
         return self._tables[key]

@@ -6,6 +6,7 @@ from .dispatch import expert_pairs as expert_pairs
 from .dispatch import experts as experts
 from .dispatch import native_experts as native_experts
 from .dispatch import route as route
+from .dispatch import sum_rows as sum_rows
 from .dispatch import swiglu as swiglu
 from .dispatch import swiglu_quantized as swiglu_quantized
 from .pair_outputs import PairOutputs as PairOutputs
@@ -16,6 +17,7 @@ __all__ = [
     "experts",
     "native_experts",
     "route",
+    "sum_rows",
     "swiglu",
     "swiglu_quantized",
 ]

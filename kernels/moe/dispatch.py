@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
 from deepinfer.kernels.placement import on_accelerator
 
-from .reference import experts_reference, route_reference, swiglu_reference
+from .reference import experts_reference, route_reference, sum_rows_reference, swiglu_reference
 
 if TYPE_CHECKING:
     from deepinfer.kernels.gemm.activations import Activations
@@ -124,3 +125,14 @@ def expert_pairs(
 
     outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
     return outputs, rows.row
+
+
+def sum_rows(
+    rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``sum_rows_reference``."""
+    if on_accelerator(rows):
+        from .triton_kernel import sum_rows_triton
+
+        return sum_rows_triton(rows, row, per_token, dtype)
+    return sum_rows_reference(rows, row, per_token, dtype)

@@ -73,6 +73,21 @@ def experts_reference(
     return total
 
 
+def sum_rows_reference(
+    rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The rows that each token names, added in fp32 in their order and rounded once.
+
+    Shapes: rows [R, N] bf16, row [T per_token] i32, -1 for none; returns [T, N] ``dtype``.
+    Batch-invariant: yes.
+    """
+    named = row.view(-1, per_token).long()
+    total = torch.zeros(len(named), rows.shape[1], device=rows.device)
+    for place in named.unbind(1):
+        total = total + torch.where(place[:, None] < 0, 0.0, rows[place.clamp(min=0)].float())
+    return total.to(dtype)
+
+
 def _per_expert(rows: Tensor, counts: list[int], weight: Weight) -> Tensor:
     """Each run of rows times its own expert's weight; [N, K] bf16 -> [N, out] bf16."""
     pieces = []

@@ -28,7 +28,13 @@ from deepinfer.kernels.gemm.triton_kernel import (
     fp32_linear_parts_triton,
 )
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
-from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
+from deepinfer.kernels.quant.triton_bits import (
+    bf16_bits,
+    bf16_pair,
+    even_bf16,
+    odd_bf16,
+    round_bf16,
+)
 
 from .pair_order import order_pairs
 
@@ -185,11 +191,22 @@ def _swiglu_into(
 
 def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
     """A token's rows of [R, N] bf16, added in the order of its choices: [T, N] f32."""
-    tokens, width = len(rows.row) // rows.per_token, outputs.shape[1]
-    out = torch.empty(tokens, width, dtype=torch.float32, device=outputs.device)
-    _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
-        outputs, rows.row, out, width, rows.per_token, _COLUMNS, enable_fp_fusion=True
-    )
+    return sum_rows_triton(outputs, rows.row, rows.per_token)
+
+
+def sum_rows_triton(
+    rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """As ``sum_rows_reference``."""
+    check_tensor("row", row, torch.int32, (None,), rows)
+    tokens, width = len(row) // per_token, rows.shape[1]
+    out = torch.empty(tokens, width, dtype=dtype, device=rows.device)
+    is_bf16 = dtype is torch.bfloat16
+    if tokens:
+        _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
+            rows, row, out.view(torch.int16) if is_bf16 else out, width, per_token, _COLUMNS,
+            is_bf16, enable_fp_fusion=True,
+        )  # fmt: skip
     return out
 
 
@@ -320,7 +337,9 @@ def _gated(gate, up, limit):
 
 
 @triton.jit
-def _sum_kernel(outputs, pair_row, out, width, per_token, COLUMNS: tl.constexpr):
+def _sum_kernel(
+    outputs, pair_row, out, width, per_token, COLUMNS: tl.constexpr, BF16: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
@@ -329,4 +348,6 @@ def _sum_kernel(outputs, pair_row, out, width, per_token, COLUMNS: tl.constexpr)
         if row >= 0:
             part = tl.load(outputs + row * width + column, mask=column < width, other=0.0)
             total += part.to(tl.float32)
+    if BF16:
+        total = bf16_bits(total).to(tl.int16)
     tl.store(out + token * width + column, total, mask=column < width)

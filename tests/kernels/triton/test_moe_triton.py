@@ -10,8 +10,18 @@ from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe.pair_order import order_pairs
-from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
-from deepinfer.kernels.moe.triton_kernel import experts_triton, route_triton, swiglu_triton
+from deepinfer.kernels.moe.reference import (
+    experts_reference,
+    route_reference,
+    sum_rows_reference,
+    swiglu_reference,
+)
+from deepinfer.kernels.moe.triton_kernel import (
+    experts_triton,
+    route_triton,
+    sum_rows_triton,
+    swiglu_triton,
+)
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close, relative_error
 
 _LIMIT = 10.0
@@ -285,3 +295,13 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         route_triton(x, gate, bias, num_experts_per_tok=9, normalize=True, scaling_factor=1.0)
     with pytest.raises(TensorError, match="gate_up: expected"):
         swiglu_triton(torch.zeros(2, 6, dtype=torch.bfloat16, device=device), _LIMIT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, per_token, width", [(5, 6, 1100), (1, 1, 32), (0, 3, 64)])
+def test_named_rows_are_added_in_their_order(device, tokens, per_token, width, dtype) -> None:
+    rows = (torch.randn(9, width) * torch.randn(9, 1).exp2()).to(torch.bfloat16)
+    row = torch.randint(-1, 9, (tokens * per_token,), dtype=torch.int32)
+    expected = sum_rows_reference(rows, row, per_token, dtype)
+    actual = sum_rows_triton(rows.to(device), row.to(device), per_token, dtype)
+    assert_bitwise_equal(actual.cpu(), expected)
