@@ -17,7 +17,7 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, RoutedExperts
+from deepinfer.engine.model.share import LocalExperts, Outputs, RoutedExperts, added_up
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
 from deepinfer.kernels.moe import sum_rows
@@ -152,20 +152,19 @@ class ReceivedTokens:
         self._tables: dict[tuple[str, int], _Table] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.begin(x, ids, weights)()
+        return added_up(self.begin(x, ids, weights)(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
         table = self._table(len(x), x.device)
         # A copy in memory, as what arrives lies in a buffer of its own.
         received = x[table.source]
 
-        def finish() -> Tensor:
+        def finish() -> Outputs:
             if received.is_cuda:
                 pairs = self.local.pairs(received, table.choices, table.factors)
-                results = sum_rows(*pairs, table.choices.shape[1], torch.bfloat16)
-            else:
-                experts = PresentExperts(self.local)
-                results = experts(received, table.choices, table.factors).to(torch.bfloat16)
+                return sum_rows(*pairs, table.choices.shape[1], torch.bfloat16), table.back
+            experts = PresentExperts(self.local)
+            results = experts(received, table.choices, table.factors).to(torch.bfloat16)
             return sum_rows(results, table.back, table.copies)
 
         return finish

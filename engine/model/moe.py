@@ -10,11 +10,10 @@ from torch import Tensor
 from deepinfer.kernels.gemm import native_weight, quantized_linear
 from deepinfer.kernels.moe import PairOutputs, route, swiglu_quantized
 from deepinfer.kernels.norm import NormedRows
-from deepinfer.kernels.placement import on_accelerator
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
-from .share import LocalExperts, RoutedExperts, gate_up
+from .share import RoutedExperts, gate_up
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -47,9 +46,10 @@ class MoE:
         hidden = quantized_linear(rows.operand, self.shared_gate_up)
         activated = swiglu_quantized(hidden, self.limit, self.shared_down)
         shared = quantized_linear(activated, self.shared_down)
-        if isinstance(self.routed, LocalExperts) and on_accelerator(x) and len(x):
-            return PairOutputs(*self.routed.pairs(x, ids, weights), shared)
-        return torch.add(finish(), shared, out=torch.empty_like(shared))
+        routed = finish()
+        if isinstance(routed, Tensor):
+            return torch.add(routed, shared, out=torch.empty_like(shared))
+        return PairOutputs(*routed, shared)
 
     def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""

@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.moe import expert_pairs, experts, native_experts
+from deepinfer.kernels.moe import expert_pairs, experts, native_experts, sum_rows
+from deepinfer.kernels.placement import on_accelerator
 
 if TYPE_CHECKING:
     from .layer_tensors import LayerTensors
     from .schedule import LayerPlan
+
+
+# What experts give: [T, d] f32, or on a GPU rows [R, d] bf16 that are not added up yet and those of
+# each token, [T K] i32 with -1 for none.
+Outputs = Tensor | tuple[Tensor, Tensor]
+
+
+def added_up(outputs: Outputs, num_tokens: int) -> Tensor:
+    """[T, d] f32."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    rows, row = outputs
+    return sum_rows(rows, row, len(row) // num_tokens)
 
 
 class RoutedExperts(Protocol):
@@ -22,7 +36,7 @@ class RoutedExperts(Protocol):
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
         ...
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
         """Start the same; the result waits for it.  Other work in between hides the exchange."""
         ...
 
@@ -99,7 +113,9 @@ class LocalExperts:
             x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
         )
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
+        if on_accelerator(x) and len(x):
+            return lambda: self.pairs(x, ids, weights)
         return lambda: self(x, ids, weights)
 
     def assist(self) -> None:

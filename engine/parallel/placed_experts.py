@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, RoutedExperts
+from deepinfer.engine.model.share import LocalExperts, Outputs, RoutedExperts, added_up
 
 from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, plain_placement, rebalance
@@ -84,9 +84,9 @@ class PlacedExperts:
         self._exchange, self._fixed = self._make_exchanges()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.begin(x, ids, weights)()
+        return added_up(self.begin(x, ids, weights)(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
         return self._form().begin(x, ids, weights)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, RoutedExperts
+from deepinfer.engine.model.share import LocalExperts, RoutedExperts, added_up
 from deepinfer.kernels.exchange import ExchangeLayout
 
 from .groups import Group
@@ -126,7 +126,7 @@ class SharedTokens:
         own = self.routed.begin(x[part], ids[part], weights[part])
 
         def finish() -> Tensor:
-            rows = own()
+            rows = added_up(own(), len(x[part]))
             padded = rows.new_zeros(share, x.shape[1])
             padded[: len(rows)] = rows
             return self.heads.all_gather(padded).flatten(0, 1)[: len(x)]

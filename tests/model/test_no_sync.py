@@ -104,7 +104,8 @@ def decode_batch(query_len: int) -> ForwardBatch:
 
 
 def count(launches: list[str], operation: str) -> int:
-    return sum(name in (f"{operation}_kernel", f"{operation}_gluon_kernel") for name in launches)
+    names = {f"{operation}{form}_kernel" for form in ("", "_gluon", "_listed")}
+    return sum(name in names for name in launches)
 
 
 def new_cache(model: Model) -> KVCache:
