@@ -2,9 +2,11 @@
 
 Two engines with the same 64 requests take turns step by step, one of them with a constraint on
 every row; the model is random and small, so that the masks' share is larger than with a real one.
-Writes one JSON object per constraint: milliseconds per decode step and what is added.
+Writes one JSON object per constraint: milliseconds per decode step (medians) and what is added, to
+the median and in all.  "cpu" is processor time of all threads, which other programs on the machine
+hardly change as long as threads do not wait for each other in loops (the variable below).
 
-python -m benchmarks.constraint_step [--batch 64] [--threads 2]
+OMP_WAIT_POLICY=passive python -m benchmarks.constraint_step [--batch 64] [--threads 2]
 """
 
 from __future__ import annotations
@@ -97,6 +99,8 @@ def added(model: Model, batch: int, constraint: CompiledConstraint) -> dict[str,
         result[f"{kind}_free_ms"] = round(1e3 * without, 1)
         result[f"{kind}_held_ms"] = round(1e3 * with_it, 1)
         result[f"{kind}_added"] = round(with_it / without - 1, 3)
+        all_without, all_with = (sum(pair[i][place] for pair in pairs) for i in range(2))
+        result[f"{kind}_added_in_all"] = round(all_with / all_without - 1, 3)
     return result
 
 

@@ -11,6 +11,10 @@ from deepseek_recipe import SpecialToken
 
 from deepinfer.recipes.tokenizer import Tokenizer
 
+# Tokens that are words: where any of them may come, llguidance takes all of them at once.  Masks
+# stay the same; those of expressions such as ``(\w+ )+`` take 30 % less time.
+_WORDS = "[a-zA-Z]{1,30}"
+
 
 class ConstraintVocabulary:
     """Made once for a model.
@@ -37,7 +41,8 @@ class ConstraintVocabulary:
         with self._lock:
             if self._ll_tokenizer is None:
                 wrapper = llguidance.TokenizerWrapper(_Tokens(self._tokenizer))
-                self._ll_tokenizer = llguidance.LLTokenizer(wrapper)
+                slices = [_WORDS, *llguidance.LLTokenizer.general_slices()]
+                self._ll_tokenizer = llguidance.LLTokenizer(wrapper, slices=slices)
             return self._ll_tokenizer
 
     @property

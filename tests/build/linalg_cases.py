@@ -34,7 +34,7 @@ from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.rope import rope_frequencies, rope_table
 from deepinfer.kernels.rows import pack_latents, split_projection
-from deepinfer.kernels.sampling import exponential_noise, sample
+from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 
 DEVICE = PretendedDevice(None)
 Results = Tensor | Iterable[Tensor]
@@ -125,8 +125,17 @@ def cases() -> dict[str, Callable[[], Results]]:
         "sampling": lambda: [
             sample(logits, temperature, top_p, top_k, ones * 0.01, seeds, positions),
             exponential_noise(seeds, positions, 1000),
+            _masked(logits),
         ],
     }
+
+
+def _masked(logits: Tensor) -> Tensor:
+    """Logits under masks, in numbers that can be subtracted."""
+    masks = torch.arange(2 * 32).view(2, 32).int() * 123_456_789
+    found = logits.clone()
+    mask_logits(found, masks, torch.tensor([3, 1]))
+    return found.clamp(min=-1e4)
 
 
 def _projection(both: Tensor, rope: Any, norms: Tensor, linear: Weight) -> Results:
