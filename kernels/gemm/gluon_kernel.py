@@ -7,6 +7,7 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import ClassVar
 
 import torch
@@ -96,17 +97,24 @@ _MORE_ROWS: dict[int, tuple[NarrowTile | WideTile, ...]] = {
 
 def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
     """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
-    form = _form(weight)
+    at_once = multiprocessors(weight.values.device)
+    sizes = weight.num_rows, weight.k
+    return _fastest_tile(_form(weight), weight.members, *sizes, rows, at_once)
+
+
+@lru_cache(maxsize=4096)
+def _fastest_tile(
+    form: int, members: int, num_rows: int, k: int, rows: int, at_once: int
+) -> NarrowTile | WideTile:
     few = _FEW_ROWS[form]
     if rows <= few.rows:
         return few
-    at_once = multiprocessors(weight.values.device)
 
     def microseconds(tile: NarrowTile | WideTile) -> float:
-        columns = triton.cdiv(weight.num_rows, tile.columns)
-        tiles = weight.members * triton.cdiv(rows, tile.rows) * columns
+        columns = triton.cdiv(num_rows, tile.columns)
+        tiles = members * triton.cdiv(rows, tile.rows) * columns
         waves: int = triton.cdiv(tiles, at_once * tile.speed.programs)
-        return waves * (weight.k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
+        return waves * (k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
 
     return min(_MORE_ROWS[form], key=microseconds)
 
@@ -230,5 +238,9 @@ def _form(weight: HopperWeight) -> int:
 
 def _tiles(x: Tensor, *box: int) -> TensorDescriptor:
     """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
-    layout = gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[x.dtype])
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), layout)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), _layout(box, x.dtype))
+
+
+@cache  # finding it takes longer than a launch
+def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])
