@@ -41,7 +41,7 @@ class EngineArguments:
     expert_parallel_size: int = 1
     prefill_ranks: int = 0
     decode_ranks: int = 0
-    num_redundant_experts: int = 0
+    num_redundant_experts: int | None = None
     expert_rebalance_interval: int = 0
     exact_exchange: bool = True
     cluster: str | None = None

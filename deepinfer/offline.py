@@ -33,7 +33,8 @@ class OfflineEngine:
     ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
     ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
     ``decode_ranks`` then answer.  Every ``expert_rebalance_interval`` passes the ranks move experts
-    so that their loads are even, with ``num_redundant_experts`` further copies.  Answers are those
+    so that their loads are even, with ``num_redundant_experts`` further copies (by default as many
+    as memory allows).  Answers are those
     of one rank as long as ``exact_exchange`` is on.  ``cluster`` is the address of a Ray cluster,
     or auto, on which ``num_replicas`` whole engines answer.  Each rank is a process, on a GPU or
     the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
@@ -66,7 +67,7 @@ class OfflineEngine:
         expert_parallel_size: int = 1,
         prefill_ranks: int = 0,
         decode_ranks: int = 0,
-        num_redundant_experts: int = 0,
+        num_redundant_experts: int | None = None,
         expert_rebalance_interval: int = 0,
         exact_exchange: bool = True,
         cluster: str | None = None,

@@ -8,13 +8,16 @@ import torch
 
 from deepinfer import __version__
 from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
+from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.prefill import PrefillWorker
+from deepinfer.engine.memory.device_memory import DeviceMemory
 from deepinfer.engine.parallel.groups import connect, join
 from deepinfer.engine.parallel.mailbox import Mailbox
 from deepinfer.engine.parallel.peer_memory import all_reach_each_other
 from deepinfer.engine.parallel.prefill_server import PrefillServer
 from deepinfer.engine.parallel.rank import Rank
+from deepinfer.engine.parallel.redundancy import sized_by_memory
 from deepinfer.engine.parallel.remote_prefill import RemotePrefillWorker
 from deepinfer.loading import load_model, load_weights, open_model
 from deepinfer.machine import device_count, set_cpu_threads
@@ -78,12 +81,19 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
 
 def _rank(order: RankOrder, device: str) -> Rank:
     """This rank's place, with the fastest exchange that its devices have."""
-    sizes, count = order.sizes, order.sizes.world_size
+    settings = order.settings
+    sizes = sized_by_memory(
+        order.sizes,
+        open_checkpoint(order.model_path or embedded_model_path()).config,
+        DeviceMemory.of(device),
+        settings.get("gpu_memory", EngineConfig().gpu_memory),
+    )
+    count = sizes.world_size
     if device == "cpu" or count > _MOST_RANKS_WITH_CAPACITY:
         return Rank(sizes)
     is_one_host = sizes.ranks_per_node in (0, count)
     if is_one_host and count <= torch.cuda.device_count() and all_reach_each_other(count):
-        step = order.settings.get("max_num_batched_tokens", EngineConfig().max_num_batched_tokens)
+        step = settings.get("max_num_batched_tokens", EngineConfig().max_num_batched_tokens)
         return Rank(sizes, capacity=min(step, _PEER_CAPACITY), uses_peer_memory=True)
     return Rank(sizes, capacity=_NCCL_CAPACITY)
 

@@ -197,9 +197,10 @@ class Settings:
     )
     prefill_ranks: int = setting(0, COUNT, "Engine", "Ranks that only read prompts.")
     decode_ranks: int = setting(0, COUNT, "Engine", "Ranks that only answer; they take the rows.")
-    num_redundant_experts: int = setting(
-        0, COUNT, "Engine", "Copies of loaded experts per layer, over all ranks that share them."
-    )
+    num_redundant_experts: int | None = setting(
+        None, optional(COUNT), "Engine",
+        "Copies of loaded experts per layer, over all ranks; by default as memory allows.",
+    )  # fmt: skip
     expert_rebalance_interval: int = setting(
         0, COUNT, "Engine", "Place experts anew by load after so many passes; 0 is never."
     )

@@ -62,7 +62,7 @@ class Rank:
         self.share = RankShare(
             experts,
             Group.split(parts),
-            num_redundant=sizes.num_redundant_experts,
+            num_redundant=sizes.num_redundant_experts or 0,
             is_exact=sizes.exact_exchange,
             capacity=capacity if heads == 1 else 0,
             uses_peer_memory=uses_peer_memory,

@@ -18,7 +18,8 @@ class ParallelSizes:
     pipeline_parallel_size  2: a rank for the encoder layers, one for the decoder layers and drafts
     prefill_ranks, decode_ranks  ranks that only read prompts, and ranks that only answer; both or
                             neither.  The ranks of a role share its experts.
-    num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share them
+    num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share
+                            them; None: as memory allows if experts are placed anew, else none
     expert_rebalance_interval  passes after which experts are placed anew by load; 0 is never
     exact_exchange          the same bits as one rank; else ranks add up what they have of a token
                             first, which is less to send and rounds differently
@@ -36,7 +37,7 @@ class ParallelSizes:
     pipeline_parallel_size: int = 1
     prefill_ranks: int = 0
     decode_ranks: int = 0
-    num_redundant_experts: int = 0
+    num_redundant_experts: int | None = None
     expert_rebalance_interval: int = 0
     exact_exchange: bool = True
     ranks_per_node: int = 0
@@ -48,6 +49,8 @@ class ParallelSizes:
             if name == "exact_exchange":
                 continue
             value, least = getattr(self, name), int(name.endswith("_size"))
+            if value is None and name == "num_redundant_experts":
+                continue
             if not is_whole(value, least, 2**31 - 1):
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
         experts, heads = self.expert_parallel_size, self.tensor_parallel_size
@@ -91,7 +94,7 @@ class ParallelSizes:
                         "expert_parallel_size, or leave it at 0"
                     )
         for ranks in self.engines:
-            if self.num_redundant_experts % len(ranks):
+            if (self.num_redundant_experts or 0) % len(ranks):
                 raise ConfigError(
                     f"num_redundant_experts={self.num_redundant_experts} is not a multiple of the "
                     f"{len(ranks)} ranks that share experts: each has room for as many"

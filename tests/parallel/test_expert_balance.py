@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepinfer.engine.memory.device_memory import DeviceMemory
+from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.parallel.expert_balance import (
     Placement,
     lower_bound,
@@ -15,7 +17,13 @@ from deepinfer.engine.parallel.expert_balance import (
     rebalance,
     replicate,
 )
+from deepinfer.engine.parallel.redundancy import sized_by_memory
+from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.errors import ConfigError
+
+# A machine that is busy with other tests is no failure.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 # The example in the README of deepseek-ai/EPLB.
 EXAMPLE = [
@@ -150,3 +158,22 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         rebalance(np.array(loads), **{"num_replicas": 4, "num_devices": 2, **sizes})
+
+
+def test_redundant_experts_take_a_part_of_what_weights_leave() -> None:
+    """One more of each expert layer takes 0.76 GB of the released model, the weights of one of 8
+    ranks 47.6 GB (docs/scaling.md)."""
+    flash, asked = ModelConfig.flash(), {"expert_parallel_size": 8}
+    rebalanced = ParallelSizes(**asked, expert_rebalance_interval=100)
+
+    def total(sizes: ParallelSizes, gib: int | None) -> int | None:
+        memory = None if gib is None else DeviceMemory(gib << 30, gib << 30)
+        return sized_by_memory(sizes, flash, memory, 0.9).num_redundant_experts
+
+    assert [total(rebalanced, gib) for gib in (48, 60, 66, 131)] == [0, 8, 16, 32]
+    assert total(rebalanced, None) == 8
+    assert total(ParallelSizes(**asked), 131) == 0
+    given = ParallelSizes(**asked, expert_rebalance_interval=100, num_redundant_experts=16)
+    assert total(given, 131) == 16
+    uneven = ParallelSizes(prefill_ranks=1, decode_ranks=2, expert_rebalance_interval=100)
+    assert total(uneven, 131) == 0
