@@ -16,7 +16,8 @@ import time
 import gpu_models
 import torch
 
-CASES = ((1, 0), (1, 5), (64, 0), (64, 5), (256, 0), (256, 5))
+AUTO = -1  # as many drafts as pay
+CASES = ((1, 0), (1, 5), (1, AUTO), (64, 0), (64, 5), (64, AUTO), (256, 0), (256, 5), (256, AUTO))
 NUM_TOKENS = 64
 NUM_STORED = 200
 
@@ -28,7 +29,8 @@ def speed(num_requests: int, num_drafts: int, *, captures: bool) -> dict[str, li
         "cuda",
         captures=captures,
         max_num_seqs=num_requests,
-        num_speculative_tokens=num_drafts,
+        num_speculative_tokens=5 if num_drafts == AUTO else num_drafts,
+        schedule_drafts=num_drafts == AUTO,
     )
     stored = gpu_models.greedy_requests(min(num_requests, NUM_STORED), NUM_TOKENS)
     extra = range(num_requests - len(stored))
@@ -49,7 +51,7 @@ def speed(num_requests: int, num_drafts: int, *, captures: bool) -> dict[str, li
     step_ms = (after.decode_s - before.decode_s) / steps * 1e3
     tokens = sum(len(completion.output_token_ids) for completion in done.values())
     print(
-        f"{num_requests} requests, {num_drafts} drafts, "
+        f"{num_requests} requests, {'auto' if num_drafts == AUTO else num_drafts} drafts, "
         f"{engine.graphs.num_captured if captures else 'no'} graphs: {steps} decode steps of "
         f"{step_ms:.2f} ms, {tokens / seconds:,.0f} tokens/s with prefill",
         flush=True,

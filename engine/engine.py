@@ -19,7 +19,7 @@ from .counters import Counters
 from .execution.bound_model import BoundModel
 from .execution.complete import complete_decode, complete_prefill
 from .execution.decode import DecodeResult, DecodeWorker, DrawnDecode, can_follow
-from .execution.decode_step import DecodeStep
+from .execution.decode_step import DecodeStep, pieces_for
 from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker
 from .execution.runner import Cache, Runner
@@ -97,7 +97,15 @@ class LLMEngine:
         )
         self.graphs = GraphCache(device, captures=captures)
         sampler = Sampler(num_slots, device)
-        step = DecodeStep(bound, table, sampler, num_drafts=num_drafts, graphs=self.graphs)
+        has_pieces = device.startswith("cuda") and not self.config.batch_invariant
+        step = DecodeStep(
+            bound,
+            table,
+            sampler,
+            num_drafts=num_drafts,
+            graphs=self.graphs,
+            piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
+        )
         local = PrefillWorker(step)
         remote = None if remote_prefill is None else remote_prefill(local)
         self.transfer = remote or LocalTransfer()

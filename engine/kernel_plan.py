@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 
 from .cache.kv_cache import KVCache
 from .execution.batch import ForwardBatch
+from .execution.decode_step import pieces_for
 from .model.config import ModelConfig
 from .model.model import Model
 from .model.residual import Residual
@@ -45,6 +46,7 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
         for context in _contexts(config):
             _pass(model, *_FEW, context)
         _pass(model, *_FEW, longest, has_image=True)
+        _pass(model, *_FEW, longest, piece_keys=pieces_for(_FEW[0]))
         for num_requests, length in _SHAPES:
             _pass(
                 model, num_requests, length, min(longest, config.max_position_embeddings - length)
@@ -103,13 +105,21 @@ class _Passing:
 
 
 def _pass(
-    model: Model, num_requests: int, length: int, context: int, *, has_image: bool = False
+    model: Model,
+    num_requests: int,
+    length: int,
+    context: int,
+    *,
+    has_image: bool = False,
+    piece_keys: int | None = None,
 ) -> None:
     num_blocks = -(-(context + length) // _BLOCK_SIZE)
     cache = KVCache.allocate(
         model.config, num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_slots=num_requests
     )
-    run_pass(model, cache, num_requests, length, context, has_image=has_image)
+    run_pass(
+        model, cache, num_requests, length, context, has_image=has_image, piece_keys=piece_keys
+    )
 
 
 def run_pass(
@@ -120,6 +130,7 @@ def run_pass(
     context: int,
     *,
     has_image: bool = False,
+    piece_keys: int | None = None,
     device: torch.device | str = "cpu",
 ) -> None:
     """``length`` tokens at the same place of requests that share all blocks, a draw, and drafts:
@@ -143,6 +154,7 @@ def run_pass(
         device=device,
         image_token_id=config.image_token_id,
     )
+    batch = replace(batch, piece_keys=piece_keys)
     output = model.forward(batch, cache)
     _draw(output.logits, torch.zeros(len(output.logits), dtype=torch.int64, device=device))
     if model.draft_model is not None:

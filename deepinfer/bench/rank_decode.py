@@ -40,7 +40,7 @@ def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iter
 def _fixed(
     plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
 ) -> Measurement:
-    step = rank.worker(drafts)
+    step = rank.worker(drafts, num_requests=number)
     worker = DecodeWorker(step)
     batch = begin(step, rank.decoding(plan.contexts(number)), drafts)
 
@@ -61,7 +61,7 @@ def _fixed(
 def _auto(plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int) -> Measurement:
     """The limit is that of as many drafts as were verified on average, with what they yielded."""
     most = rank.config.dspark_block_size
-    step = rank.worker(most)
+    step = rank.worker(most, num_requests=number)
     batch = begin(step, rank.decoding(plan.contexts(number)), most)
     found = auto_steps(step, batch, plan.acceptance, plan.num_steps)
     row = measured_row(

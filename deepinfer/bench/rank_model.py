@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.bound_model import BoundModel
-from deepinfer.engine.execution.decode_step import DecodeStep
+from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
 from deepinfer.engine.execution.slot_table import SlotTable
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
@@ -114,15 +114,25 @@ class RankModel:
             state.decoder_start = max(0, length - replay)
         return states
 
-    def worker(self, num_drafts: int, context: int | None = None) -> DecodeStep:
-        """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts."""
+    def worker(
+        self, num_drafts: int, context: int | None = None, num_requests: int | None = None
+    ) -> DecodeStep:
+        """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts, as an engine
+        for at most ``num_requests`` makes them."""
         longest = (context or self.context) + self.config.dspark_block_size + 1
         table = SlotTable(self.num_slots, longest, BLOCK_SIZE, str(self.device))
         window, device = self.config.sliding_window, str(self.device)
         backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
         bound = BoundModel(self.model, self.cache, backlog=backlog)
         sampler = Sampler(self.num_slots, str(self.device))
-        return DecodeStep(bound, table, sampler, num_drafts=num_drafts)
+        pieces = pieces_for((num_requests or self.num_slots) * (1 + num_drafts))
+        return DecodeStep(
+            bound,
+            table,
+            sampler,
+            num_drafts=num_drafts,
+            piece_keys=pieces if self.device.type == "cuda" else None,
+        )
 
     def _states(self, sizes: Sequence[int]) -> list[RequestState]:
         """Requests with blocks for so many tokens each, in slots 0, 1, ..."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ class ForwardBatch:
     write_start    [R] i64    global KV before this position is already cached: read, never written
     logit_rows     [N] i64    indices into the T tokens whose logits are wanted
     may_have_images           False if it is known that no token is an image's
+    piece_keys                how many of a query's keys a GPU works on at once, None: all
     """
 
     token_ids: Tensor
@@ -58,6 +60,7 @@ class ForwardBatch:
     write_start: Tensor
     logit_rows: Tensor
     may_have_images: bool = True
+    piece_keys: int | None = None
 
     @staticmethod
     def of(
@@ -98,7 +101,7 @@ class ForwardBatch:
         }
         if not isinstance(block_table, Tensor):
             arrays["block_table"] = _ints(block_table)
-        tensors = send_all(arrays, device)
+        tensors: dict[str, Any] = dict(send_all(arrays, device))
         if isinstance(block_table, Tensor):
             tensors["block_table"] = block_table
         return ForwardBatch(

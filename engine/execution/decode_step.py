@@ -28,6 +28,16 @@ from .turns import turn_of
 
 NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
 _LEAST_CONTEXT = 512
+_FEW_TOKENS, _PIECE_KEYS = 64, 128
+
+
+def pieces_for(most_tokens: int) -> int | None:
+    """``ForwardBatch.piece_keys`` of steps of at most so many tokens on a GPU.
+
+    Few queries leave most of its 132 multiprocessors idle unless their keys are shared out.  One
+    value for all steps of an engine, because the bits depend on it.
+    """
+    return _PIECE_KEYS if most_tokens <= _FEW_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,7 @@ class StepOutput:
 
 class DecodeStep:
     """Steps over one model, cache and slot table; at most ``num_drafts`` drafts per request.
+    ``piece_keys`` as in ``ForwardBatch``.
 
     newest [num_slots] i64 on the device: the last token of each slot's request, drawn but not run.
     """
@@ -54,6 +65,7 @@ class DecodeStep:
         *,
         num_drafts: int = 0,
         graphs: GraphCache | None = None,
+        piece_keys: int | None = None,
     ) -> None:
         self.model = model
         self.vocab_size = model.model.config.vocab_size
@@ -63,6 +75,7 @@ class DecodeStep:
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts
+        self._piece_keys = piece_keys
         self._most_requests = self._size(num_slots)
         self._most_tokens = self._size(num_slots * (1 + num_drafts))
         self._staged = StagedInts(
@@ -158,6 +171,7 @@ class DecodeStep:
             write_start=write_start,
             logit_rows=places,
             may_have_images=may_have_images,
+            piece_keys=self._piece_keys,
         )
         output = self.model.forward(batch, is_plain=is_plain)
         return self._keep("logits", output.logits, self._most_tokens), output.main_hidden

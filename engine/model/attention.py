@@ -86,7 +86,7 @@ class Attention:
             main_rows = kv.cache.main[self.plan.kv_source].flatten(0, 1)
         out = sparse_attention(
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
-            rope=rope,
+            rope=rope, piece_keys=tokens.piece_keys,
         )  # fmt: skip
         if self.absent_heads is not None:
             out = out.narrow(1, self.absent_heads[0], self.q_shape[0])

@@ -24,7 +24,7 @@ class Tokens:
 
     positions, request_rows, places [T] i64 as in ``ForwardBatch``; offsets [T] i64: number of a
     token in its request's part of this pass; slots [T] i64; query_lens: R ints; is_image [T, 1]
-    bool, or None if there is none.
+    bool, or None if there is none; piece_keys as in ``ForwardBatch``.
     """
 
     positions: Tensor
@@ -36,6 +36,7 @@ class Tokens:
     rope: RopeTables
     window: Window
     is_image: Tensor | None = None
+    piece_keys: int | None = None
 
     def starting_at(self, window: Window) -> Tokens:
         """The same tokens with another window."""
@@ -72,6 +73,7 @@ class Tokens:
             rope=rotary.tables(batch.positions),
             window=window,
             is_image=is_image,
+            piece_keys=batch.piece_keys,
         )
 
 

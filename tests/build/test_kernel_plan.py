@@ -9,8 +9,6 @@ from typing import Any
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
-    # ``piece_keys`` of attention, for few queries: nothing in the engine asks for it.
-    "combine_kernel",
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
     # Between the GPUs of a host: their code depends on how many ranks a job has.

@@ -1,0 +1,74 @@
+"""How many kernels a layer of a decode step is, counted without a GPU: all of them one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+# A layer that uses the picks of another, 256 requests with six tokens each, all experts here.
+_LAYER, _MOST_KERNELS = 9, 22
+
+_COUNT = """
+import json, sys
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import JITFunction
+from deepinfer.engine import kernel_plan
+from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.execution.batch import ForwardBatch
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.residual import Settled
+from deepinfer.engine.model.streams import initial_streams
+from deepinfer.kernels import rehearsal
+
+VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "transpose", "t", "unsqueeze",
+         "expand", "permute", "detach", "alias", "empty", "empty_like", "new_empty",
+         "empty_strided", "flatten", "zero_", "_unsafe_view", "unbind", "unflatten"}
+launched = []
+
+class Torch(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        if name not in VIEWS:
+            launched.append(name)
+        return func(*args, **(kwargs or {}))
+
+def note(kernel, *unused, **named):
+    launched.append(kernel.fn.__name__)
+
+layer, requests, length = map(int, json.loads(sys.argv[1]))
+config = ModelConfig.flash()
+device = rehearsal.PretendedDevice((9, 0))
+model = kernel_plan._model_of_zeros(config, device)
+zeros, tokens = np.zeros(requests, dtype=np.int64), requests * length
+with rehearsal.rehearse(device), torch.inference_mode():
+    cache = KVCache.allocate(config, num_blocks=40, block_size=64, num_slots=requests)
+    batch = ForwardBatch.of(
+        token_ids=np.zeros(tokens, dtype=np.int64), query_lens=(length,) * requests,
+        first=zeros + 2000, block_table=torch.arange(40).repeat(requests, 1),
+        state_slots=np.arange(requests), encoder_start=zeros, decoder_start=zeros,
+        write_start=zeros, logit_rows=np.arange(tokens),
+    )
+    views, kv = model._begin(batch, batch.encoder_start, cache)
+    embedded = torch.zeros(tokens, config.hidden_size, dtype=torch.bfloat16)
+    residual = Settled(*initial_streams(embedded, config.hc_mult))
+    for number in (layer - 1, layer, layer):  # twice, since some forms of weights are made once
+        block, launched[:] = model.blocks[number], []
+        with rehearsal._replaced(JITFunction, "_do_compile", note), Torch():
+            entered = block.enter(residual)
+            block.write_global_kv(entered.rows.values, views, kv)
+            residual = block.run(entered, views, cache.window[number], kv)
+print(json.dumps(launched))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_a_layer_that_only_reads(in_own_process: Callable[..., Any]) -> None:
+    """Nothing of torch, and each product with as little as possible around it."""
+    launched = in_own_process(_COUNT, str([_LAYER, 256, 6]))
+    assert [name for name in launched if not name.endswith("_kernel")] == []
+    assert len(launched) <= _MOST_KERNELS, Counter(launched)
