@@ -118,7 +118,7 @@ def test_a_prefill_rank_that_is_killed_loses_no_row() -> None:
 
 
 def test_a_run_goes_on_after_a_rank_was_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, whole, output = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
     source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(12)))
@@ -132,7 +132,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(
 
     ranked = [*command, str(output), "--expert-parallel-size", "2"]
     assert main(ranked, engine_with_a_victim) == 1
-    message = capsys.readouterr().err
+    message = capfd.readouterr().err
     assert "was killed by SIGKILL" in message and "are kept in" in message
     assert main(ranked) == 0
     assert output.read_bytes() == whole.read_bytes()
