@@ -67,9 +67,11 @@ def test_answers_do_not_depend_on_it(
     engine.check_integrity()
 
 
-def test_the_next_step_is_launched_before_the_last_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the decode worker does, in order."""
     events: list[str] = []
-    for name in ("launch", "finish", "draw"):
+    for name in ("launch", "finish", "draw", "start_masks"):
         original = getattr(DecodeWorker, name)
 
         def spy(*arguments, name=name, original=original):  # type: ignore[no-untyped-def]
@@ -77,10 +79,21 @@ def test_the_next_step_is_launched_before_the_last_is_read(monkeypatch: pytest.M
             return original(*arguments)
 
         monkeypatch.setattr(DecodeWorker, name, spy)
+    return events
+
+
+def test_the_next_step_is_launched_before_the_last_is_read(events: list[str]) -> None:
     done = run(make_engine(overlaps_steps=True), [request("a", [4, 5], max_tokens=6)])
     assert done["a"].output_token_ids == oracle(FakeConfig(), [4, 5], 6)
-    assert events[:6] == ["launch", "draw", "launch", "finish", "draw", "launch"]
+    step = ["launch", "finish", "start_masks", "draw"]  # its own tokens after those before it
+    assert events[:11] == ["launch", "start_masks", "draw", *step, *step]
     assert events.count("launch") == events.count("finish") == 5
+
+
+def test_masks_are_asked_for_before_the_model_runs(events: list[str]) -> None:
+    asked = replace(request("a", [4, 5], max_tokens=3), constraint=Rising(2))
+    run(make_engine(overlaps_steps=False), [asked])
+    assert events == ["start_masks", "launch", "draw", "finish"] * 2
 
 
 def test_an_answer_that_ended_gets_no_further_token() -> None:
