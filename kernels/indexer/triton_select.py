@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.launch import check_tensor, describe, is_npu
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
 _SEGMENT = 16
@@ -36,13 +36,14 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
         return torch.full((*lead, k), -1, dtype=torch.int64, device=scores.device)
     levels = [_score_rows(scores)]
     visible = num_visible.reshape(-1)
-    while levels[-1].shape[1] > max(_TILE, _SEGMENT * k):
-        levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, _SEGMENT))
+    segment = _segment(k, scores.device)
+    while levels[-1].shape[1] > max(_TILE, segment * k):
+        levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, segment))
     chosen: Tensor | None = None
     while levels:
         upper = levels.pop() if len(levels) > 1 else None
         level = levels.pop()
-        chosen = _select(upper, level, None if levels else visible, chosen, k)
+        chosen = _select(upper, level, None if levels else visible, chosen, k, segment)
     assert chosen is not None
     return chosen.view(*lead, k)
 
@@ -63,6 +64,12 @@ def candidate_blocks_triton(
     kept = torch.zeros(len(rows), width + 1, dtype=torch.bool, device=scores.device)
     kept.scatter_(1, torch.where(chosen < 0, width, chosen), True)
     return kept[:, :-1].reshape(*lead, width)
+
+
+def _segment(k: int, device: torch.device) -> int:
+    """Neighbours that count as one.  On an NPU k of them are no more than a tile, which is as much
+    as the vector memory of a core holds."""
+    return min(_SEGMENT, _TILE // triton.next_power_of_2(k)) if is_npu(device) else _SEGMENT
 
 
 def _score_rows(scores: Tensor) -> Tensor:
@@ -95,18 +102,24 @@ def _segment_best(
 
 
 def _select(
-    upper: Tensor | None, bits: Tensor, visible: Tensor | None, parents: Tensor | None, k: int
+    upper: Tensor | None,
+    bits: Tensor,
+    visible: Tensor | None,
+    parents: Tensor | None,
+    k: int,
+    segment: int,
 ) -> Tensor:
     """The k best entries, ascending, of every row, [rows, k] i64.
 
     Only children of ``parents`` [rows, k] i64 are looked at, unless it is None: those of ``upper``,
     the segments of ``bits``, if it is given, and then the children of the k best of these.
+    A child is one of ``segment`` neighbours.
     """
     rows, size = bits.shape
     chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
     has_upper = upper is not None
     upper = bits if upper is None else upper
-    some = triton.next_power_of_2(max(16, _SEGMENT * k))
+    some = triton.next_power_of_2(max(16, segment * k))
     every = triton.next_power_of_2(max(16, upper.shape[1]))
     upper_tile = some if parents is not None else every
     tile = some if has_upper or parents is not None else every
@@ -114,7 +127,7 @@ def _select(
         upper, bits, chosen if parents is None else parents, visible,
         torch.empty_like(chosen) if has_upper else chosen, chosen,
         upper.shape[1], size, upper.stride(0), bits.stride(0), k,
-        BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=_SEGMENT,
+        BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=segment,
         HAS_UPPER=has_upper, HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
         num_warps=min(32, max(4, max(upper_tile, tile) // 512)), enable_fp_fusion=True,
     )  # fmt: skip

@@ -85,6 +85,7 @@ def cases() -> dict[str, Callable[[], Results]]:
         torch.tensor([0, 0, 1, 2, 2]), torch.tensor([40, 41, 7, 48, 0]),
     )  # fmt: skip
     scores, seen = _rows(4, 300), torch.tensor([300, 0, 150, 37])
+    long_scores, long_seen = _rows(2, 20000), torch.tensor([20000, 9999])
     lookback = torch.randint(0, 1000, (5, 4))
     primes = torch.tensor([[101, 103], [107, 109], [113, 127]])
     offsets = torch.arange(0, 600, 100).view(3, 2)
@@ -116,7 +117,11 @@ def cases() -> dict[str, Callable[[], Results]]:
             advance_streams(streams, latents, mix, mixer, Entrance(norm, 1e-6, narrow))
         ),
         "index scores": lambda: _seen(paged_index_scores(*index, 48), index[-1]),
-        "top-k": lambda: [select_topk(scores, seen, 64), candidate_blocks(scores, seen, 8, 5)],
+        "top-k": lambda: [
+            select_topk(scores, seen, 64),
+            select_topk(long_scores, long_seen, 1024),
+            candidate_blocks(scores, seen, 8, 5),
+        ],
         "engram": lambda: [
             engram_hash(lookback, multipliers, primes, offsets),
             _lookup(table, table_scales),

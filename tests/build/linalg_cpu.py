@@ -95,8 +95,9 @@ def _memory(address: int) -> list[Any]:
 
 def _library(text: str, folder: Path) -> Path:
     folder.mkdir(parents=True)
-    # Hints to the vendor's compiler, and its library functions.
-    lines = [line for line in text.splitlines() if "annotation.mark" not in line]
+    # Hints to the vendor's compiler, and its library functions; a program is one thread here.
+    left_out = ("annotation.mark", "gpu.barrier")
+    lines = [line for line in text.splitlines() if not any(word in line for word in left_out)]
     plain = re.sub(
         r"func\.func private (@triton_cumsum_\d+)\(tensor<(\d+)x(\w+)>, i32, i1\) -> \S+",
         _cumsum, "\n".join(lines),

@@ -11,11 +11,6 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
-    # Between the GPUs of a host: their code depends on how many ranks a job has.
-    "send_tokens_kernel",
-    "receive_tokens_kernel",
-    "send_results_kernel",
-    "receive_results_kernel",
 }
 
 _PLAN = """
@@ -60,5 +55,7 @@ def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -
     for path in _KERNELS.rglob("*.py"):
         if path.name.startswith("gluon"):
             continue  # for the released model's sizes
+        if path.parent.name == "exchange":
+            continue  # between the GPUs of a host; their code depends on how many a job has
         launched |= set(re.findall(r"\b(\w+_kernel)\[", path.read_text(encoding="utf-8")))
     assert launched - set(found["names"]) == _UNPLANNED
