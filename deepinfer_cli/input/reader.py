@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from deepinfer.errors import InputError
 
 from .compressed import open_plain, read_errors
+from .foreign import LONGEST_MAGIC, refuse_foreign
 from .lines import parse_cells, read_csv, read_jsonl
 from .rows import InputRow, map_fields
 
@@ -62,6 +63,11 @@ def open_reader(
         stream.close()
         num_rows, rows = open_parquet(Path(source))
         return _reader(name, "parquet", rows, mapping, num_rows)
+    try:
+        refuse_foreign(head, name)
+    except InputError:
+        stream.close()
+        raise
     is_csv = _bare_ending(source) == ".csv"
     rows = _text_rows(stream, head, name, is_csv, max_row_bytes)
     reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, None)
@@ -109,7 +115,7 @@ def _stdin() -> io.BufferedReader[Any]:
 
 def _peek(stream: io.BufferedReader[Any], name: str) -> bytes:
     try:
-        return stream.peek(4)[:4]
+        return stream.peek(LONGEST_MAGIC)[:LONGEST_MAGIC]
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror or error}") from error
 

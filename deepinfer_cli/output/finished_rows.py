@@ -92,7 +92,7 @@ def finished_report(paths: OutputPaths) -> Report:
         report = from_json(Report, json.loads(paths.report.read_bytes()))
     except FileNotFoundError:
         raise InputError(f"there is no {paths.report}, which says what made the rows") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{paths.report} is not a report of this version: {error}") from None
     if report.status != "finished":
         raise InputError(f"{paths.results} is {report.status}, not finished; run it again")

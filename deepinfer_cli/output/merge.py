@@ -131,6 +131,8 @@ def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow
 
 
 def _open(path: Path) -> ShardOutput:
+    if not path.name:
+        raise InputError(f"{path} is a folder; give the results of the shards")
     paths = OutputPaths(path)
     if paths.partial.is_dir():
         raise InputError(

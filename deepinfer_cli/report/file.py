@@ -45,8 +45,8 @@ def read_report(run: str) -> StoredReport:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot read {path}: {reason}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a report: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a report: {str(error).lower()}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ConfigError(f"{path} is not a report of this version of deepinfer ({SCHEMA})")
     try:
@@ -57,6 +57,8 @@ def read_report(run: str) -> StoredReport:
 
 def _find(run: Path) -> Path:
     """The finished report if there is one, else that of the part that was stopped."""
+    if not run.name:
+        raise ConfigError(f"{run} is no run; give the output of one, or its report file")
     if run.name.endswith(".partial"):
         places = [run / "report.json"]
     elif run.suffix == ".json":

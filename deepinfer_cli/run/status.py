@@ -14,6 +14,7 @@ from deepinfer.errors import ConfigError
 from deepinfer_cli.input.sharding import shards_beside
 from deepinfer_cli.output.journal import count_rows
 from deepinfer_cli.output.partial import OutputPaths, is_locked
+from deepinfer_cli.report.file import read_report
 
 from .console import duration
 from .status_file import read_status
@@ -106,40 +107,30 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
 
 
 def _finished(paths: OutputPaths) -> dict[str, Any]:
-    report = _read_report(paths.report)
-    rows = report.get("rows", {})
-    done, errors = rows.get("input", 0), rows.get("errors", 0)
+    report = read_report(str(paths.report)).report
+    done, errors = report.rows.input, report.rows.errors
     return {
         "state": "finished",
         "output": str(paths.results),
-        "input": report.get("input", {}).get("name"),
-        "exit_code": report.get("exit_code"),
+        "input": report.input.name,
+        "exit_code": report.exit_code,
         "rows": {"done": done, "failed": errors, "total": done, "is_estimate": False, "left": 0},
-        "errors": report.get("errors", {}),
+        "errors": dict(report.errors),
     }
 
 
 def _last_words(paths: OutputPaths) -> dict[str, Any]:
     """How the latest part ended, by its report; a report of an earlier part says nothing."""
     path = paths.partial / "report.json"
-    with suppress(OSError):
-        is_latest = path.stat().st_mtime >= (paths.partial / "lock").stat().st_mtime
-        report = _read_report(path) if is_latest else {}
-        if report:
+    with suppress(OSError, ConfigError):  # one that is damaged says nothing either
+        if path.stat().st_mtime >= (paths.partial / "lock").stat().st_mtime:
+            report = read_report(str(path)).report
             return {
-                "state": report.get("status"),
-                "exit_code": report.get("exit_code"),
-                "message": report.get("message"),
+                "state": report.status,
+                "exit_code": report.exit_code,
+                "message": report.message,
             }
     return {}
-
-
-def _read_report(path: Path) -> dict[str, Any]:
-    try:
-        report = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def _resume(status: dict[str, Any]) -> str | None:

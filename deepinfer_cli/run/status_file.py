@@ -19,6 +19,12 @@ from .console import Snapshot
 
 NAME = "status.json"
 _SCHEMA = "deepinfer.status/1"
+_NEEDED: dict[str, Any] = {
+    **dict.fromkeys(("folder", "command", "input", "host", "phase"), str),
+    **dict.fromkeys(("started", "updated", "tokens_per_s", "rows_per_s"), int | float),
+    **dict.fromkeys(("process", "rows", "errors", "running"), int),
+    **dict.fromkeys(("total_rows", "eta_s"), int | float | None),
+}
 
 
 class StatusFile:
@@ -54,10 +60,11 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     """What the latest run in ``folder`` said, None if it said nothing."""
     try:
         status = json.loads((folder / NAME).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(status, dict) and status.get("schema") == _SCHEMA
-    return status if is_ours else None
+    is_whole = is_ours and all(isinstance(status.get(n), kind) for n, kind in _NEEDED.items())
+    return status if is_whole else None
 
 
 def command_line(arguments: Sequence[str], resolved: Resolved) -> str:

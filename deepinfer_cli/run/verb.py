@@ -184,9 +184,10 @@ def _run_to_files(
             report = _keep(job, folder, "failed", code, str(error))
             export_metrics(report, job.settings.prometheus, console.warn)
             if job.total.results and not isinstance(error, JournalGoneError):
-                error.add_note(
-                    f"{journal.num_rows:,} finished rows are kept in {folder.path}, {_AGAIN}"
-                )
+                kept = "1 finished row is" if journal.num_rows == 1 else (
+                    f"{journal.num_rows:,} finished rows are"
+                )  # fmt: skip
+                error.add_note(f"{kept} kept in {folder.path}, {_AGAIN}")
             raise error
         if not job.is_finished:
             report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")

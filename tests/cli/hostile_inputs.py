@@ -177,6 +177,8 @@ def encoded(chance: random.Random) -> Case:
     encodings = ("utf-16", "utf-16-be", "utf-32", "latin-1", "cp1252", "utf-7", "cp037")
     text = "".join(f'{{"prompt": "{chance.choice(("ab", "é", "ü€", "~"))}"}}\n' for _ in range(3))
     data = text.encode(chance.choice(encodings), "replace")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # said once, not of every line
+        return Case("encoded", "in.jsonl", data, is_damaged=True)
     return Case("encoded", "in.jsonl", data, *_expected(data))
 
 

@@ -151,6 +151,7 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
         ([three[0], "bare.jsonl", three[2]], "there is no bare.jsonl.report.json"),
         ([three[0], "none.jsonl", three[2]], "there is no none.jsonl"),
         (["in.jsonl"], "there is no in.jsonl.report.json"),
+        (["."], "is a folder"),
     ):
         done = cli("merge", *files, "-o", "out.jsonl")
         assert (done.exit_code, reason in done.err) == (4, True), done.err

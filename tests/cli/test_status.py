@@ -119,6 +119,25 @@ def test_a_finished_run(cli: Cli) -> None:
     assert "--retry-failed" in cli("status", "in.jsonl").out.decode()
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 10_000, '{"schema":"deepinfer.report/1","rows":5}', "\udcff"]
+)
+def test_rubbish_in_place_of_its_files_is_no_crash(cli: Cli, text: str) -> None:
+    data = text.encode("utf-8", "surrogateescape")
+    Path("out.jsonl.report.json").write_bytes(data)
+    for verb in ("status", "report"):
+        done = cli(verb, "out.jsonl")
+        assert done.exit_code == 2 and "out.jsonl.report.json is not a " in done.err
+    Path("out.jsonl.partial").mkdir()
+    (Path("out.jsonl.partial") / "lock").touch()
+    for name in ("status.json", "report.json", "journal"):
+        (Path("out.jsonl.partial") / name).write_bytes(data)
+    assert _state(cli)["state"] == "killed"
+    data = b'{"schema": "deepinfer.status/1", "process": "x"}'
+    Path("out.jsonl.partial/status.json").write_bytes(data)
+    assert _state(cli)["resume"] is None
+
+
 def test_no_run_at_all(cli: Cli) -> None:
     done = cli("status", "out.jsonl")
     assert done.exit_code == 2 and done.err.startswith("deepinfer: no run of out.jsonl")
