@@ -51,7 +51,7 @@ def decode_row(
         expert_parallel_size=ranks,
         num_verified_drafts=num_drafts,
         acceptance=plan.acceptance,
-        link=plan.exchange(),
+        link=plan.exchange(ranks),
     )
     weights = rank_weight_bytes(model, ranks)
     caches = sum(request_bytes(model, length) for length in plan.contexts(num_requests))
@@ -81,7 +81,7 @@ def prefill_row(
         num_prompts=len(prompts),
         expert_parallel_size=ranks,
         replay_tokens=replay_tokens,
-        link=plan.exchange(),
+        link=plan.exchange(ranks),
     )
     weights = rank_weight_bytes(model, ranks)
     caches = sum(request_bytes(model, length) for length in prompts)

@@ -79,7 +79,7 @@ class BenchPlan:
             _check(ok, "drafts", number, "0 or more, or auto")
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
         self.profile()
-        self.exchange()
+        self.exchange(1)
 
     def contexts(self, num_requests: int) -> list[int]:
         """Tokens of so many requests."""
@@ -104,10 +104,13 @@ class BenchPlan:
     def profile(self) -> DeviceProfile:
         return device_profile(self.device_profile)
 
-    def exchange(self) -> Link:
-        if self.link is not None:
-            return link(self.link)
-        return self.own_link or device_link(self.profile())
+    def exchange(self, ranks: int) -> Link:
+        """What carries the exchange of so many ranks: those of one node need no network."""
+        fabric = self.own_link or device_link(self.profile())
+        if self.link is None:
+            return fabric
+        chosen = link(self.link)
+        return fabric if 1 < ranks <= chosen.ranks_per_node else chosen
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ConfigError where the model cannot do what is asked."""
@@ -124,7 +127,7 @@ class BenchPlan:
         for ranks in {*self.decode_ranks, *self.prefill_ranks}:
             if ranks > experts:
                 raise ConfigError(f"ep={ranks}: the model has {experts} experts in a layer")
-            self.exchange().num_receivers(ranks)
+            self.exchange(ranks).num_receivers(ranks)
 
 
 def padded_experts(num_experts: int, num_ranks: int) -> int:

@@ -20,7 +20,7 @@ def measured_row(
     """The link is modelled: bytes, and a latency for each exchange there and back."""
     link_s = row.limit.link_s
     if row.ranks > 1:
-        link_s += 2 * exchanges * plan.exchange().latency_s
+        link_s += 2 * exchanges * plan.exchange(row.ranks).latency_s
     return Measurement(
         phase=row.phase,
         name=name,

@@ -124,7 +124,7 @@ def _limits(record: BenchRecord) -> str:
     rows = "".join(_limit_table(record, group) for group in groups.values())
     return (
         f"## Limits of {plan.device_profile} ({plan.profile().source})\n\n"
-        f"DeepSeek-V4.1-Flash at the device's peak rates, exchange over {record.link}: what no "
+        f"DeepSeek-V4.1-Flash at the device's peak rates, exchange of {record.links}: what no "
         f"program can exceed, not a measurement.\n{rows}"
     )
 
@@ -147,8 +147,9 @@ def _limit_table(record: BenchRecord, rows: list[LimitRow]) -> str:
             cells.append(f"{cost_per_million(record.price_per_hour, limit.tokens_per_s):,.2f}")
         body.append(cells)
     drafts = f", {first.num_drafts} drafts verified, {record.plan.acceptance:.0%} accepted each"
-    title = f"\n### {first.phase.capitalize()}, EP{first.ranks}, context {first.context:,}"
-    return title + (drafts if is_decode else "") + "\n\n" + table(head, body)
+    title = f"\n### {first.phase.capitalize()}, EP{first.ranks}"
+    decode = f", context {first.context:,}{drafts}"
+    return title + (decode if is_decode else "") + "\n\n" + table(head, body)
 
 
 def cost_per_million(price_per_hour: float, tokens_per_s: float) -> float:

@@ -31,7 +31,7 @@ class BenchRecord:
     driver: str | None = None
     measured_model: str
     plan: BenchPlan
-    link: str
+    links: str
     ceilings: Sequence[Ceiling] = ()
     limits: Sequence[LimitRow] = ()
     measurements: Sequence[Measurement] = ()

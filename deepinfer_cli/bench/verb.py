@@ -72,7 +72,7 @@ def bench(request: BenchRequest, console: Console) -> int:
         driver=Nvml().driver() if is_on_gpu else None,
         measured_model=_measured_model(request, is_on_gpu),
         plan=plan,
-        link=_link(plan),
+        links=_links(plan),
         ceilings=tuple(ceilings),
         limits=limits,
         price_per_hour=request.price_per_hour,
@@ -120,9 +120,12 @@ def _gpu_plan(request: BenchRequest) -> BenchPlan:
     return replace(plan, own_link=measured_link()) if plan.link is None else plan
 
 
-def _link(plan: BenchPlan) -> str:
-    link = plan.exchange()
-    return f"{link.name}, {link.bytes_per_s / 1e9:,.0f} GB/s one way"
+def _links(plan: BenchPlan) -> str:
+    found = []
+    for ranks in sorted({*plan.decode_ranks, *plan.prefill_ranks}):
+        link = plan.exchange(ranks)
+        found.append(f"EP{ranks} over {link.name} ({link.bytes_per_s / 1e9:,.0f} GB/s one way)")
+    return "; ".join(found)
 
 
 def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:

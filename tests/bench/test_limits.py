@@ -92,3 +92,11 @@ def test_lengths_are_taken_in_turn() -> None:
     assert equal.prompts(400) == [400] and equal.prompts(2_000) == [1_000] * 2
     rows = limit_rows(dataclasses.replace(plan, requests=(4,), tokens=(400,)), FLASH)
     assert [row.context for row in rows] == [200, 200]
+
+
+def test_ranks_of_one_node_exchange_over_its_fabric() -> None:
+    """Eight ranks behind an adapter each never leave their node; 64 do."""
+    plan = BenchPlan(link="rdma400")
+    assert plan.exchange(8).name == "h200 fabric" and plan.exchange(64).name == "rdma400"
+    rows = limit_rows(BenchPlan(phases=("decode",), decode_ranks=(8, 64), link="rdma400"), FLASH)
+    assert all(row.limit.link_s > 0 for row in rows)

@@ -74,7 +74,7 @@ def _record(**change: object) -> BenchRecord:
         is_on_gpu=True,
         measured_model="a model",
         plan=BenchPlan(),
-        link="nvlink",
+        links="EP8 over nvlink",
         ceilings=(Ceiling(name="copy", value=4.2e12, unit="B/s"),),
         limits=(limit,),
         measurements=(_measurement(),),
