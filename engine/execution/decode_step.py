@@ -22,6 +22,7 @@ from deepinfer.errors import EngineError
 from .batch import DraftOutput, ForwardBatch
 from .bound_model import BoundModel
 from .graphs import GraphCache
+from .ladder import ladder_size
 from .slot_table import SlotTable
 from .staging import StagedInts, send
 from .turns import turn_of
@@ -76,8 +77,8 @@ class DecodeStep:
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts
         self._piece_keys = piece_keys
-        self._most_requests = self._size(num_slots)
-        self._most_tokens = self._size(num_slots * (1 + num_drafts))
+        self._most_requests = ladder_size(num_slots)
+        self._most_tokens = ladder_size(num_slots * (1 + num_drafts))
         self._staged = StagedInts(
             5 * (self._most_requests + 1) + 4 * (self._most_tokens + 1), table.device
         )
@@ -100,7 +101,7 @@ class DecodeStep:
         has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
             # As many requests as tokens, which costs nothing: one ladder of sizes, fewer graphs.
-            tokens = _padded(tokens, self._size(num_tokens))
+            tokens = _padded(tokens, ladder_size(num_tokens))
             requests = _padded(requests, min(self._most_requests, tokens.shape[1]))
             query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
             context_lens = [self._context(max(context_lens))] * requests.shape[1]
@@ -125,7 +126,7 @@ class DecodeStep:
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
-            requests = _padded(requests, self._size(len(states)))
+            requests = _padded(requests, ladder_size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
         num_tokens = requests.shape[1] * self.model.model.config.dspark_block_size
@@ -216,11 +217,6 @@ class DecodeStep:
         if name not in self._kept:  # before anything is captured, as every key first runs plainly
             self._kept[name] = value.new_empty((most, *value.shape[1:]))
         return self._kept[name][: len(value)].copy_(value)
-
-    def _size(self, count: int) -> int:
-        """The step of the ladder 1, 2, 3, 4, 6, 8, 12, 16, ... for so many requests or tokens."""
-        power = 1 << (count - 1).bit_length()
-        return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
     def _context(self, length: int) -> int:
         """The power of two that bounds a context, within what a slot has room for."""

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from deepinfer.engine.execution.ladder import ladder_size
+
 from .calibration import Calibration
 from .draft_outlook import DraftOutlook
 from .step_profile import StepProfile
@@ -84,7 +86,7 @@ class StaleBudget:
         is_known = len(self._past) == STALE_STEPS
         known = self._past[0] if is_known else [self.outlook.survival.tolist()]
         expected = [known[row % len(known)] for row in range(len(most))]
-        budget = best_budget(expected, most, draft_step_s(self.outlook.profile, len(most)))
+        budget = best_budget(expected, most, padded_step_s(self.outlook.profile, len(most)))
         self._past.append(survival)
         self.outlook.note(survival)
         return top_lengths(survival, most, budget)
@@ -97,6 +99,15 @@ def draft_step_s(profile: StepProfile, num_requests: int) -> StepSeconds:
     """Seconds of a step of ``num_requests`` by the number of drafts it verifies."""
     base_s, per_draft_s = profile.draft_step_s(num_requests)
     return lambda num_drafts: base_s + per_draft_s * num_drafts
+
+
+def padded_step_s(profile: StepProfile, num_requests: int) -> StepSeconds:
+    """The same where steps are padded to sizes of a ladder: drafts that fill one cost nothing."""
+    base_s, per_draft_s = profile.draft_step_s(num_requests)
+    drafts = num_requests * profile.block_size
+    smallest = ladder_size(num_requests)
+    per_token_s = per_draft_s * drafts / (ladder_size(num_requests + drafts) - smallest)
+    return lambda n: base_s + per_token_s * (ladder_size(num_requests + n) - smallest)
 
 
 def make_planner(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import random
+from itertools import accumulate
 
 import pytest
 
+from deepinfer.engine.execution.ladder import ladder_size
 from deepinfer.engine.speculation.draft_outlook import PROBE_SHARE, DraftOutlook
-from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
+from deepinfer.engine.speculation.draft_planner import (
+    EarlyStopping,
+    StaleBudget,
+    draft_step_s,
+    padded_step_s,
+)
 from deepinfer.engine.speculation.step_profile import StepProfile
+from deepinfer.engine.speculation.verify_lengths import best_budget
 
 MOST = [5] * 10
 
@@ -145,3 +154,21 @@ def test_a_stale_budget_follows_two_steps_later() -> None:
         for survival in (hopeful, hopeless, hopeful, hopeful, hopeful)
     ]
     assert sizes[:3] == [10, 10, 10] and sizes[3] < 10 and sizes[4] == 10
+
+
+@pytest.mark.parametrize("num_requests", [1, 16, 60, 200])
+def test_a_budget_fills_the_padded_size(num_requests: int) -> None:
+    """A draft that pads a step less costs nothing: the next larger budget needs a larger size."""
+    generator = random.Random(num_requests)
+    survival = [
+        list(accumulate((generator.random() for _ in range(5)), operator.mul))
+        for _ in range(num_requests)
+    ]
+    profile = make_profile(0.5, 3.0)
+    step_s = padded_step_s(profile, num_requests)
+    budget = best_budget(survival, [5] * num_requests, step_s)
+    tokens = num_requests + budget
+    assert budget == 5 * num_requests or ladder_size(tokens + 1) > ladder_size(tokens)
+    every = num_requests * profile.block_size
+    linear = draft_step_s(profile, num_requests)
+    assert step_s(0) == linear(0) and step_s(every) == pytest.approx(linear(every))
