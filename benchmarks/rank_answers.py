@@ -61,6 +61,12 @@ def layouts(bench: Bench) -> list[Layout]:
         found += [
             Layout("experts on all, peer memory", experts, uses_peer_memory=True),
             Layout("experts on all, peer memory, drafts", experts, None, True, 5),
+            Layout(
+                "prompts on half, answers on half, peer memory",
+                ParallelSizes(prefill_ranks=half, decode_ranks=half),
+                None,
+                True,
+            ),
         ]
     return found
 
@@ -143,7 +149,7 @@ def run_layout(bench: Bench, layout: Layout, wanted: Sequence[Request]) -> dict[
         return serve_prompts(bench, rank, LLMEngine(rank.runner(model), config, own, **options))
     links = [Mailbox(bench.links[other], is_driver=False) for other in sizes.prefill]
     if links:
-        options["remote_prefill"] = lambda local: RemotePrefillWorker(local, links)
+        options["remote_prefill"] = lambda local: RemotePrefillWorker(local, links, rank.inboxes())
     engine = LLMEngine(rank.runner(model), config, rank.cache(own), **options)
     leaders = [r for ranks in layout.engines or sizes.engines[:1] for r in ranks]
     leaders = leaders[:: max(sizes.tensor_parallel_size, sizes.pipeline_parallel_size)]
@@ -160,7 +166,7 @@ def run_layout(bench: Bench, layout: Layout, wanted: Sequence[Request]) -> dict[
 def serve_prompts(bench: Bench, rank: Rank, engine: LLMEngine) -> dict[str, Any]:
     """Until all ranks that decode say that they are done."""
     links = [_Link(bench.links[other]) for other in range(rank.sizes.decode_ranks)]
-    server = PrefillServer(engine, links)
+    server = PrefillServer(engine, links, rank.outboxes())
     while not all(link.has_stopped for link in links):
         server.take_jobs()
         if not server.step() and not rank.rest():

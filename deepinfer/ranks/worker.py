@@ -59,7 +59,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         settings["enable_prefix_caching"] = False
 
         def remote_prefill(local: PrefillWorker) -> RemotePrefillWorker:
-            return RemotePrefillWorker(local, links)
+            return RemotePrefillWorker(local, links, rank.inboxes())
 
     loaded = load_model(
         order.model_path,
@@ -75,7 +75,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     engine_config = loaded.engine.config
     mailbox.send(Ready(loaded.folder, loaded.config, engine_config, loaded.notes))
     if order.rank in order.sizes.prefill:
-        PrefillServer(loaded.engine, links).serve(rank.rest)
+        PrefillServer(loaded.engine, links, rank.outboxes()).serve(rank.rest)
     RankRows(mailbox, loaded, rank, order.seed).serve()
 
 

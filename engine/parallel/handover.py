@@ -11,6 +11,8 @@ from torch import Tensor
 
 from deepinfer.engine.cache.kv_cache import KVCache, RingSnapshot
 
+from .parcels import Parcel, Rows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillJob:
@@ -28,7 +30,7 @@ class PrefilledBlocks:
     number: int
     first: int
     num_blocks: int
-    data: bytes
+    data: bytes | Parcel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Prefilled:
     number: int
     encoder_start: int
     num_cached_tokens: int
-    rings: bytes
+    rings: bytes | Parcel
     logits: bytes
 
 
@@ -76,6 +78,25 @@ def write_rings(cache: KVCache, slot: int, data: bytes) -> None:
         for part, ring in zip(parts, shapes, strict=True)
     ]
     cache.restore(slot, RingSnapshot(tuple(rings)))
+
+
+def block_rows(cache: KVCache, blocks: Sequence[int]) -> list[Rows]:
+    """The entries of all layers in some blocks, where they lie."""
+    pools = _pools(cache)
+    rows = torch.tensor(list(blocks), dtype=torch.int64, device=pools[0].device)
+    return [Rows(pool.flatten(1), rows) for pool in pools]
+
+
+def ring_rows(cache: KVCache, slot: int) -> list[Rows]:
+    """What ``read_rings`` reads, where it lies."""
+    found, device = [], cache.history.device
+    for rings in (cache.window, cache.draft):
+        layers = torch.arange(len(rings), device=device)
+        found.append(Rows(rings.flatten(0, 1).flatten(1), layers * cache.num_slots + slot))
+    own = torch.tensor([slot], device=device)
+    for table in (cache.history, *cache.partial.values()):
+        found.append(Rows(table.flatten(1).view(torch.uint8), own))
+    return found
 
 
 def to_bytes(tensor: Tensor) -> bytes:

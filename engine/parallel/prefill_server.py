@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,8 +15,18 @@ from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
 from deepinfer.engine.types import Request, SamplingParams
 
-from .handover import Prefilled, PrefilledBlocks, PrefillJob, read_blocks, read_rings, to_bytes
+from .handover import (
+    Prefilled,
+    PrefilledBlocks,
+    PrefillJob,
+    block_rows,
+    read_blocks,
+    read_rings,
+    ring_rows,
+    to_bytes,
+)
 from .mailbox import Mailbox
+from .parcels import Outbox, Parcel, Rows, Taken
 
 _REST_S = 0.002
 
@@ -23,14 +35,19 @@ class PrefillServer:
     """Jobs of several mailboxes through one engine, which never decodes.
 
     Chunks and prefix hits are those of the engine; blocks are sent as they become full.
+    ``outboxes``: landing areas on the GPUs behind the mailboxes, none to send bytes.
     """
 
-    def __init__(self, engine: LLMEngine, mailboxes: Sequence[Mailbox]) -> None:
+    def __init__(
+        self, engine: LLMEngine, mailboxes: Sequence[Mailbox], outboxes: Sequence[Outbox] = ()
+    ) -> None:
         cache = engine.prefill_worker.model.cache
         assert isinstance(cache, KVCache)
         self._cache = cache
         self._engine = engine
         self._mailboxes = mailboxes
+        self._outboxes = dict(zip(mailboxes, outboxes, strict=True)) if outboxes else {}
+        self._unsent: deque[tuple[Mailbox, Any, torch.cuda.Event | None]] = deque()
         self._owners: dict[RequestState, tuple[Mailbox, int]] = {}
         self._num_sent: dict[RequestState, int] = {}
         self._num_arrived = 0
@@ -44,8 +61,12 @@ class PrefillServer:
 
     def take_jobs(self) -> None:
         for mailbox in self._mailboxes:
-            while (job := mailbox.take()) is not None:
-                self._add(mailbox, job)
+            while (message := mailbox.take()) is not None:
+                if isinstance(message, Taken):
+                    self._outboxes[mailbox].free(message)
+                else:
+                    self._add(mailbox, message)
+        self._post()
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -62,15 +83,16 @@ class PrefillServer:
         for row, place in zip(raw, last, strict=True):
             state = batch.chunks[place].state
             mailbox, number = self._owners.pop(state)
-            mailbox.send(
-                Prefilled(
-                    number=number,
-                    encoder_start=state.encoder_start,
-                    num_cached_tokens=state.num_cached_tokens,
-                    rings=read_rings(self._cache, state.slot),
-                    logits=to_bytes(row),
-                )
+            parcel = self._write(mailbox, ring_rows(self._cache, state.slot))
+            rings = read_rings(self._cache, state.slot) if parcel is None else parcel
+            message = Prefilled(
+                number=number,
+                encoder_start=state.encoder_start,
+                num_cached_tokens=state.num_cached_tokens,
+                rings=rings,
+                logits=to_bytes(row),
             )
+            self._send(mailbox, message)
             del self._num_sent[state]
             scheduler.finish(state)
         return True
@@ -103,8 +125,31 @@ class PrefillServer:
         end = len(state.blocks) if chunk.is_last else chunk.end // block_size
         if end > first:
             mailbox, number = self._owners[state]
-            data = read_blocks(self._cache, state.blocks[first:end])
-            mailbox.send(
-                PrefilledBlocks(number=number, first=first, num_blocks=end - first, data=data)
-            )
+            blocks = state.blocks[first:end]
+            parcel = self._write(mailbox, block_rows(self._cache, blocks))
+            data = read_blocks(self._cache, blocks) if parcel is None else parcel
+            message = PrefilledBlocks(number=number, first=first, num_blocks=end - first, data=data)
+            self._send(mailbox, message)
             self._num_sent[state] = end
+
+    def _write(self, mailbox: Mailbox, parts: Sequence[Rows]) -> Parcel | None:
+        """Into the other GPU's memory; None if it has no landing area or that is full."""
+        outbox = self._outboxes.get(mailbox)
+        return None if outbox is None else outbox.send(parts)
+
+    def _send(self, mailbox: Mailbox, message: Any) -> None:
+        """As soon as the device has written what it is about, and after those before it."""
+        event = None
+        if self._outboxes:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._unsent.append((mailbox, message, event))
+        self._post()
+
+    def _post(self) -> None:
+        while self._unsent:
+            mailbox, message, event = self._unsent[0]
+            if event is not None and not event.query():  # type: ignore[no-untyped-call]
+                return
+            self._unsent.popleft()
+            mailbox.send(message)

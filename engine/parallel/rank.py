@@ -17,6 +17,8 @@ from deepinfer.engine.model.model import Model
 
 from .groups import Group
 from .lockstep import LockstepModel
+from .parcels import Inbox, Outbox
+from .peer_memory import PeerMemory
 from .pipeline import PipelineCache, PipelineModel, Stages, run_encoder
 from .placed_experts import Balance, Nodes, rebalance_layers
 from .rank_share import Half, RankShare
@@ -25,6 +27,10 @@ from .tensor_group import LeadingCache, LeadingModel, follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# For what one prefill rank sends to one decoding rank before it was put in place: about 20 prompts
+# of 8,192 tokens.
+_LANDING_BYTES = 256 << 20
 
 
 class Rank:
@@ -71,6 +77,12 @@ class Rank:
         )
         self.balances: list[Balance] = []
         self._interval = sizes.expert_rebalance_interval
+        self._landing: PeerMemory | None = None
+        if uses_peer_memory and sizes.has_roles:
+            both_roles = Group.split([range(sizes.world_size)])
+            device = torch.device("cuda", torch.cuda.current_device())
+            num_bytes = sizes.prefill_ranks * _LANDING_BYTES
+            self._landing = PeerMemory(both_roles, num_bytes, device)
         self._followers = Group.split(parts, backend="gloo")
         places = [ranks[i::heads] for ranks in engines for i in range(heads)]
         self._leaders = Group.split(places, backend="gloo")
@@ -84,6 +96,21 @@ class Rank:
     @property
     def takes_rows(self) -> bool:
         return self._followers.rank == 0 and self.share.half != "encoder"
+
+    def outboxes(self) -> list[Outbox]:
+        """A prefill rank's landing areas at the decoding ranks, in their order; none on a CPU."""
+        if self._landing is None:
+            return []
+        start = self._everyone.rank - self.sizes.decode_ranks
+        addresses = self._landing.addresses.tolist()[: self.sizes.decode_ranks]
+        return [Outbox(a + start * _LANDING_BYTES, _LANDING_BYTES) for a in addresses]
+
+    def inboxes(self) -> list[Inbox]:
+        """A decoding rank's landing areas for the prefill ranks, in their order; none on a CPU."""
+        if self._landing is None:
+            return []
+        areas = self._landing.own.view(self.sizes.prefill_ranks, _LANDING_BYTES)
+        return [Inbox(area) for area in areas.unbind()]
 
     @property
     def can_capture(self) -> bool:

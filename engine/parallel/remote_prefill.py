@@ -22,11 +22,14 @@ from .handover import (
     Prefilled,
     PrefilledBlocks,
     PrefillJob,
+    block_rows,
     from_bytes,
+    ring_rows,
     write_blocks,
     write_rings,
 )
 from .mailbox import Mailbox
+from .parcels import Inbox, Parcel, Taken
 
 _HOLDING = (Phase.PREFILLING, Phase.TRANSFERRING)
 
@@ -40,15 +43,29 @@ class _Pending:
     blocks: list[PrefilledBlocks] = field(default_factory=list)
     end: Prefilled | None = None
 
+    @property
+    def messages(self) -> list[PrefilledBlocks | Prefilled]:
+        return [*self.blocks, *([] if self.end is None else [self.end])]
+
+    def add(self, message: PrefilledBlocks | Prefilled) -> None:
+        if isinstance(message, PrefilledBlocks):
+            self.blocks.append(message)
+        else:
+            self.end = message
+
 
 class RemotePrefillWorker:
-    """``local`` takes over when no prefill rank is left."""
+    """``local`` takes over when no prefill rank is left.  ``inboxes``: the landing areas of the
+    GPUs behind the mailboxes, none if they send bytes."""
 
-    def __init__(self, local: PrefillWorker, mailboxes: Sequence[Mailbox]) -> None:
+    def __init__(
+        self, local: PrefillWorker, mailboxes: Sequence[Mailbox], inboxes: Sequence[Inbox] = ()
+    ) -> None:
         assert isinstance(local.model.cache, KVCache)
         self._cache: KVCache = local.model.cache
         self._local = local
         self._mailboxes = list(mailboxes)
+        self._inboxes = dict(zip(mailboxes, inboxes, strict=True)) if inboxes else {}
         self._pending: dict[int, _Pending] = {}
         self._num_jobs = 0
         self._ended: list[RequestState] = []
@@ -121,21 +138,19 @@ class RemotePrefillWorker:
         """Whatever was sent away for a request before it lost its slot."""
         stale = [number for number, p in self._pending.items() if p.state is state]
         for number in stale:
-            del self._pending[number]
+            pending = self._pending.pop(number)
+            _acknowledge(pending.mailbox, pending.messages)
 
     def _read(self) -> None:
         for mailbox in self._mailboxes:
             while (message := mailbox.take()) is not None:
                 pending = self._pending.get(message.number)
-                if pending is None:
+                if pending is not None and pending.state.phase in _HOLDING:
+                    pending.add(message)
                     continue
-                if pending.state.phase not in _HOLDING:
-                    del self._pending[message.number]
-                elif isinstance(message, PrefilledBlocks):
-                    pending.blocks.append(message)
-                else:
-                    assert isinstance(message, Prefilled)
-                    pending.end = message
+                _acknowledge(mailbox, [message])
+                if pending is not None:
+                    _acknowledge(mailbox, self._pending.pop(message.number).messages)
 
     def _install(self, complete: Sequence[_Pending]) -> None:
         """Put the state of whole prompts into their blocks and slots, and draw first tokens."""
@@ -147,8 +162,16 @@ class RemotePrefillWorker:
             assert end is not None
             for part in pending.blocks:
                 places = state.blocks[part.first : part.first + part.num_blocks]
-                write_blocks(self._cache, places, part.data)
-            write_rings(self._cache, state.slot, end.rings)
+                if isinstance(part.data, Parcel):
+                    rows = block_rows(self._cache, places)
+                    self._inboxes[pending.mailbox].take(part.data, rows)
+                else:
+                    write_blocks(self._cache, places, part.data)
+            if isinstance(end.rings, Parcel):
+                rows = ring_rows(self._cache, state.slot)
+                self._inboxes[pending.mailbox].take(end.rings, rows)
+            else:
+                write_rings(self._cache, state.slot, end.rings)
             state.encoder_start = end.encoder_start
             if state.num_preemptions == 0:
                 state.num_cached_tokens = end.num_cached_tokens
@@ -158,10 +181,20 @@ class RemotePrefillWorker:
         device = self._local.table.device
         self._local.model.note(send([state.slot for state in states], device))
         raw = torch.stack(logits).to(device)
-        tokens, logprobs = self._local.first_tokens(raw, states)
+        tokens, logprobs = self._local.first_tokens(raw, states)  # waits for the device
+        for pending in complete:
+            _acknowledge(pending.mailbox, pending.messages)
         now = time.monotonic()
         for state, new, values in zip(states, tokens, logprobs, strict=True):
             state.first_token_s = state.first_token_s or now
             state.logprobs += values
             if any(map(state.append, new)):
                 self._ended.append(state)
+
+
+def _acknowledge(mailbox: Mailbox, messages: Sequence[PrefilledBlocks | Prefilled]) -> None:
+    """What they brought is in place, or not wanted: its landing areas are free again."""
+    for message in messages:
+        data = message.data if isinstance(message, PrefilledBlocks) else message.rings
+        if isinstance(data, Parcel):
+            mailbox.send(Taken(data.number))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from deepinfer.errors import TensorError
+
 from .layout import ExchangeLayout
+from .reference import copy_blocks_reference
 
 
 def send_tokens(
@@ -59,7 +63,16 @@ def receive_results(
 
 
 def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
-    """``copy_blocks_triton``."""
+    """``copy_blocks_reference``.  Raises: TensorError for other shapes or dtypes."""
+    ok = source.dim() == 2 and source.dtype == torch.uint8 and source.is_contiguous()
+    if not ok or rows.shape != targets.shape or rows.dtype != torch.int64:
+        raise TensorError(
+            f"copy_blocks: expected contiguous [B, n] bytes and as many rows as targets, found "
+            f"{source.dtype} {list(source.shape)}, {list(rows.shape)} and {list(targets.shape)}"
+        )
+    if not source.is_cuda:
+        copy_blocks_reference(source, rows, address, targets)
+        return
     from .triton_kernel import copy_blocks_triton
 
     copy_blocks_triton(source, rows, address, targets)

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_bits,
@@ -31,7 +30,7 @@ from deepinfer.kernels.quant.triton_bits import (
 
 from .layout import ExchangeLayout
 
-_WORDS = 2048  # of a block, for one program
+_COPIED_BYTES = 8192  # of a block, by one program
 
 
 def send_tokens_triton(
@@ -150,24 +149,15 @@ def receive_results_triton(
 
 
 def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
-    """Copy row ``rows[i]`` of ``source`` to row ``targets[i]`` at ``address``, own or a peer's.
-
-    Shapes: source [B, n] u8 of contiguous rows, n a multiple of 16; rows, targets [M] i64.
-    ``address`` is a multiple of 16, of memory with rows of n bytes.
-    """
-    check_tensor("rows", rows, torch.int64, (None,), source)
-    check_tensor("targets", targets, torch.int64, (len(rows),), source)
-    check_tensor("source", source, torch.uint8, (None, None), source)
-    words = source.shape[1] // 4
-    if source.shape[1] % 16 or address % 16:
-        raise TensorError(
-            f"copy_blocks: expected rows of a multiple of 16 bytes at such an address, found "
-            f"{source.shape[1]} bytes at {address}"
-        )
+    """As ``copy_blocks_reference``."""
+    width = source.shape[1]
+    is_wide = not (width % 16 or address % 16 or source.data_ptr() % 16)
     if len(rows):
-        copy_blocks_kernel[(len(rows), triton.cdiv(words, _WORDS))](
-            source.view(torch.int32), rows, address // 16, targets, words // 4, _WORDS
-        )
+        copy_blocks_kernel[(len(rows), triton.cdiv(width, _COPIED_BYTES))](
+            source.view(torch.int32) if is_wide else source, rows, address, targets,
+            width // 4 if is_wide else width,
+            IS_WIDE=is_wide, TILE=_COPIED_BYTES // 4 if is_wide else _COPIED_BYTES,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_tokens", "rank", "capacity", "most_replicas"])
@@ -353,17 +343,19 @@ def receive_results_kernel(
     tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
 
 
-@triton.jit(do_not_specialize=["sixteenth"])
-def copy_blocks_kernel(source, rows, sixteenth, targets, quads, WORDS: tl.constexpr):
-    """``quads``: 16-byte pieces of a row; ``sixteenth``: the address over 16, since a launcher
-    takes an integer that happens to be 1 for a constant."""
+@triton.jit(do_not_specialize=["address"])
+def copy_blocks_kernel(
+    source, rows, address, targets, width, IS_WIDE: tl.constexpr, TILE: tl.constexpr
+):
     row = tl.load(rows + tl.program_id(0))
     target = tl.load(targets + tl.program_id(0))
-    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-    inside = word < quads * 4
-    values = tl.load(source + row * (quads * 4) + word, mask=inside, other=0)
-    out = _at((sixteenth.to(tl.int64) + target * quads) * 16, tl.int32)
-    tl.store(out + word, values, mask=inside)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    values = tl.load(source + row * width + column, mask=column < width, other=0)
+    if IS_WIDE:
+        out = _at(address.to(tl.int64), tl.int32) + target * width
+    else:
+        out = address.to(tl.int64).to(tl.pointer_type(tl.uint8)) + target * width
+    tl.store(out + column, values, mask=column < width)
 
 
 @triton.jit

@@ -197,7 +197,9 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "send_results": Case(send_results_kernel, SEND_RESULTS, results, 8),
         "send_sums": Case(send_results_kernel, SEND_RESULTS, reduced, 8),
-        "copy_blocks": Case(copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"WORDS": 2048}),
+        "copy_blocks": Case(
+            copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"IS_WIDE": True, "TILE": 2048}
+        ),
         "receive_results": Case(
             receive_results_kernel, "*i16 *i32 *i32 *i32 *fp32", results | {"PADDED": 8}, 8
         ),
