@@ -30,7 +30,7 @@ from torch import Tensor
 from deepinfer.engine.execution.batch import DraftOutput
 from deepinfer.engine.execution.decode import DecodeWorker, DrawnDecode
 from deepinfer.engine.execution.decode_step import StepOutput
-from deepinfer.engine.execution.staging import send
+from deepinfer.engine.execution.staging import host_zeros
 from deepinfer.engine.sampling.constraint import AnswerConstraint, Mask
 from deepinfer.engine.sampling.sampler import Sampler
 from deepinfer.engine.scheduling.request_state import RequestState
@@ -218,7 +218,8 @@ def _kernels(rows: int) -> dict[str, float]:
     seconds = {"sample": _seconds(sample, *sampling)}
     for name, masks in (("all", half | -1), ("half", half), ("none", half & 0)):
         seconds[f"mask, {name} allowed"] = _seconds(mask_logits, logits, masks, row_ids)
-    seconds["send masks"] = _seconds(send, half.cpu().numpy(), "cuda", np.int32)
+    host = host_zeros(tuple(half.shape), torch.int32, "cuda")
+    seconds["send masks"] = _seconds(lambda: host.to("cuda", non_blocking=True))
     return {name: round(1e6 * value, 1) for name, value in seconds.items()}
 
 

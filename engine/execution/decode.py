@@ -131,7 +131,8 @@ class DecodeWorker:
     def start_masks(self, plan: PlannedDecode) -> StepMasks:
         """Begin with the masks; the tokens before the step are known."""
         constraints = [state.constraint for state in plan.batch.states]
-        return StepMasks(constraints, plan.counts, plan.drafts, self.step.vocab_size)
+        step = self.step
+        return StepMasks(constraints, plan.counts, plan.drafts, step.vocab_size, step.table.device)
 
     def launch(self, plan: PlannedDecode) -> LaunchedDecode:
         """Start the model; nothing waits for the device."""

@@ -86,7 +86,7 @@ class PrefillWorker:
         each in a list."""
         ones = [1] * len(states)
         constraints = [state.constraint for state in states]
-        with StepMasks(constraints, ones, None, raw.shape[1]) as masks:
+        with StepMasks(constraints, ones, None, raw.shape[1], raw.device) as masks:
             logits = apply_rules(raw, states, ones, None, masks)
         positions, slots = send(
             [[len(s.token_ids) for s in states], [s.slot for s in states]], self.table.device

@@ -22,6 +22,13 @@ def send(values: ArrayLike, device: torch.device | str, dtype: Any = np.int64) -
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros on the host, to be filled there and then copied to the device without waiting
+    (``.to(device, non_blocking=True)``)."""
+    is_cpu = torch.device(device).type == "cpu"
+    return torch.zeros(shape, dtype=dtype, pin_memory=not is_cpu)
+
+
 def send_all(
     arrays: Mapping[str, NDArray[np.int64]], device: torch.device | str
 ) -> dict[str, Tensor]:

@@ -8,9 +8,10 @@ from functools import cache
 from itertools import groupby
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from deepinfer.engine.execution.staging import send
+from deepinfer.engine.execution.staging import host_zeros, send
 from deepinfer.errors import RowError
 from deepinfer.kernels.sampling import mask_logits
 
@@ -20,7 +21,7 @@ from .constraint import AnswerConstraint, Mask
 class StepMasks:
     """Made when the tokens before a step and its drafts are known; ``apply`` waits for the masks.
 
-        with StepMasks(constraints, row_counts, drafts, vocab_size) as masks:
+        with StepMasks(constraints, row_counts, drafts, vocab_size, device) as masks:
             logits = ...
             masks.apply(logits)
 
@@ -34,6 +35,7 @@ class StepMasks:
         row_counts: Sequence[int],
         drafts: Sequence[Sequence[int]] | None,
         vocab_size: int,
+        device: torch.device | str,
     ) -> None:
         self._held: list[AnswerConstraint] = []
         held_drafts: list[Sequence[int]] = []
@@ -51,8 +53,10 @@ class StepMasks:
         self._rows = rows + failed_rows
         self._filled: Future[list[RowError | None]] | None = None
         if self._rows:
-            self._masks = np.zeros((len(self._rows), -(-vocab_size // 32)), dtype=np.uint32)
-            self._filled = _thread().submit(_fill, self._held, held_drafts, self._masks)
+            shape = len(self._rows), -(-vocab_size // 32)
+            self._masks = host_zeros(shape, torch.int32, device)
+            bits = self._masks.numpy().view(np.uint32)
+            self._filled = _thread().submit(_fill, self._held, held_drafts, bits)
 
     def __enter__(self) -> StepMasks:
         return self
@@ -74,7 +78,7 @@ class StepMasks:
             return
         for constraint, error in zip(self._held, self._filled.result(), strict=True):
             constraint.error = error
-        masks = send(self._masks.view(np.int32), logits.device, np.int32)
+        masks = self._masks.to(logits.device, non_blocking=True)
         mask_logits(logits, masks, send(self._rows, logits.device))
 
 

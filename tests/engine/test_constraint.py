@@ -102,14 +102,14 @@ def mask(logits, rules, counts, drafts=None) -> torch.Tensor:
     """A masked copy of the logits."""
     held = [None if rule is None else AnswerConstraint(rule) for rule in rules]
     found = logits.clone()
-    with StepMasks(held, counts, drafts, logits.shape[1]) as masks:
+    with StepMasks(held, counts, drafts, logits.shape[1], logits.device) as masks:
         masks.apply(found)
     return found
 
 
 def test_without_constraints_nothing_is_masked():
     logits = torch.randn(3, VOCAB_SIZE)
-    assert not StepMasks([None, None], [1, 2], None, VOCAB_SIZE)
+    assert not StepMasks([None, None], [1, 2], None, VOCAB_SIZE, "cpu")
     assert torch.equal(mask(logits, [None, None], [1, 2]), logits)
 
 
@@ -164,7 +164,7 @@ def test_a_step_that_fails_waits_for_its_masks():
 
     slow = AnswerConstraint(Slow(1))
     timer = threading.Timer(0.05, release.set)
-    with pytest.raises(MemoryError), StepMasks([slow], [1], None, VOCAB_SIZE):
+    with pytest.raises(MemoryError), StepMasks([slow], [1], None, VOCAB_SIZE, "cpu"):
         assert started.wait(10)
         timer.start()
         raise MemoryError

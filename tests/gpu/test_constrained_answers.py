@@ -98,7 +98,7 @@ def test_masks_equal_those_on_the_host() -> None:
     for device in ("cpu", "cuda"):
         rules = [AnswerConstraint(Residues()), None, AnswerConstraint(Residues())]
         masked = logits.to(device, copy=True)
-        with StepMasks(rules, [3, 2, 2], [[10, 11], [5], [10]], VOCAB_SIZE) as masks:
+        with StepMasks(rules, [3, 2, 2], [[10, 11], [5], [10]], VOCAB_SIZE, device) as masks:
             masks.apply(masked)
         found.append(masked.cpu())
     assert torch.equal(*found)
