@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import HopperWeight, Weight
+from deepinfer.kernels.gemm import HopperWeight, Weight, quantized_linear
 from deepinfer.kernels.gemm.k_order import KOrder, plain_order
+from deepinfer.kernels.moe import PairOutputs, experts, swiglu
 from deepinfer.kernels.norm import NormedRows
+from deepinfer.kernels.quant import fake_quantize_fp8
 
 OPERATIONS = {
     "quantized_linear", "grouped_linear", "linear", "fp32_linear", "rms_norm", "pack_latents",
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
-    "engram_lookup", "engram_gate", "experts", "route", "swiglu", "markov_logits",
-    "confidence_logits", "sample", "pool_pairs",
+    "engram_lookup", "engram_gate", "expert_pairs", "route", "swiglu_quantized", "markov_logits",
+    "confidence_logits", "sample", "pool_pairs", "split_projection",
 }  # fmt: skip
 
 
@@ -66,14 +68,20 @@ def _twice(
         agreement = found[name]
         agreement.calls += 1
         try:
-            expected = function(*copies[0], **copies[1])
+            expected = _PLAIN.get(name, function)(*copies[0], **copies[1])
         except Exception as error:  # the report says so; the pass goes on
             agreement.error = f"{type(error).__name__}: {error}"[:200]
             return result
-        if name == "store_latents":  # writes into its fourth argument
-            result_tensors, expected_tensors = [args[3].cpu()], [copies[0][3]]
-        else:
-            result_tensors, expected_tensors = _tensors(_to_cpu(result)), _tensors(expected)
+        actual = result
+        if name == "expert_pairs":
+            nothing = torch.zeros(len(args[0]), result[0].shape[1], dtype=torch.bfloat16)
+            actual = PairOutputs(*result, nothing)
+        result_tensors, expected_tensors = _tensors(_to_cpu(actual)), _tensors(expected)
+        if name == "swiglu_quantized":  # padded
+            result_tensors = [result_tensors[0][:, : expected.shape[1]]]
+        if name in _WRITES:
+            result_tensors.append(args[_WRITES[name]].cpu())
+            expected_tensors.append(copies[0][_WRITES[name]])
         if name == "paged_index_scores":
             result_tensors, expected_tensors = _visible(result_tensors, expected_tensors, copies)
         for actual, wanted in zip(result_tensors, expected_tensors, strict=True):
@@ -81,6 +89,30 @@ def _twice(
         return result
 
     return run
+
+
+def _plain_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
+    """Of what may be activations of another operation, which are padded."""
+    plain = weight.plain[0] if isinstance(weight, HopperWeight) else weight
+    return quantized_linear(x[:, : plain.dense.shape[1]], weight)
+
+
+def _plain_experts(*arguments: Any, num_pairs: int) -> Tensor:
+    """What the pairs add up to, rounded once."""
+    return experts(*arguments).to(torch.bfloat16)
+
+
+def _plain_swiglu(gate_up: Tensor, limit: float, linear: object) -> Tensor:
+    return fake_quantize_fp8(swiglu(gate_up, limit))
+
+
+# Where the plain form of an operation on a GPU is another function, or writes into an argument.
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "quantized_linear": _plain_linear,
+    "expert_pairs": _plain_experts,
+    "swiglu_quantized": _plain_swiglu,
+}
+_WRITES = {"store_latents": 3, "split_projection": 2}
 
 
 def _visible(actual: list[Tensor], wanted: list[Tensor], copies: Any) -> Any:
@@ -121,6 +153,8 @@ def _to_cpu(value: Any) -> Any:
         return NormedRows(value.values.cpu(), value.values.cpu())
     if type(value).__name__ == "Activations":
         return _decoded(value)
+    if isinstance(value, PairOutputs):
+        return _added_up(value)
     if isinstance(value, Weight | HopperWeight):
         if id(value) not in _weights:
             copies = {f.name: getattr(value, f.name) for f in fields(value)}
@@ -136,6 +170,16 @@ def _to_cpu(value: Any) -> Any:
     return value
 
 
+def _added_up(outputs: PairOutputs) -> Tensor:
+    """In fp32, in the order of the choices, on the CPU."""
+    rows, row, added = outputs.rows.cpu(), outputs.row.cpu().long(), outputs.added.cpu()
+    picked = torch.where(row[:, None] >= 0, rows[row.clamp(min=0)].float(), 0.0)
+    total = torch.zeros(added.shape)
+    for choice in picked.view(len(added), -1, added.shape[1]).unbind(1):
+        total = total + choice
+    return (total + added.float()).to(torch.bfloat16)
+
+
 def _decoded(acts: Any) -> Tensor:
     """The numbers of activations, in bf16 on the CPU; quantising them again changes nothing."""
     values = acts.values.cpu()
@@ -147,6 +191,8 @@ def _decoded(acts: Any) -> Tensor:
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    if value is None:
+        return []
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, NormedRows):
