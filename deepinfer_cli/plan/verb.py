@@ -14,7 +14,7 @@ from deepinfer.rows.prompts import run_constraint as constraint_of
 from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.report.file import read_report
 from deepinfer_cli.report.report import InputFacts, SettingReport
-from deepinfer_cli.run.console import Snapshot, make_console
+from deepinfer_cli.run.console import Snapshot, duration, make_console
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved
@@ -57,7 +57,10 @@ def plan(
     if num_ranks > 1 and earlier is None:
         console.warn(f"no estimate: it is measured on one rank, not {num_ranks}; give --like RUN")
     elif earlier is None and seconds > 0 and scan.sample:
-        console.say(f"answering some rows for about {seconds:.0f}s to measure (--calibrate)")
+        console.say(
+            f"answering some rows to measure: about {duration(seconds)}, longer on a busy machine "
+            "(--calibrate)"
+        )
         rehearsal = rehearse(
             settings.model,
             arguments,
