@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rank_answers import check_answers
+from rank_answers import check_answers, check_peer_answers
 from rank_exchange import time_all_to_all, time_overlap, time_peer_exchange
 from rank_group import Bench, add_options, run_parts
 from torch import Tensor
@@ -263,6 +263,7 @@ def time_balance(bench: Bench) -> None:
 
 
 PARTS = {
+    "peer-answers": check_peer_answers,
     "answers": check_answers,
     "full-width": check_full_width,
     "exchange": time_peer_exchange,
@@ -293,7 +294,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=131_072)
     parser.add_argument("--json", type=Path, help="keep all lines here")
     options = parser.parse_args()
-    skipped = set() if options.device == "cuda" else {"exchange"}
+    skipped = set() if options.device == "cuda" else {"peer-answers", "exchange"}
     names = options.parts or [name for name in PARTS if name not in skipped]
     rows: list[dict[str, object]] = []
     failures = run_parts({name: PARTS[name] for name in names}, options, rows)

@@ -43,32 +43,27 @@ class Layout:
     num_drafts: int = 0
 
 
-def layouts(bench: Bench) -> list[Layout]:
-    """Those that as many ranks can take; peer memory on GPUs of their own only."""
+def layouts(bench: Bench, kind: str) -> list[Layout]:
+    """Those that as many ranks can take."""
     count, half = bench.size, bench.size // 2
     experts = ParallelSizes(expert_parallel_size=count)
-    found = [
+    if kind == "peer memory":
+        return [
+            Layout("experts on all, peer memory", experts, uses_peer_memory=True),
+            Layout("experts on all, peer memory, drafts", experts, None, True, 5),
+            Layout("prompts on half, answers on half, peer memory",
+                   ParallelSizes(prefill_ranks=half, decode_ranks=half), None, True),
+        ]  # fmt: skip
+    return [
         Layout("experts on all", experts),
         Layout("experts on all, drafts", experts, num_drafts=5),
+        Layout("prompts on half, answers on half",
+               ParallelSizes(prefill_ranks=half, decode_ranks=half)),
         Layout("heads on two, experts on all",
                ParallelSizes(expert_parallel_size=count, tensor_parallel_size=2)),
         Layout("encoder and decoder layers", ParallelSizes(pipeline_parallel_size=2),
                tuple(range(first, first + 2) for first in range(0, count, 2)), num_drafts=5),
-        Layout("prompts on half, answers on half",
-               ParallelSizes(prefill_ranks=half, decode_ranks=half)),
     ]  # fmt: skip
-    if bench.has_own_gpu:
-        found += [
-            Layout("experts on all, peer memory", experts, uses_peer_memory=True),
-            Layout("experts on all, peer memory, drafts", experts, None, True, 5),
-            Layout(
-                "prompts on half, answers on half, peer memory",
-                ParallelSizes(prefill_ranks=half, decode_ranks=half),
-                None,
-                True,
-            ),
-        ]
-    return found
 
 
 @cache
@@ -190,10 +185,20 @@ class _Link(Mailbox):
 
 
 def check_answers(bench: Bench) -> None:
-    """Every layout against one rank, and one layout twice."""
+    """Layouts that exchange through ``torch.distributed``."""
+    check_layouts(bench, layouts(bench, "torch.distributed"))
+
+
+def check_peer_answers(bench: Bench) -> None:
+    """Layouts that exchange through peer memory: for GPUs of their own."""
+    check_layouts(bench, layouts(bench, "peer memory"))
+
+
+def check_layouts(bench: Bench, wanted_layouts: Sequence[Layout]) -> None:
+    """Each against one rank."""
     wanted = requests(8 if bench.is_small else 32, 12 if bench.is_small else 48)
     expected = one_rank(bench, wanted)
-    for layout in layouts(bench):
+    for layout in wanted_layouts:
         found = run_layout(bench, layout, wanted)
         answers = found.pop("answers")
         same = sum(expected[name] == tokens for name, tokens in answers.items())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rank_answers import check_answers
+from rank_answers import check_answers, check_peer_answers
 from rank_exchange import (
     check_exchange,
     check_peer_exchange,
@@ -27,7 +27,11 @@ from rank_exchange import (
 from rank_group import add_options, run_parts
 
 CHECKS = {"exchange": check_exchange, "answers": check_answers}
-ON_GPUS = {"peer-check": check_peer_exchange, "peer": time_peer_exchange}
+ON_GPUS = {
+    "peer-check": check_peer_exchange,
+    "peer": time_peer_exchange,
+    "peer-answers": check_peer_answers,
+}
 TIMES = {
     "overlap": time_overlap,
     "kv": time_kv_transfer,

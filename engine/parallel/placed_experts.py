@@ -19,7 +19,7 @@ from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, plain_placement, rebalance
 from .fixed_exchange import FixedCapacityExperts
 from .groups import Group
-from .peer_exchange import PeerChannel, PeerExperts
+from .peer_exchange import PeerChannels, PeerExperts
 from .routing_table import RoutingTable
 
 # Moving experts costs a read of their weights: not for less than this.
@@ -50,7 +50,7 @@ class PlacedExperts:
     counts [E] i64: tokens of this rank since the last placement.
     ``capacity``: passes of at most so many tokens per rank take the form without host waits.
     ``nodes``: the ranks stand on several; then each token crosses the network once per node.
-    ``channel``: that form writes into the memory of the other ranks.
+    ``channels``: that form writes into the memory of the other ranks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PlacedExperts:
         is_exact: bool = True,
         capacity: int = 0,
         nodes: Nodes | None = None,
-        channel: PeerChannel | None = None,
+        channels: PeerChannels | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -75,7 +75,7 @@ class PlacedExperts:
         self._capacity = capacity
         self._most_tokens = sys.maxsize  # until it is known
         self._nodes = nodes
-        self._channel = channel
+        self._channels = channels
         most = plan.n_routed_experts * (group.size - 1)
         # Where there are fewer experts than ranks, as in draft stages, each rank has a replica.
         further = max(min(num_redundant, most), group.size - plan.n_routed_experts)
@@ -104,8 +104,8 @@ class PlacedExperts:
             return None
         # Of a few sizes, so that small passes send little and few graphs serve all.
         size = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
-        if self._channel is not None:
-            self._channel.most_tokens = size
+        if self._channels is not None:
+            self._channels.most_tokens = size
             return size
         assert isinstance(self._fixed, FixedCapacityExperts)
         self._fixed.capacity = size
@@ -139,8 +139,8 @@ class PlacedExperts:
             "is_exact": self._is_exact,
         }
         exchange = ExchangedExperts(*common, **sizes)
-        if self._channel is not None:
-            return exchange, PeerExperts(local, table, self._channel)
+        if self._channels is not None:
+            return exchange, PeerExperts(local, table, self._channels)
         if self._capacity:
             return exchange, FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
         return exchange, None

@@ -14,8 +14,7 @@ from deepinfer.engine.model.share import LocalExperts, RoutedExperts, added_up
 from deepinfer.kernels.exchange import ExchangeLayout
 
 from .groups import Group
-from .peer_exchange import PeerChannel
-from .peer_memory import PeerMemory
+from .peer_exchange import PeerChannels
 from .placed_experts import Nodes, PlacedExperts
 
 Half = Literal["encoder", "decoder"]
@@ -54,7 +53,7 @@ class RankShare:
         self.nodes = nodes
         self.half = half
         self.layers: list[PlacedExperts] = []
-        self._channels: dict[tuple[int, int], PeerChannel] = {}
+        self._channels: dict[tuple[int, int], PeerChannels] = {}
 
     def has_layer(self, plan: LayerPlan) -> bool:
         return self.half is None or plan.is_decoder == (self.half == "decoder")
@@ -84,26 +83,26 @@ class RankShare:
             is_exact=self.is_exact,
             capacity=self.capacity,
             nodes=self.nodes,
-            channel=self._channel(plan, tensors) if self.uses_peer_memory else None,
+            channels=self._peer_channels(plan, tensors) if self.uses_peer_memory else None,
         )
         self.layers.append(routed)
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
 
-    def _channel(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannel | None:
-        """One for all layers of the same sizes, which take turns."""
+    def _peer_channels(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannels | None:
+        """Those for all layers of the same sizes, which take turns."""
         hidden_size, choices = len(tensors.stored("ffn_norm.weight")), plan.num_experts_per_tok
         if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
             return None
         if (hidden_size, choices) not in self._channels:
             layout = ExchangeLayout(
                 num_ranks=self.experts.size,
-                capacity=self.capacity,
+                capacity=-(-self.capacity // 2),
                 num_choices=choices,
                 hidden_size=hidden_size,
                 is_exact=self.is_exact,
             )
-            memory = PeerMemory(self.experts, layout.num_bytes, tensors.device)
-            self._channels[hidden_size, choices] = PeerChannel(layout, memory, self.experts.rank)
+            made = PeerChannels(self.experts, layout, tensors.device)
+            self._channels[hidden_size, choices] = made
         return self._channels[hidden_size, choices]
 
 
