@@ -22,25 +22,37 @@ from .timed import timed_steps
 
 
 def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
-    """One row for each routing, number of drafts and number of requests that there is room for."""
+    """One row for each routing, number of drafts and number of requests that there is room for;
+    one more for steps that batch-invariant mode changes."""
     for routing in plan.routing:
         rank.share.routing = routing
+        suffix = "" if routing == "even" else f", {routing}"
         for drafts in plan.drafts:
             for number in plan.requests:
                 if number > rank.num_slots:
                     continue
                 if drafts is None:
-                    row = _auto(plan, flash, rank, number)
-                else:
-                    row = _fixed(plan, flash, rank, number, drafts)
-                name = row.name if routing == "even" else f"{row.name}, {routing}"
-                yield dataclasses.replace(row, name=name)
+                    yield _auto(plan, flash, rank, number, f"{number} requests, auto{suffix}")
+                    continue
+                step = rank.worker(drafts, num_requests=number)
+                name = f"{number} requests, {drafts} drafts{suffix}"
+                yield _fixed(plan, flash, rank, step, number, drafts, name)
+                if step.piece_keys is None or "batch-invariant" not in plan.modes or suffix:
+                    continue
+                step = rank.worker(drafts, num_requests=number, is_batch_invariant=True)
+                name = f"{name}, batch-invariant"
+                yield _fixed(plan, flash, rank, step, number, drafts, name)
 
 
 def _fixed(
-    plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
+    plan: BenchPlan,
+    flash: ModelConfig,
+    rank: RankModel,
+    step: DecodeStep,
+    number: int,
+    drafts: int,
+    name: str,
 ) -> Measurement:
-    step = rank.worker(drafts, num_requests=number)
     worker = DecodeWorker(step)
     batch = begin(step, rank.decoding(plan.contexts(number)), drafts)
 
@@ -48,24 +60,21 @@ def _fixed(
         return worker.run(batch)
 
     timed = timed_steps(once, plan.num_steps, rank.device)
-    return measured_row(
-        f"{number} requests, {drafts} drafts",
-        decode_row(plan, flash, rank.ranks, number, drafts),
-        timed,
-        plan,
-        _exchanges(rank, drafts),
-        kernel_parts(once, rank.device),
-    )
+    row = decode_row(plan, flash, rank.ranks, number, drafts)
+    parts = kernel_parts(once, rank.device)
+    return measured_row(name, row, timed, plan, _exchanges(rank, drafts), parts)
 
 
-def _auto(plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int) -> Measurement:
+def _auto(
+    plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, name: str
+) -> Measurement:
     """The limit is that of as many drafts as were verified on average, with what they yielded."""
     most = rank.config.dspark_block_size
     step = rank.worker(most, num_requests=number)
     batch = begin(step, rank.decoding(plan.contexts(number)), most)
     found = auto_steps(step, batch, plan.acceptance, plan.num_steps)
     row = measured_row(
-        f"{number} requests, auto",
+        name,
         decode_row(plan, flash, rank.ranks, number, round(found.mean_drafts)),
         found.timed,
         plan,

@@ -115,7 +115,12 @@ class RankModel:
         return states
 
     def worker(
-        self, num_drafts: int, context: int | None = None, num_requests: int | None = None
+        self,
+        num_drafts: int,
+        context: int | None = None,
+        num_requests: int | None = None,
+        *,
+        is_batch_invariant: bool = False,
     ) -> DecodeStep:
         """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts, as an engine
         for at most ``num_requests`` makes them."""
@@ -131,7 +136,7 @@ class RankModel:
             table,
             sampler,
             num_drafts=num_drafts,
-            piece_keys=pieces if self.device.type == "cuda" else None,
+            piece_keys=None if is_batch_invariant or self.device.type != "cuda" else pieces,
         )
 
     def _states(self, sizes: Sequence[int]) -> list[RequestState]:

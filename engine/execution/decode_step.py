@@ -76,7 +76,7 @@ class DecodeStep:
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
         self._num_drafts = num_drafts
-        self._piece_keys = piece_keys
+        self.piece_keys = piece_keys
         self._most_requests = ladder_size(num_slots)
         self._most_tokens = ladder_size(num_slots * (1 + num_drafts))
         self._staged = StagedInts(
@@ -172,7 +172,7 @@ class DecodeStep:
             write_start=write_start,
             logit_rows=places,
             may_have_images=may_have_images,
-            piece_keys=self._piece_keys,
+            piece_keys=self.piece_keys,
         )
         output = self.model.forward(batch, is_plain=is_plain)
         return self._keep("logits", output.logits, self._most_tokens), output.main_hidden
