@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from deepinfer.kernels.gluon_names import seen_as
 
@@ -40,6 +41,9 @@ def attention_gluon_kernel(
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
+    if PIECES > 1:
+        # The kernel that adds the pieces may be launched now; it waits for what this one writes.
+        gdc_launch_dependents()
     queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], TILE_BF16)
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, WIDTH], TILE_BF16)
     weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], TILE_BF16)
@@ -109,64 +113,11 @@ def _decay(sums, old, new):
 
 
 @gluon.jit
-def _publish(weights, highest, total, weights_buffer, states, slot, barrier):
-    """Hands weights [64, 64], maxima and sums [64] of a tile to the other consumer."""
-    weights_buffer.index(slot).store(weights.to(gl.bfloat16))
-    states.index(2 * slot).store(highest)
-    states.index(2 * slot + 1).store(total)
-    fence_async_shared()
-    mbarrier.arrive(barrier, count=1)
-
-
-@gluon.jit
 def _left_consumer(
     shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, weights, biases, states, barriers = shared
-    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
-    log2_scale = outputs[5]
-    BY_HEAD: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
-    BY_KEY: gl.constexpr = gl.SliceLayout(0, SCORE_LAYOUT)
-    phase = 0
-    query_phase = 0
-    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + _zero(item)
-        sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
-        highest = gl.full([HEADS], LOWEST, gl.float32, BY_HEAD)
-        total = gl.zeros([HEADS], gl.float32, BY_HEAD)
-        mbarrier.wait(barriers.index(6), query_phase)
-        for pair in range(num_pairs):
-            zero = _zero(pair)
-            mbarrier.wait(barriers.index(0), phase)
-            scores = warpgroup_mma_wait(0, [_scores(queries, keys, 0, zero)])
-            if pair == num_pairs - 1:
-                mbarrier.arrive(barriers.index(7), count=1)
-            bias = biases.index(0).load(BY_KEY).to(gl.float32)
-            scores = scores * log2_scale + bias[None, :]
-            even = gl.maximum(highest, gl.max(scores, 1))
-            parts = gl.exp2(scores - even[:, None])
-            part_total = gl.sum(parts, 1)
-            _publish(parts, even, part_total, weights, states, 0, barriers.index(4))
-            total = total * gl.exp2(highest - even) + part_total
-            sums = _decay(sums, highest, even)
-            sums = warpgroup_mma(
-                weights.index(zero + 0), halves.index(zero + 0), sums, is_async=True
-            )
-            sums = warpgroup_mma_wait(0, [sums])
-            mbarrier.arrive(barriers.index(2), count=1)
-            mbarrier.wait(barriers.index(5), phase)
-            highest = states.index(2).load(BY_HEAD)
-            total = total * gl.exp2(even - highest) + states.index(3).load(BY_HEAD)
-            sums = _decay(sums, even, highest)
-            sums = warpgroup_mma(
-                weights.index(zero + 1), halves.index(zero + 2), sums, is_async=True
-            )
-            sums = warpgroup_mma_wait(0, [sums])
-            mbarrier.arrive(barriers.index(3), count=1)
-            phase ^= 1
-        query_phase ^= 1
-        finish(sums, highest, total, item, outputs, 0, ROTARY, PIECES)
+    _consume(shared, outputs, num_items, 0, PIECES, PIECE_TILES, TOTAL_TILES, ROTARY)
 
 
 @gluon.jit
@@ -174,46 +125,105 @@ def _right_consumer(
     shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, weights, biases, states, barriers = shared
-    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
-    log2_scale = outputs[5]
-    BY_HEAD: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
-    BY_KEY: gl.constexpr = gl.SliceLayout(0, SCORE_LAYOUT)
+    _consume(shared, outputs, num_items, 1, PIECES, PIECE_TILES, TOTAL_TILES, ROTARY)
+
+
+@gluon.jit
+def _consume(
+    shared, outputs, num_items, SIDE: gl.constexpr, PIECES: gl.constexpr,
+    PIECE_TILES: gl.constexpr, TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
+):  # fmt: skip
+    """The half SIDE of the output of each item; scores of the even (0) or odd (1) tiles."""
+    barriers = shared[5]
     phase = 0
     query_phase = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + _zero(item)
         sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
-        highest = gl.full([HEADS], LOWEST, gl.float32, BY_HEAD)
-        total = gl.zeros([HEADS], gl.float32, BY_HEAD)
+        highest = gl.full([HEADS], LOWEST, gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
+        total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
         mbarrier.wait(barriers.index(6), query_phase)
         for pair in range(num_pairs):
+            is_last = pair == num_pairs - 1
             zero = _zero(pair)
-            mbarrier.wait(barriers.index(4), phase)
-            even = states.index(0).load(BY_HEAD)
-            total = total * gl.exp2(highest - even) + states.index(1).load(BY_HEAD)
-            sums = _decay(sums, highest, even)
-            sums = warpgroup_mma(weights.index(zero), halves.index(zero + 1), sums, is_async=True)
-            mbarrier.wait(barriers.index(1), phase)
-            scores = _scores(queries, keys, 1, zero)
-            sums = warpgroup_mma_wait(1, [sums])
-            mbarrier.arrive(barriers.index(2), count=1)
-            scores = warpgroup_mma_wait(0, [scores])
-            if pair == num_pairs - 1:
-                mbarrier.arrive(barriers.index(7), count=1)
-            bias = biases.index(1).load(BY_KEY).to(gl.float32)
-            scores = scores * log2_scale + bias[None, :]
-            highest = gl.maximum(even, gl.max(scores, 1))
-            parts = gl.exp2(scores - highest[:, None])
-            part_total = gl.sum(parts, 1)
-            _publish(parts, highest, part_total, weights, states, 1, barriers.index(5))
-            total = total * gl.exp2(even - highest) + part_total
-            sums = _decay(sums, even, highest)
-            sums = warpgroup_mma(
-                weights.index(zero + 1), halves.index(zero + 3), sums, is_async=True
-            )
+            state = (sums, highest, total)
+            if SIDE == 0:
+                state = _own_tile(shared, state, phase, zero, is_last, outputs[5], SIDE)
+                if PIECE_TILES > 1:
+                    state = _other_tile(shared, state, phase, zero, SIDE)
+            else:
+                state = _other_tile(shared, state, phase, zero, SIDE)
+                if PIECE_TILES > 1:
+                    state = _own_tile(shared, state, phase, zero, is_last, outputs[5], SIDE)
+            sums, highest, total = state
             sums = warpgroup_mma_wait(0, [sums])
-            mbarrier.arrive(barriers.index(3), count=1)
+            if PIECE_TILES > 1:
+                mbarrier.arrive(barriers.index(3), count=1)
+            elif SIDE == 1:
+                mbarrier.arrive(barriers.index(2), count=1)
+                mbarrier.arrive(barriers.index(7), count=1)
             phase ^= 1
         query_phase ^= 1
-        finish(sums, highest, total, item, outputs, 1, ROTARY, PIECES)
+        finish(sums, highest, total, item, outputs, SIDE, ROTARY, PIECES)
+
+
+@gluon.jit
+def _own_tile(shared, state, phase, zero, is_last, log2_scale, SIDE: gl.constexpr):
+    """Scores and weights of this consumer's tile, handed to the other one, and its products.
+
+    On the right, products of the other's tile still run: they fill the wait for the scores.
+    """
+    queries, keys, weights, biases, states, barriers = shared
+    sums, before, total = state
+    mbarrier.wait(barriers.index(SIDE), phase)
+    scores = _scores(queries, keys, SIDE, zero)
+    if SIDE == 1:
+        sums = warpgroup_mma_wait(1, [sums])
+        mbarrier.arrive(barriers.index(2), count=1)
+    scores = warpgroup_mma_wait(0, [scores])
+    if is_last:
+        mbarrier.arrive(barriers.index(7), count=1)
+    bias = biases.index(SIDE).load(gl.SliceLayout(0, SCORE_LAYOUT)).to(gl.float32)
+    scores = scores * log2_scale + bias[None, :]
+    highest = gl.maximum(before, gl.max(scores, 1))
+    parts = gl.exp2(scores - highest[:, None])
+    part_total = gl.sum(parts, 1)
+    weights.index(SIDE).store(parts.to(gl.bfloat16))
+    states.index(2 * SIDE).store(highest)
+    states.index(2 * SIDE + 1).store(part_total)
+    fence_async_shared()
+    mbarrier.arrive(barriers.index(4 + SIDE), count=1)
+    total = total * gl.exp2(before - highest) + part_total
+    sums = _decay(sums, before, highest)
+    sums = _products(weights, keys, sums, zero, SIDE, SIDE)
+    sums = warpgroup_mma_wait(0, [sums])
+    if SIDE == 0:
+        mbarrier.arrive(barriers.index(2), count=1)
+    return sums, highest, total
+
+
+@gluon.jit
+def _other_tile(shared, state, phase, zero, SIDE: gl.constexpr):
+    """Starts the products with the weights that the other consumer made of its tile."""
+    queries, keys, weights, biases, states, barriers = shared
+    sums, before, total = state
+    OTHER: gl.constexpr = 1 - SIDE
+    mbarrier.wait(barriers.index(4 + OTHER), phase)
+    highest = states.index(2 * OTHER).load(gl.SliceLayout(1, SCORE_LAYOUT))
+    part_total = states.index(2 * OTHER + 1).load(gl.SliceLayout(1, SCORE_LAYOUT))
+    total = total * gl.exp2(before - highest) + part_total
+    return (
+        _products(weights, keys, _decay(sums, before, highest), zero, OTHER, SIDE),
+        highest,
+        total,
+    )
+
+
+@gluon.jit
+def _products(weights, keys, sums, zero, TILE_SLOT: gl.constexpr, SIDE: gl.constexpr):
+    """Starts P V of a tile and one half of its values."""
+    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
+    return warpgroup_mma(
+        weights.index(zero + TILE_SLOT), halves.index(zero + (2 * TILE_SLOT + SIDE)), sums,
+        is_async=True,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from deepinfer.kernels.launch import multiprocessors
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
@@ -43,8 +44,8 @@ def sparse_attention_gluon(
 ) -> Tensor:
     """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
 
-    ``piece_keys`` is taken up to a multiple of 128.  Bits depend on its value, never on the other
-    queries, and are those of every run.
+    ``piece_keys`` is taken up to 64 or a multiple of 128.  Bits depend on its value, never on the
+    other queries, and are those of every run.
     Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64; sums
     of pieces are kept as fp16 between the two kernels, within +-65504.
     Raises: TensorError for a wrong dtype, shape, device or layout.
@@ -60,8 +61,9 @@ def sparse_attention_gluon(
     num_tiles = sum(triton.cdiv(length, _TILE_KEYS) for length in lengths)
     piece_tiles = num_tiles + num_tiles % 2
     if piece_keys is not None:
-        piece_tiles = min(piece_tiles, 2 * triton.cdiv(piece_keys, 2 * _TILE_KEYS))
-    num_pieces = max(1, triton.cdiv(num_tiles, max(2, piece_tiles)))
+        pairs = triton.cdiv(piece_keys, 2 * _TILE_KEYS)
+        piece_tiles = min(piece_tiles, 1 if piece_keys <= _TILE_KEYS else 2 * pairs)
+    num_pieces = max(1, triton.cdiv(num_tiles, max(1, piece_tiles)))
     is_whole = num_pieces == 1
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
@@ -83,7 +85,7 @@ def sparse_attention_gluon(
             parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
             PIECES=num_pieces, TILE_PIECES=triton.next_power_of_2(num_pieces),
             H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, TILE_H=4, num_warps=4,
-            enable_fp_fusion=True,
+            launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -100,10 +102,18 @@ def combine_pieces_kernel(
     piece = tl.arange(0, TILE_PIECES)
     place = (query * PIECES + piece)[:, None] * H + head[None, :]
     is_piece = (piece < PIECES)[:, None]
+    sink = tl.load(sink_ptr + head) * 1.4426950408889634
+    if ROTARY > 0:
+        turning = pair - (HALF - ROTARY)
+        turn = 2 * (query * ROTARY + turning)
+        cos = tl.load(cos_ptr + turn, mask=turning >= 0, other=1.0)[None, :]
+        sin = tl.load(sin_ptr + turn + 1, mask=turning >= 0, other=0.0)[None, :]
+    # What comes before ran while the pieces were worked on.
+    gdc_wait()
     states = tl.load(state_ptr + place, mask=is_piece, other=-1e30)
     highest = tl.max(states, 0)
     total = tl.sum(tl.where(is_piece, tl.exp2(states - highest[None, :]), 0.0), 0)
-    total += tl.exp2(tl.load(sink_ptr + head) * 1.4426950408889634 - highest)
+    total += tl.exp2(sink - highest)
     even = tl.zeros([TILE_H, HALF], tl.float32)
     odd = tl.zeros([TILE_H, HALF], tl.float32)
     for number in tl.static_range(PIECES):
@@ -113,10 +123,6 @@ def combine_pieces_kernel(
         even += share[:, None] * _half_value(pairs)
         odd += share[:, None] * _half_value(pairs >> 16)
     if ROTARY > 0:
-        turning = pair - (HALF - ROTARY)
-        place = 2 * (query * ROTARY + turning)
-        cos = tl.load(cos_ptr + place, mask=turning >= 0, other=1.0)[None, :]
-        sin = tl.load(sin_ptr + place + 1, mask=turning >= 0, other=0.0)[None, :]
         even, odd = round_bf16(even), round_bf16(odd)
         even, odd = even * cos + odd * sin, odd * cos - even * sin
     row = (query * H + head)[:, None] * HALF

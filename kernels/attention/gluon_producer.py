@@ -184,8 +184,11 @@ def produce(
             biases.index(slot).store(bias.to(gl.bfloat16))
             fence_async_shared()
             mbarrier.arrive(barriers.index(slot), count=1)
-            phase ^= slot
-            slot ^= 1
+            if PIECE_TILES == 1:
+                phase ^= 1
+            else:
+                phase ^= slot
+                slot ^= 1
         item, unit, index = next_item, next_unit, next_index
         next_item, next_unit, next_index = third_item, third_unit, third_index
 

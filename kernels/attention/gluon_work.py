@@ -1,7 +1,8 @@
 """Sizes of the Hopper attention kernel, and how it numbers its work.
 
 An *item* is a query and a piece of its key tiles; window tiles come first.  A *unit* is 64 rows of
-256 bytes: half of the values of a window tile, or a main tile.  Tiles are worked on in pairs.
+256 bytes: half of the values of a window tile, or a main tile.  Tiles are worked on in pairs,
+unless a piece is a single one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def unit_after(
 ):  # fmt: skip
     """(item, unit) after this one: the next of the piece, or the first of this block's next."""
     pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES)
-    last = _first_tile(item, PIECES, PIECE_TILES) + 2 * pairs
+    last = _first_tile(item, PIECES, PIECE_TILES) + (1 if PIECE_TILES == 1 else 2 * pairs)
     is_last = unit + 1 == last + gl.minimum(last, WINDOW_TILES)
     new_item = gl.where(is_last, item + gl.num_programs(0), item)
     first = first_unit(new_item, PIECES, PIECE_TILES, WINDOW_TILES)

@@ -14,12 +14,11 @@ from deepinfer.kernels.quant.triton_bits import (
     e4m3_value,
     e8m0_value,
     even_bf16,
-    load_floats,
     odd_bf16,
 )
 
 _TILE_TOKENS = 64
-_TILE_ROWS = 8
+_TILE_ROWS = 16
 _TILE_PAIRS = 1024
 _NORM_EPS = 1e-20
 _MIN_DOT = 1e-6
@@ -79,7 +78,7 @@ def engram_gate_triton(
     check_tensor("k_weight", k_weight, q_weight.dtype, (num_streams, width), streams)
     out = torch.empty(streams.shape, dtype=torch.bfloat16, device=streams.device)
     is_bf16 = q_weight.dtype == torch.bfloat16
-    weights = [w.view(torch.int16) if is_bf16 else w for w in (q_weight, k_weight)]
+    weights = [bf16_pairs("weight", w) if is_bf16 else w for w in (q_weight, k_weight)]
     pairs = bf16_pairs("streams", streams)
     if out.numel():
         gate_kernel[(tokens, num_streams)](
@@ -150,9 +149,8 @@ def gate_kernel(
         x = tl.load(x_ptr + pair, mask=is_pair, other=0)
         key = tl.load(keys_ptr + stream * PAIRS + pair, mask=is_pair, other=0)
         for odd in tl.static_range(2):
-            place = stream * D + 2 * pair + odd
-            weight = load_floats(q_weight_ptr, place, is_pair, WEIGHT_BF16)
-            weight *= load_floats(k_weight_ptr, place, is_pair, WEIGHT_BF16)
+            weight = _half(q_weight_ptr, stream * PAIRS + pair, is_pair, odd, WEIGHT_BF16)
+            weight *= _half(k_weight_ptr, stream * PAIRS + pair, is_pair, odd, WEIGHT_BF16)
             one_x = odd_bf16(x) if odd else even_bf16(x)
             one_key = odd_bf16(key) if odd else even_bf16(key)
             dots += one_x * weight * one_key
@@ -171,3 +169,14 @@ def gate_kernel(
         odd = odd_bf16(x) + gate * odd_bf16(value)
         target = out_ptr + (token * tl.num_programs(1) + stream) * PAIRS + pair
         tl.store(target, bf16_pair(even, odd), mask=is_pair)
+
+
+@triton.jit
+def _half(ptr, pair, is_pair, ODD: tl.constexpr, IS_BF16: tl.constexpr):
+    """The even or odd numbers of pairs of bf16 (in an i32 each) or of fp32."""
+    if IS_BF16:
+        both = tl.load(ptr + pair, mask=is_pair, other=0)
+        number = odd_bf16(both) if ODD else even_bf16(both)
+    else:
+        number = tl.load(ptr + 2 * pair + ODD, mask=is_pair, other=0.0)
+    return number

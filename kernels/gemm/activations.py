@@ -151,7 +151,8 @@ def _quantize_kernel(
 ):
     pair = chunk_pairs(tl.program_id(1), BLOCK)
     end = tl.load(used) if PER_TOKEN > 0 else num_rows
-    for place in range(tl.program_id(0), end, tl.num_programs(0)):
+    # The next rows are on their way while one is rounded.
+    for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
         row = tl.cast(place, tl.int64)
         source = row
         if PER_TOKEN > 0:  # rows that only fill a tile take any token
@@ -207,12 +208,11 @@ def store_quantized(
         tl.store(place, e4m3_code(even, NATIVE).to(tl.uint8), mask=inside)
         tl.store(place + 64, e4m3_code(odd, NATIVE).to(tl.uint8), mask=inside)
     else:
-        place = pair
-        if ORDER == 2:  # number 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j
-            place = (pair & -64) | ((pair & 12) << 2) | ((pair & 2) << 2) | ((pair >> 3) & 6)
-            place |= pair & 1
         codes = e4m3_pair(even, odd, NATIVE)
-        tl.store(values + row * (padded // 2) + place, codes, mask=inside)
+        if ORDER == 2:  # number 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j
+            parts = tl.reshape(codes, (codes.shape[0], 4, 8, 2))
+            codes = tl.reshape(tl.permute(parts, (0, 2, 1, 3)), codes.shape)
+        tl.store(values + row * (padded // 2) + pair, codes, mask=inside)
     if PATH == 1:
         place = block.to(tl.int64) * scale_stride + row
         tl.store(scales + place, e8m0_value(exponent), mask=block < num_blocks)

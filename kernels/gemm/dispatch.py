@@ -81,6 +81,11 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
     if on_accelerator(x):
         from .triton_kernel import grouped_linear_triton
 
+        if _is_hopper(weight):
+            from .gluon_plain_launch import fits_plain, plain_linear_gluon
+
+            if fits_plain(x, weight):
+                return plain_linear_gluon(x, weight, torch.bfloat16)
         return grouped_linear_triton(x, weight)
     return grouped_linear_reference(x, weight)
 
@@ -90,5 +95,10 @@ def fp32_linear(x: Tensor, weight: Weight) -> Tensor:
     if on_accelerator(x):
         from .triton_kernel import fp32_linear_triton
 
+        if _is_hopper(weight):
+            from .gluon_plain_launch import fits_plain, plain_linear_gluon
+
+            if fits_plain(x, weight):
+                return plain_linear_gluon(x, weight, torch.float32)
         return fp32_linear_triton(x, weight)
     return fp32_linear_reference(x, weight)

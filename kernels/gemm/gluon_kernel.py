@@ -7,14 +7,12 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import describe, multiprocessors
@@ -22,17 +20,10 @@ from deepinfer.kernels.launch import describe, multiprocessors
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
 from .gluon_narrow import narrow_kernel
+from .gluon_tiles import described_tiles
 from .gluon_wide import wide_kernel
 from .hopper_weights import HopperWeight
 from .matrix_path import MatrixPath
-
-_TYPES = {
-    torch.float8_e4m3fn: gl.float8e4nv,
-    torch.bfloat16: gl.bfloat16,
-    torch.float32: gl.float32,
-    torch.int32: gl.int32,
-}
-
 
 @dataclass(frozen=True)
 class Speed:
@@ -178,10 +169,10 @@ def _launch_narrow(
     form = _form(weight)
     steps = weight.factors if weight.steps is None else weight.steps.view(-1)
     narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
-        _tiles(values, tile.rows, 256),
-        _tiles(scales, 2, tile.rows),
-        _tiles(weight.values, 64, 256 if form == 1 else 32),
-        _tiles(steps, 128),
+        described_tiles(values, tile.rows, 256),
+        described_tiles(scales, 2, tile.rows),
+        described_tiles(weight.values, 64, 256 if form == 1 else 32),
+        described_tiles(steps, 128),
         out,
         weight.factors,
         weight.factors if expert_rows is None else expert_rows.expert,
@@ -210,13 +201,13 @@ def _launch_wide(
     count = triton.cdiv(rows, tile.rows)
     programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(out.device))
     wide_kernel[(programs,)](
-        _tiles(values, tile.rows, 128),
-        _tiles(scales.view(-1), tile.rows),
-        _tiles(weight.values, tile.columns, 128 if form == 1 else 16),
-        _tiles(weight.factors, 128)
+        described_tiles(values, tile.rows, 128),
+        described_tiles(scales.view(-1), tile.rows),
+        described_tiles(weight.values, tile.columns, 128 if form == 1 else 16),
+        described_tiles(weight.factors, 128)
         if weight.steps is None
-        else _tiles(weight.steps.flatten(1), tile.columns // 64, 128),
-        _tiles(out, 64, 128),
+        else described_tiles(weight.steps.flatten(1), tile.columns // 64, 128),
+        described_tiles(out, 64, 128),
         weight.factors,
         weight.factors if expert_rows is None else expert_rows.expert,
         weight.factors if expert_rows is None else expert_rows.used,
@@ -234,13 +225,3 @@ def _launch_wide(
 
 def _form(weight: HopperWeight) -> int:
     return 1 if weight.steps is None else 2
-
-
-def _tiles(x: Tensor, *box: int) -> TensorDescriptor:
-    """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), _layout(box, x.dtype))
-
-
-@cache  # finding it takes longer than a launch
-def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
+from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
 from .gluon_sums import store_piece, sum_piece, sum_pieces
 
 
@@ -45,7 +46,7 @@ def wide_kernel(
     s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
     o_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], out.layout)
     # A stage is full when its copies, and what was decoded, have arrived.
-    full, empty = _barriers(STAGES, FORMAT, 2)
+    full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
         num_row_tiles = gl.load(used) // ROWS
     work = (tile_expert, num_row_tiles, N, K)
@@ -68,7 +69,7 @@ def wide_kernel(
         d_tiles = gl.allocate_shared_memory(
             gl.int32, [PACKED_STAGES, COLUMNS // 64, 128], steps.layout
         )
-        c_full, c_empty = _barriers(PACKED_STAGES, 1, 1)
+        c_full, c_empty = barriers(PACKED_STAGES, 1, 1)
         fence_async_shared()
         packed = (c_tiles, d_tiles, c_full, c_empty)
         source = (x, x_scales, w, steps)
@@ -85,17 +86,6 @@ def wide_kernel(
 
 
 @gluon.jit
-def _barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
-    """For each stage of a ring: how many arrivals fill it, how many readers must leave it."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=FULL)
-        mbarrier.init(empty.index(stage), count=EMPTY)
-    return full, empty
-
-
-@gluon.jit
 def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
@@ -104,12 +94,12 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
-        w_row = _weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
-            _wait_empty(empty, step)
+            wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
             load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
             _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
@@ -129,18 +119,18 @@ def _fetch_packed(
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
-        w_row = _weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         for group in range(K // 128):
             slot = step % c_tiles.shape[0]
             bar = c_full.index(slot)
-            _wait_empty(c_empty, step)
+            wait_empty(c_empty, step)
             mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
             load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
             # A word of steps is for 256 inputs.
             load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
             stage = step % STAGES
-            _wait_empty(empty, step)
+            wait_empty(empty, step)
             mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
             _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
             step += 1
@@ -176,18 +166,11 @@ def _decode(work, tiles, packed):
             words = d_tiles.index(slot).load(step_layout).reshape([COLUMNS * 2])
             values = decoded_operand(in_thread_order(codes), words >> (group % 2 * 16), layout)
             mbarrier.arrive(c_empty.index(slot), count=1)
-            _wait_empty(empty, step)
+            wait_empty(empty, step)
             w_tiles.index(stage).store(in_memory_order(values))
             fence_async_shared()
             mbarrier.arrive(full.index(stage), count=1)
             step += 1
-
-
-@gluon.jit
-def _wait_empty(empty, step):
-    """A fresh barrier lets the wait for the phase before its first pass."""
-    STAGES: gl.constexpr = empty.shape[0]
-    mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
 
 
 @gluon.jit
@@ -221,9 +204,9 @@ def _multiply(
     buffer = o_tiles.index(HALF)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = _place(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         n = column * COLUMNS
-        w_row = _weight_row(tile_expert, row_tile, n, N, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
         row = row_tile * ROWS + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
@@ -241,20 +224,3 @@ def _multiply(
                 store_piece(out, buffer, right * factor[None, :], row + 64, n)
         step += groups
     tma.store_wait(0)
-
-
-@gluon.jit
-def _place(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
-    band = tile // (BAND * num_columns)
-    inner = tile % (BAND * num_columns)
-    height = gl.minimum(num_row_tiles - band * BAND, BAND)
-    return band * BAND + inner % height, inner // height
-
-
-@gluon.jit
-def _weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
-    """First row of the weight's tile."""
-    row = column
-    if GROUPED:
-        row += gl.load(tile_expert + row_tile) * N
-    return row

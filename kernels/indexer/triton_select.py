@@ -20,6 +20,8 @@ from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 _SEGMENT = 16
 _TILE = 8192
 _MAX_K = 2048
+_RUN = 8  # neighbours that a thread holds
+_LEAST = 1024
 
 
 def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
@@ -119,8 +121,8 @@ def _select(
     chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
     has_upper = upper is not None
     upper = bits if upper is None else upper
-    some = triton.next_power_of_2(max(16, segment * k))
-    every = triton.next_power_of_2(max(16, upper.shape[1]))
+    some = triton.next_power_of_2(max(_LEAST, segment * k))
+    every = triton.next_power_of_2(max(_LEAST, upper.shape[1]))
     upper_tile = some if parents is not None else every
     tile = some if has_upper or parents is not None else every
     select_kernel[(rows,)](
@@ -129,9 +131,17 @@ def _select(
         upper.shape[1], size, upper.stride(0), bits.stride(0), k,
         BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=segment,
         HAS_UPPER=has_upper, HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
+        RUN=min(_RUN, segment), UPPER_IS_WHOLE=_is_whole(upper), IS_WHOLE=_is_whole(bits),
         num_warps=min(32, max(4, max(upper_tile, tile) // 512)), enable_fp_fusion=True,
+        # Two blocks on a multiprocessor.
+        **({} if is_npu(bits.device) else {"maxnreg": 64}),
     )  # fmt: skip
     return chosen
+
+
+def _is_whole(bits: Tensor) -> bool:
+    """Whether a row's last run of entries can be read to its end, and all runs in long pieces."""
+    return bits.stride(0) % _SEGMENT == 0 and -(-bits.shape[1] // _RUN) * _RUN <= bits.stride(0)
 
 
 @triton.jit
@@ -170,90 +180,97 @@ def select_kernel(
     upper_size, size, upper_stride, stride, k,
     BITS: tl.constexpr, UPPER_TILE: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
     HAS_UPPER: tl.constexpr, HAS_PARENTS: tl.constexpr, HAS_VISIBLE: tl.constexpr,
+    RUN: tl.constexpr, UPPER_IS_WHOLE: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     end = size
     if HAS_VISIBLE:
         end = tl.minimum(tl.load(visible_ptr + row), size).to(tl.int32)
+    upper_row, bits_row = upper_ptr + row * upper_stride, bits_ptr + row * stride
     if HAS_UPPER:
-        entry, is_there = _children(
-            parents_ptr + row * k, upper_size, k, UPPER_TILE, SEGMENT, HAS_PARENTS
-        )
+        first = _runs(parents_ptr + row * k, k, UPPER_TILE, SEGMENT, RUN, HAS_PARENTS)
         bound, count = _take_best(
-            upper_ptr + row * upper_stride, entry, is_there, between_ptr + row * k, k,
-            0, False, BITS, UPPER_TILE,
-        )  # fmt: skip
+            upper_row, first, upper_size, between_ptr + row * k, k, 0, False, BITS, RUN,
+            UPPER_IS_WHOLE,
+        )
         # Other threads wrote what comes next.
         tl.debug_barrier()
-        entry, is_there = _children(between_ptr + row * k, end, k, TILE, SEGMENT, True)
+        first = _runs(between_ptr + row * k, k, TILE, SEGMENT, RUN, True)
         # Each of k segments has a member that reaches the least of their maxima.
-        _take_best(
-            bits_ptr + row * stride, entry, is_there, chosen_ptr + row * k, k,
-            bound, count == k, BITS, TILE,
-        )  # fmt: skip
+        _take_best(bits_row, first, end, chosen_ptr + row * k, k, bound, count == k, BITS, IS_WHOLE)
     else:
-        entry, is_there = _children(parents_ptr + row * k, end, k, TILE, SEGMENT, HAS_PARENTS)
-        _take_best(
-            bits_ptr + row * stride, entry, is_there, chosen_ptr + row * k, k, 0, False, BITS, TILE
-        )
+        first = _runs(parents_ptr + row * k, k, TILE, SEGMENT, RUN, HAS_PARENTS)
+        _take_best(bits_row, first, end, chosen_ptr + row * k, k, 0, False, BITS, RUN, IS_WHOLE)
 
 
 @triton.jit
-def _children(
-    parents_ptr, end, k, TILE: tl.constexpr, SEGMENT: tl.constexpr, HAS_PARENTS: tl.constexpr
+def _runs(
+    parents_ptr, k, TILE: tl.constexpr, SEGMENT: tl.constexpr, RUN: tl.constexpr,
+    HAS_PARENTS: tl.constexpr,
 ):  # fmt: skip
-    """(entry, whether it exists) of all children of k parents, or of all entries before the end."""
-    place = tl.arange(0, TILE)
+    """First entries of runs of RUN, [TILE / RUN], -1 for none: of k parents, or of all."""
+    run = tl.arange(0, TILE // RUN)
     if HAS_PARENTS:
-        is_listed = place < SEGMENT * k
-        parent = tl.load(parents_ptr + place // SEGMENT, mask=is_listed, other=-1).to(tl.int32)
-        entry = parent * SEGMENT + place % SEGMENT
-        return entry, (parent >= 0) & (entry < end)
-    return place, place < end
+        PER: tl.constexpr = SEGMENT // RUN
+        parent = tl.load(parents_ptr + run // PER, mask=run < PER * k, other=-1).to(tl.int32)
+        return tl.where(parent >= 0, parent * SEGMENT + run % PER * RUN, -1)
+    return run * RUN
 
 
 @triton.jit
 def _take_best(
-    bits_ptr, entry, is_there, chosen_ptr, k, bound, has_bound, BITS: tl.constexpr,
-    TILE: tl.constexpr,
+    bits_ptr, first, end, chosen_ptr, k, bound, has_bound, BITS: tl.constexpr,
+    RUN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Stores the k best entries of a row; returns (threshold, how many there are).
 
+    ``first`` [R] are first entries of runs, ascending; a thread has all of a run.
     ``bound`` is a key that k entries reach, if ``has_bound``.
     """
-    bits = tl.load(bits_ptr + entry, mask=is_there, other=0).to(tl.int32)
     MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
-    is_seen = is_there & (bits != MINUS_INFINITY)
     # Integers in the order of the scores; what is not seen comes below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
-    key = tl.where(is_seen, _ordered(bits, BITS), LOWEST)
+    entry = first[:, None] + tl.arange(0, RUN)[None, :]
+    is_there = (first >= 0)[:, None] & (entry < end)
+    if IS_WHOLE:
+        # Masked by runs, which is all that is needed to read them in long pieces.
+        is_run = (first >= 0) & (first < end)
+        first = tl.multiple_of(tl.where(is_run, first, 0), RUN)
+        place = bits_ptr + first[:, None] + tl.arange(0, RUN)[None, :]
+        bits = tl.load(place, mask=is_run[:, None], other=0)
+    else:
+        bits = tl.load(bits_ptr + entry, mask=is_there, other=0)
+    bits = tl.where(is_there, bits.to(tl.int32), MINUS_INFINITY)
+    key = tl.where(bits == MINUS_INFINITY, LOWEST, _ordered(bits, BITS))
     # The largest threshold that k keys reach, or else the lowest key.
-    low = tl.min(tl.where(is_seen, key, HIGHEST), 0)
-    low = tl.where(has_bound, bound, low).to(tl.int64)
-    high = tl.max(key, 0).to(tl.int64)
+    least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), 1), 0)
+    low = tl.where(has_bound, bound, least)
+    high = tl.maximum(tl.max(tl.max(key, 1), 0), low)
     while low < high:
-        middle = low + (high - low + 1) // 2
-        is_enough = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0) >= k
-        low = tl.where(is_enough, middle, low)
-        high = tl.where(is_enough, high, middle - 1)
-    threshold = low.to(tl.int32)
-    is_above = is_seen & (key > threshold)
-    is_tied = is_seen & (key == threshold)
-    # Two counts in one integer, each up to 2**15.
-    counts = tl.cumsum(is_above.to(tl.int32) + (is_tied.to(tl.int32) << 16), 0)
-    above, tied = counts & 0xFFFF, (counts >> 16) & 0xFFFF
-    num_above = tl.sum(is_above.to(tl.int32), 0)
-    num_tied = tl.minimum(k - num_above, tl.sum(is_tied.to(tl.int32), 0))
-    is_taken = is_above | (is_tied & (tied <= num_tied))
-    rank = above + tl.minimum(tied, num_tied) - 1
+        # Half of the way up, also where the distance does not fit into an integer.
+        middle = low + ((high.to(tl.uint32) - low.to(tl.uint32) + 1) >> 1).to(tl.int32)
+        reached = tl.sum(tl.sum((key >= middle).to(tl.int32), 1), 0)
+        low = tl.where(reached >= k, middle, low)
+        high = tl.where(reached >= k, high, middle - 1)
+    # Two counts in one integer, each up to 2**15: above the threshold, and tied with it.
+    is_tied = (key == low) & (key != LOWEST)
+    flags = (key > low).to(tl.int32) + (is_tied.to(tl.int32) << 16)
+    own = tl.sum(flags, 1)
+    total = tl.sum(own, 0)
+    before = (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(flags, 1) - flags
+    above, tied = before & 0xFFFF, (before >> 16) & 0xFFFF
+    num_above = total & 0xFFFF
+    num_tied = tl.minimum(k - num_above, (total >> 16) & 0xFFFF)
+    is_taken = (key > low) | (is_tied & (tied < num_tied))
+    rank = above + tl.minimum(tied, num_tied)
     tl.store(chosen_ptr + rank, entry.to(tl.int64), mask=is_taken)
     count = num_above + num_tied
-    for first in range(0, k, TILE):
-        rest = first + tl.arange(0, TILE)
-        is_rest = (rest >= count) & (rest < k)
-        tl.store(chosen_ptr + rest, tl.full([TILE], -1, tl.int64), mask=is_rest)
-    return threshold, count
+    for start in range(0, k, first.shape[0]):
+        rest = start + tl.arange(0, first.shape[0])
+        nothing = tl.full([first.shape[0]], -1, tl.int64)
+        tl.store(chosen_ptr + rest, nothing, mask=(rest >= count) & (rest < k))
+    return low, count
 
 
 @triton.jit

@@ -305,7 +305,8 @@ def _swiglu_kernel(
     pair = chunk_pairs(tl.program_id(1), BLOCK)
     inside = pair < num_pairs
     end = tl.load(used) if WEIGHT == 2 else num_rows
-    for place in range(tl.program_id(0), end, tl.num_programs(0)):
+    # The next rows are on their way while one is worked on.
+    for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
         row = tl.cast(place, tl.int64)
         source = gate_up + row * (2 * num_pairs) + pair
         gate = tl.load(source, mask=inside, other=0)

@@ -139,12 +139,3 @@ def e2m1_code(x):
 def _nearest_integer(x):
     """i32 nearest to fp32 values in [0, 2**22), ties to even."""
     return (x + 8388608.0).to(tl.int32, bitcast=True) - 0x4B000000
-
-
-@triton.jit
-def load_floats(ptr, place, mask, BF16: tl.constexpr):
-    """fp32 from memory that holds fp32, or bf16 seen as i16."""
-    values = tl.load(ptr + place, mask=mask, other=0)
-    if BF16:
-        values = bf16_value(values)
-    return values

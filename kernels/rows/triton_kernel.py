@@ -14,7 +14,6 @@ from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
-    bf16_value,
     e2m1_code,
     e4m3_code,
     e4m3_pair,
@@ -147,19 +146,19 @@ def _launch(
     cos, sin = rope if rope is not None else (x, x)
     scales = x if scales is None else scales
     row_kernel[(triton.cdiv(len(x), tile_rows),)](
-        pairs, _bits(x if weight is None else weight), cos, sin, rows,
+        pairs, _words(x if weight is None else weight), cos, sin, rows,
         values, scales, len(x), pairs.stride(0), values.stride(-2), scales.stride(-2),
         len(x) // max(tokens, 1), eps,
         D=width, ROTARY=rotary_pairs, INVERSE=inverse, HAS_NORM=weight is not None,
         WEIGHT_BF16=weight is not None and weight.dtype == torch.bfloat16,
         HAS_ROWS=rows is not None, FORM=form, FP8_PAIRS=values.dtype == torch.int16,
         TILE_ROWS=tile_rows, TILE_PAIRS=tile_pairs, NATIVE=has_native_fp8(x.device),
-        num_warps=4, enable_fp_fusion=False,
+        num_warps=8 if tile_pairs > _TILE_PAIRS else 4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def _bits(weight: Tensor) -> Tensor:
-    return weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+def _words(weight: Tensor) -> Tensor:
+    return bf16_pairs("weight", weight) if weight.dtype == torch.bfloat16 else weight
 
 
 @triton.jit(do_not_specialize=["num_rows", "rows_per_token"])
@@ -196,10 +195,12 @@ def row_tile(
     if HAS_NORM:
         mean_square = tl.sum(even * even + odd * odd, 1) * (1.0 / D)
         factor = tl.rsqrt(mean_square + eps)[:, None]
-        w_even = tl.load(weight_ptr + 2 * pair, mask=pair < D // 2, other=0)
-        w_odd = tl.load(weight_ptr + 2 * pair + 1, mask=pair < D // 2, other=0)
         if WEIGHT_BF16:
-            w_even, w_odd = bf16_value(w_even), bf16_value(w_odd)
+            w_both = tl.load(weight_ptr + pair, mask=pair < D // 2, other=0)
+            w_even, w_odd = even_bf16(w_both), odd_bf16(w_both)
+        else:
+            w_even = tl.load(weight_ptr + 2 * pair, mask=pair < D // 2, other=0)
+            w_odd = tl.load(weight_ptr + 2 * pair + 1, mask=pair < D // 2, other=0)
         even, odd = round_bf16(w_even * (even * factor)), round_bf16(w_odd * (odd * factor))
     if ROTARY > 0:
         turning = pair - (D // 2 - ROTARY)

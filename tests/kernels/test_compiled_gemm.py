@@ -72,6 +72,14 @@ def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
+@pytest.mark.parametrize("name", ["wide bf16 to bf16", "wide bf16 to fp32"])
+def test_wide_bf16_on_hopper(name: str) -> None:
+    assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"
+    kernel = _compiled(90)[name]
+    assert kernel["UTMALDG"] > 0
+    assert kernel["shared_bytes"] <= 227 * 1024
+
+
 @pytest.mark.parametrize("arch", [100, pytest.param(103, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fp4 x 16", "fp4 x 128", "fp8 x 128"])
 def test_block_scaled_tensor_cores_on_blackwell(name: str, arch: int) -> None:
@@ -93,6 +101,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         activations,
         gluon_kernel,
         gluon_narrow,
+        gluon_plain,
         gluon_wide,
         triton_kernel,
     )
@@ -209,6 +218,13 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             add(
                 f"wide fp{8 // form} {count} x {columns}", gluon_wide.wide_kernel,
                 [*rows, *rest], constants,
+            )  # fmt: skip
+        for dtype, width in [("bf16", 128), ("fp32", 64)]:
+            tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
+            add(
+                f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
+                [*tiles, descriptor(dtype, 64, width), "n", "n16", "n16", "n16"],
+                {"STAGES": 4, "BAND": 8},
             )  # fmt: skip
     return compiled
 

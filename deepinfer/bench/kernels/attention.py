@@ -55,7 +55,8 @@ def decode_case(requests: int, queries: int, absent: float = 0.0) -> dict[str, A
 
 def cases() -> Iterator[KernelCase]:
     for requests, queries, absent, pieces in [
-        (8, 1, 0.0, None), (8, 1, 0.0, 128), (8, 6, 0.0, None), (8, 6, 0.0, 128), (8, 6, 0.0, 384),
+        (8, 1, 0.0, None), (8, 1, 0.0, 64), (8, 1, 0.0, 128),
+        (8, 6, 0.0, None), (8, 6, 0.0, 128), (8, 6, 0.0, 384),
         (256, 1, 0.0, None), (256, 1, 0.3, None), (256, 6, 0.0, None), (256, 6, 0.3, None),
     ]:  # fmt: skip
         name = f"attention {requests} x {queries}, {absent:.0%} absent, pieces {pieces}"

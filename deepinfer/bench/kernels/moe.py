@@ -36,7 +36,7 @@ def expert_case(tokens: int, count: int) -> tuple[Tensor, Tensor, Tensor, Weight
 
 def cases() -> Iterator[KernelCase]:
     for name, n, k in [("up", 2 * _INNER, _WIDTH), ("down", _WIDTH, _INNER)]:
-        for count, rows in [(6, 16), (6, 64), (6, 256), (6, 512), (6, 1536), (48, 512)]:
+        for count, rows in [(6, 16), (6, 64), (6, 256), (6, 512), (6, 1536), (48, 192), (48, 512)]:
             yield _grouped_gemm(name, n, k, count, rows)
     yield from _whole()
 

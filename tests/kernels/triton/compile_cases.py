@@ -63,7 +63,7 @@ def cases(arch: int) -> dict[str, Case]:
     attention_types = (
         "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
     )
-    rows_types = "*i32 *i16 *fp32 *fp32 *i64 {} *u8 i32 i32 i32 i32 i32 fp32"
+    rows_types = "*i32 *i32 *fp32 *fp32 *i64 {} *u8 i32 i32 i32 i32 i32 fp32"
     row = {
         "D": 512,
         "ROTARY": 32,
@@ -114,6 +114,7 @@ def cases(arch: int) -> dict[str, Case]:
     }
     select = {"BITS": 16, "UPPER_TILE": 8192, "TILE": 8192, "SEGMENT": 16, "HAS_UPPER": True}
     select |= {"HAS_PARENTS": False, "HAS_VISIBLE": True}
+    select |= {"RUN": 8, "UPPER_IS_WHOLE": True, "IS_WHOLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     exchange = {"CHOICES": 6, "WIDTH": 5120}
@@ -137,7 +138,11 @@ def cases(arch: int) -> dict[str, Case]:
             score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
         ),
         "select": Case(
-            select_kernel, "*i16 *i16 *i64 *i64 *i64 *i64 i32 i32 i32 i32 i32", select, 16
+            select_kernel,
+            "*i16 *i16 *i64 *i64 *i64 *i64 i32 i32 i32 i32 i32",
+            select,
+            16,
+            multiples_of_16=("stride", "upper_stride", "size", "upper_size", "k"),
         ),
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
@@ -158,7 +163,7 @@ def cases(arch: int) -> dict[str, Case]:
         "projection": Case(
             projection_kernel,
             f"*i32 *i32 *i32 *i16 {scales} i32 i32 "
-            "*i32 *i16 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
+            "*i32 *i32 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
             projection,
             fp_fusion=False,
             multiples_of_16=("scale_stride", "padded", "stride", "values_stride", "scales_stride"),
@@ -173,7 +178,7 @@ def cases(arch: int) -> dict[str, Case]:
             "*i16 *u8 *i64 *i32 i32",
             {"PAIRS": 128, "TILE_PAIRS": 128, "TILE_ROWS": 8},
         ),
-        "engram_gate": Case(gate_kernel, "*i32 *i32 *i16 *i16 *i32 i32 i32 fp32", gate),
+        "engram_gate": Case(gate_kernel, "*i32 *i32 *i32 *i32 *i32 i32 i32 fp32", gate),
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
         "sample": Case(
             sample_kernel,

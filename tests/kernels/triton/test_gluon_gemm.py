@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight, quantized_linear
+from deepinfer.kernels.gemm import (
+    HopperWeight,
+    Weight,
+    fp32_linear,
+    grouped_linear,
+    native_weight,
+    quantized_linear,
+)
+from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.reference import quantized_linear_reference
+from deepinfer.kernels.gemm.triton_kernel import fp32_linear_triton, grouped_linear_triton
 from deepinfer.kernels.moe import experts, native_experts
 from deepinfer.kernels.moe.reference import experts_reference
 from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
@@ -65,6 +74,20 @@ def test_linear_layers_of_the_model(n: int, k: int) -> None:
         assert_bitwise_equal(part, whole[:rows], f"{rows} rows")
     assert_bitwise_equal(quantized_linear(x, native), whole, "second run")
     assert quantized_linear(x[:0], native).shape == (0, n)
+
+
+@pytest.mark.parametrize("groups, n, k", [(8, 1024, 4096), (3, 256, 64), (0, 5000, 512)])
+def test_bf16_layers_have_the_portable_forms_bits(groups: int, n: int, k: int) -> None:
+    """``groups`` 0: one layer with fp32 results, whose columns end inside of a tile."""
+    lead = (groups,) if groups else ()
+    weight = Weight((torch.randn(*lead, n, k, device=_CUDA) / k**0.5).to(torch.bfloat16))
+    for rows in (256, 300, 1100):
+        x = torch.randn(rows, *lead, k, device=_CUDA).to(torch.bfloat16)
+        assert fits_plain(x, weight)
+        if groups:
+            assert_bitwise_equal(grouped_linear(x, weight), grouped_linear_triton(x, weight))
+        else:
+            assert_bitwise_equal(fp32_linear(x, weight), fp32_linear_triton(x, weight))
 
 
 def test_a_row_of_nan_harms_no_other() -> None:

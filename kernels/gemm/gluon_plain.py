@@ -1,0 +1,138 @@
+"""The product of bf16 numbers for many rows on NVIDIA SM90: a persistent kernel in Gluon.
+
+One warp fetches tiles, 64 inputs at a time; two groups of four warps multiply 64 rows by 256
+columns each.  The matrix unit adds all inputs of an output, in ascending order, in fp32: the same
+chain as in ``triton_kernel.py``, and so the same bits.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from deepinfer.kernels.gluon_names import load_tile, store_tile
+
+from .gluon_ring import barriers, place_in_band, wait_empty
+
+ROWS = gl.constexpr(128)
+COLUMNS = gl.constexpr(256)
+INPUTS = gl.constexpr(64)
+SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
+
+
+# Sizes that follow the batch must not make new variants of the kernel.
+@gluon.jit(do_not_specialize=["num_row_tiles"])
+def plain_kernel(
+    x, w, out, num_row_tiles, N, K, group_width, STAGES: gl.constexpr, BAND: gl.constexpr
+):
+    """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32.
+
+    Each ``group_width`` columns of the result meet the next K inputs.
+    """
+    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
+    w_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COLUMNS, INPUTS], w.layout)
+    o_tiles = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_shape[1]], out.layout)
+    full, empty = barriers(STAGES, 1, 2)
+    fence_async_shared()
+    work = (num_row_tiles, N, K)
+    tiles = (x_tiles, w_tiles, full, empty)
+    gl.warp_specialize(
+        [
+            (_multiply_first, (work, tiles, out, o_tiles, BAND)),
+            (_multiply_second, (work, tiles, out, o_tiles, BAND)),
+            (_fetch, (x, w, work, tiles, group_width, BAND)),
+        ],
+        [4, 1],
+        [216, 24],
+    )
+
+
+@gluon.jit
+def _fetch(x, w, work, tiles, group_width, BAND: gl.constexpr):
+    num_row_tiles, N, K = work
+    x_tiles, w_tiles, full, empty = tiles
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    num_columns = gl.cdiv(N, COLUMNS)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        first = column * COLUMNS // group_width * K
+        for start in range(0, K, INPUTS):
+            stage = step % STAGES
+            bar = full.index(stage)
+            wait_empty(empty, step)
+            mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes)
+            load_tile(x, [row_tile * ROWS, first + start], bar, x_tiles.index(stage))
+            load_tile(w, [column * COLUMNS, start], bar, w_tiles.index(stage))
+            step += 1
+
+
+@gluon.jit
+def _multiply_first(work, tiles, out, o_tiles, BAND: gl.constexpr):
+    _multiply(work, tiles, out, o_tiles, 0, BAND)
+
+
+@gluon.jit
+def _multiply_second(work, tiles, out, o_tiles, BAND: gl.constexpr):
+    _multiply(work, tiles, out, o_tiles, 1, BAND)
+
+
+@gluon.jit
+def _multiply(work, tiles, out, o_tiles, HALF: gl.constexpr, BAND: gl.constexpr):
+    num_row_tiles, N, K = work
+    x_tiles, w_tiles, full, empty = tiles
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    num_columns = gl.cdiv(N, COLUMNS)
+    step = 0
+    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        total = gl.zeros([64, COLUMNS], gl.float32, SUMS)
+        for start in range(0, K, INPUTS):
+            stage = step % STAGES
+            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+            rows = x_tiles.index(stage).slice(HALF * 64, 64)
+            columns = w_tiles.index(stage).permute((1, 0))
+            total = warpgroup_mma(rows, columns, total, is_async=True)
+            total = warpgroup_mma_wait(1, [total])
+            # The products of the stage before are done.
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
+            step += 1
+        total = warpgroup_mma_wait(0, [total])
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+        row = row_tile * ROWS + HALF * 64
+        left, right = _halves(total)
+        _store(out, o_tiles.index(HALF), left, row, column * COLUMNS)
+        _store(out, o_tiles.index(HALF), right, row, column * COLUMNS + 128)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _halves(x):
+    """Left and right columns."""
+    return gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@gluon.jit
+def _store(out, buffer, values, row, column):
+    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
+    if buffer.shape[1] == 128:
+        _store_part(out, buffer, values, row, column)
+    else:
+        left, right = _halves(values)
+        _store_part(out, buffer, left, row, column)
+        _store_part(out, buffer, right, row, column + 64)
+
+
+@gluon.jit
+def _store_part(out, buffer, values, row, column):
+    tma.store_wait(0)
+    buffer.store(values.to(buffer.dtype))
+    fence_async_shared()
+    store_tile(out, [row, column], buffer)

@@ -1,0 +1,43 @@
+"""What the persistent kernels of SM90 share: rings of stages, and the order of their tiles."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+
+@gluon.jit
+def barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
+    """For each stage of a ring: how many arrivals fill it, how many readers must leave it."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=FULL)
+        mbarrier.init(empty.index(stage), count=EMPTY)
+    return full, empty
+
+
+@gluon.jit
+def wait_empty(empty, step):
+    """A fresh barrier lets the wait for the phase before its first pass."""
+    STAGES: gl.constexpr = empty.shape[0]
+    mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def place_in_band(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
+    """(row tile, column tile): BAND row tiles that run together share columns."""
+    band = tile // (BAND * num_columns)
+    inner = tile % (BAND * num_columns)
+    height = gl.minimum(num_row_tiles - band * BAND, BAND)
+    return band * BAND + inner % height, inner // height
+
+
+@gluon.jit
+def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
+    """First row of the weight's tile."""
+    row = column
+    if GROUPED:
+        row += gl.load(tile_expert + row_tile) * N
+    return row
