@@ -25,6 +25,7 @@ from .gluon_wide import wide_kernel
 from .hopper_weights import HopperWeight
 from .matrix_path import MatrixPath
 
+
 @dataclass(frozen=True)
 class Speed:
     """Measured on an H200: programs that a multiprocessor holds, and what one of them takes."""

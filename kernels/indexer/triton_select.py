@@ -192,12 +192,14 @@ def select_kernel(
         bound, count = _take_best(
             upper_row, first, upper_size, between_ptr + row * k, k, 0, False, BITS, RUN,
             UPPER_IS_WHOLE,
-        )
+        )  # fmt: skip
         # Other threads wrote what comes next.
         tl.debug_barrier()
         first = _runs(between_ptr + row * k, k, TILE, SEGMENT, RUN, True)
         # Each of k segments has a member that reaches the least of their maxima.
-        _take_best(bits_row, first, end, chosen_ptr + row * k, k, bound, count == k, BITS, IS_WHOLE)
+        _take_best(
+            bits_row, first, end, chosen_ptr + row * k, k, bound, count == k, BITS, RUN, IS_WHOLE
+        )
     else:
         first = _runs(parents_ptr + row * k, k, TILE, SEGMENT, RUN, HAS_PARENTS)
         _take_best(bits_row, first, end, chosen_ptr + row * k, k, 0, False, BITS, RUN, IS_WHOLE)

@@ -44,8 +44,8 @@ def split_projection_triton(
     if tokens:
         projection_kernel[(tokens + triton.cdiv(tokens, _TILE_ROWS),)](
             q_pairs, q_weight, bf16_pairs("normed", normed), *acts.writer, acts.scale_stride,
-            acts.values.shape[1], kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values, scales,
-            tokens, q_pairs.stride(0), values.stride(0), scales.stride(0), eps,
+            acts.values.shape[1], kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values,
+            scales, tokens, q_pairs.stride(0), values.stride(0), scales.stride(0), eps,
             WIDTH=width, ROTARY=rope[0].shape[1] // 2, FP8_PAIRS=values.dtype == torch.int16,
             TILE_ROWS=_TILE_ROWS, TILE_PAIRS=max(16, triton.next_power_of_2(width // 2)),
             **norm_layout(q.shape[1], acts), num_warps=4, enable_fp_fusion=False,

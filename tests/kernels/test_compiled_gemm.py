@@ -193,7 +193,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             "place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 *i32 n n16 n", place,
             num_warps=16,
         )  # fmt: skip
-        add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024})
+        add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
             rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
             w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)

@@ -93,7 +93,8 @@ def cases(arch: int) -> dict[str, Case]:
         "ROWS": 24,
         "TILE_ROWS": 32,
         "TILE_T": 64,
-        "TILE_D": 64,
+        "TILE_D": 32,
+        "PIECE": 64,
         "DOT": tl.bfloat16,
     }
     path = {90: 1, 100: 2, 103: 2}[arch]
