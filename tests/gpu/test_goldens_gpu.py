@@ -124,18 +124,20 @@ def plain_attention(
 
 
 @pytest.mark.parametrize(
-    "is_decoded, factor", [(True, 1.0), (False, 2.2)], ids=["decoded", "own path"]
+    "is_decoded, tier, factor",
+    [(True, "strict", 1.0), (False, "loose", 2.2)],
+    ids=["decoded", "own path"],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_on_golden_streams(
-    name: str, is_decoded: bool, factor: float, monkeypatch: pytest.MonkeyPatch
+    name: str, is_decoded: bool, tier: str, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each layer alone on golden inputs, as ``tests/goldens/test_single_blocks.py`` on a CPU.
 
-    The limit is for sums as exact as bf16 products in fp32 give them.  FP8 matrix instructions keep
-    fewer bits, which flips more roundings.  With decoded weights attention is the plain form too:
-    its kernels round the softmax in tiles of window keys and of compressed keys, the golden data in
-    one tile, and that alone is an error of 0.021 in a block (docs/numerics.md).
+    With decoded weights sums are as exact as bf16 products in fp32 give them, and the limit is the
+    CPU's.  Attention is the plain form then: its kernels round the softmax in tiles of window keys
+    and of compressed keys, the golden data in one tile, and that alone is an error of 0.021 in a
+    block.  FP8 matrix instructions keep fewer bits, which flips more roundings (docs/numerics.md).
     """
     model, data = load_model(name, "cuda"), data_of(name)
     if is_decoded:
@@ -165,4 +167,4 @@ def test_layers_on_golden_streams(
                 error = relative_error(after.streams.flatten(1), streams[layer + 1].flatten(1))
                 worst = max(worst, float(error.quantile(0.9)))
     print(f"{name}, decoded {is_decoded}: worst block error {worst:.4f}")
-    assert worst <= factor * facts_of(name)["tolerances"]["loose"]["layer_p90_rel"]
+    assert worst <= factor * facts_of(name)["tolerances"][tier]["layer_p90_rel"]
