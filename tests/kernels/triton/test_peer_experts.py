@@ -1,0 +1,101 @@
+"""The exchange as the engine makes it, with one rank in place of many: streams do nothing here, and
+the rank's own memory stands for the peers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.engine.parallel import peer_exchange
+from deepinfer.engine.parallel.expert_balance import plain_placement
+from deepinfer.engine.parallel.groups import Group
+from deepinfer.engine.parallel.peer_exchange import PeerChannels, PeerExperts
+from deepinfer.engine.parallel.routing_table import RoutingTable
+from deepinfer.errors import EngineError
+from deepinfer.kernels.exchange import ExchangeLayout
+from deepinfer.kernels.quant import fake_quantize_fp8
+from deepinfer.kernels.testing import assert_bitwise_equal
+
+EXPERTS, CHOICES, WIDTH, CAPACITY = 6, 2, 128, 8
+
+
+class Nothing:
+    """In place of a stream or an event."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+class OwnMemory:
+    def __init__(self, group: Group, num_bytes: int, device: torch.device) -> None:
+        self.own = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.addresses = torch.tensor([self.own.data_ptr()])
+
+
+class Scaled:
+    """Experts that multiply by the weight of the choice and add their number."""
+
+    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        flat = ids.flatten()
+        rows = x.float().repeat_interleave(CHOICES, 0) * weights.flatten()[:, None] + flat[:, None]
+        return rows.bfloat16(), torch.where(flat >= 0, torch.arange(len(flat)), -1).int()
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if torch.cuda.is_available():
+        pytest.skip("ranks of their own are checked by benchmarks/two_gpus.py")
+    for name in ("Stream", "Event", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, Nothing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(peer_exchange, "PeerMemory", OwnMemory)
+    yield
+
+
+def routed(is_exact: bool) -> tuple[PeerExperts, PeerChannels]:
+    layout = ExchangeLayout(
+        num_ranks=1,
+        capacity=CAPACITY // 2,
+        num_choices=CHOICES,
+        hidden_size=WIDTH,
+        is_exact=is_exact,
+    )
+    channels = PeerChannels(Group.single(), layout, torch.device("cpu"))
+    table = RoutingTable.of(plain_placement(1, EXPERTS, 1), 0)
+    return PeerExperts(Scaled(), table, channels), channels
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_passes_of_all_sizes_one_after_the_other(is_exact: bool) -> None:
+    """Up to half of the capacity at once, more in two halves, of which one may be empty."""
+    experts, channels = routed(is_exact)
+    for most, count in ((8, 7), (8, 3), (3, 3), (2, 0), (8, 8)):
+        channels.most_tokens = most
+        assert len(channels.parts()) == (2 if most > CAPACITY // 2 else 1)
+        if not count:
+            experts.assist()
+            continue
+        x = torch.randn(count, WIDTH).bfloat16()
+        ids = torch.rand(count, EXPERTS).argsort(-1)[:, :CHOICES].sort(-1).values
+        weights = torch.rand(count, CHOICES)
+        rows, _ = Scaled().pairs(fake_quantize_fp8(x), ids, weights)
+        first, second = rows.float().view(count, CHOICES, WIDTH).unbind(1)
+        total = first + second
+        expected = total if is_exact else total.bfloat16().float()
+        assert_bitwise_equal(experts(x, ids, weights), expected)
+
+
+def test_more_tokens_than_agreed_upon_are_refused() -> None:
+    experts, channels = routed(True)
+    channels.most_tokens = 2
+    x, ids = torch.zeros(3, WIDTH).bfloat16(), torch.zeros(3, CHOICES, dtype=torch.int64)
+    with pytest.raises(EngineError, match="3 tokens in a step, but the exchange has room for 2"):
+        experts(x, ids, ids.float())
