@@ -75,23 +75,31 @@ def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
 
 
 def _draw_steps(record: BenchRecord, axes: Any) -> bool:
+    """Where the time of a GPU's steps goes; the black line is what the peak rates allow."""
     rows = [row for row in record.measurements if row.parts_s or row.link_s]
-    parts = sorted({part for row in rows for part in row.parts_s}) or ["this rank"]
+    names = [f"{row.phase}: {row.name}, EP{row.ranks}" for row in rows]
     left = [0.0] * len(rows)
-    for number, part in enumerate(parts + (["link"] if any(row.link_s for row in rows) else [])):
-        if part == "link":
-            widths = [row.link_s * 1e3 for row in rows]
-        else:
-            widths = [
-                row.parts_s.get(part, 0.0 if row.parts_s else row.local_s) * 1e3 for row in rows
-            ]
+
+    def bar(label: str, seconds: list[float], **look: Any) -> None:
+        if any(seconds):
+            widths = [value * 1e3 for value in seconds]
+            axes.barh(names, widths, left=left, label=label, **look)
+            left[:] = [a + b for a, b in zip(left, widths, strict=True)]
+
+    for number, part in enumerate(sorted({part for row in rows for part in row.parts_s})):
         hatch = _HATCHES[number % len(_HATCHES)]
-        names = [f"{row.phase}: {row.name}, EP{row.ranks}" for row in rows]
-        axes.barh(
-            names, widths, left=left, label=part.replace("_", " "), hatch=hatch, edgecolor="white"
-        )
-        left = [a + b for a, b in zip(left, widths, strict=True)]
+        widths = [row.parts_s.get(part, 0.0) for row in rows]
+        bar(part.replace("_", " "), widths, hatch=hatch, edgecolor="white")
+    rest = [max(0.0, row.local_s - sum(row.parts_s.values())) for row in rows]
+    split = [value if row.parts_s else 0.0 for row, value in zip(rows, rest, strict=True)]
+    whole = [0.0 if row.parts_s else value for row, value in zip(rows, rest, strict=True)]
+    bar("gaps, the host", split, color="0.85")
+    bar("this rank, not split", whole, color="0.6")
+    bar("link, modelled", [row.link_s for row in rows], color="white", edgecolor="black")
+    for place, row in enumerate(rows):
+        if row.limit is not None:
+            axes.vlines(row.limit.overlap_s * 1e3, place - 0.45, place + 0.45, color="black", lw=3)
     axes.invert_yaxis()
-    axes.set(xlabel="ms of a step, parts one after the other")
-    axes.legend()
+    axes.set(xlabel="ms of a step, parts one after the other; black line: overlap limit")
+    axes.legend(fontsize="small")
     return bool(rows)

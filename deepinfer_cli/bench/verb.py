@@ -14,7 +14,7 @@ from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile, gpu_ceilings
 from deepinfer.bench.embedded import EnginePlan, measure_engine
 from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.peer_link import measured_link
-from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.plan import BenchPlan, padded_experts
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.results import LimitRow, Measurement
 from deepinfer.engine.model.config import ModelConfig
@@ -135,6 +135,14 @@ def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:
             needed = (row.weight_bytes + row.cache_bytes) / 1e9
             device = f"a rank of EP{row.ranks} on {plan.device_profile}"
             yield f"{row.size:,} {kind} do not fit {device}: {needed:,.0f} GB"
+    for ranks in sorted({*plan.decode_ranks, *plan.prefill_ranks}):
+        experts = ModelConfig.flash().n_routed_experts
+        held = padded_experts(experts, ranks)
+        if held * ranks != experts:
+            yield (
+                f"EP{ranks} does not divide {experts} experts: each rank holds {held}, the last "
+                f"ones {held * ranks - experts} empty ones"
+            )
     if plan.lengths:
         yield LENGTHS_NOTE
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 
+from deepinfer.bench import rank_steps
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
@@ -18,7 +19,9 @@ from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_prefill import batches, measure_prefill
 from deepinfer.bench.rank_replay import replay_times
 from deepinfer.bench.rank_share import RandomTensors, rank_config
+from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
 
 FLASH = ModelConfig.flash()
@@ -91,6 +94,15 @@ def test_chunks_end_where_rings_are_saved() -> None:
         [(0, 128, True)], [(128, 300, False), (0, 128, True)], [(128, 300, False)],
     ]  # fmt: skip
     assert all(chunk.is_last for chunk in found[-1].chunks)
+
+
+def test_too_many_requests_are_refused_with_the_number_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_steps, "num_that_fit", lambda *sizes: 3)
+    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, decode_ranks=(2,))
+    with pytest.raises(ConfigError, match=r"5 requests of 100 tokens .* 3 requests fit; ask for"):
+        list(measure_rank(plan, TINY, "cpu"))
 
 
 def test_sizes_beyond_the_room_are_left_out() -> None:

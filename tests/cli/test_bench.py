@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.results import Ceiling, LimitRow, Measurement
 from deepinfer.engine.limits.roofline import Limit
 from deepinfer.engine.limits.step_work import Work
-from deepinfer_cli.bench import verb
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer_cli.bench import plots, verb
 from deepinfer_cli.bench.compare import comparison
 from deepinfer_cli.bench.page import cost_per_million, page
 from deepinfer_cli.bench.plots import save_plots
@@ -178,6 +181,34 @@ def test_refusals(cli, in_tmp: Path, arguments: list[str], message: str) -> None
     (in_tmp / "empty.jsonl").write_text("\n")
     outcome = cli("bench", *arguments)
     assert outcome.exit_code != 0 and message in outcome.err and outcome.out == b""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_it_says_so(cli) -> None:
+    outcome = cli("bench", "--device", "cuda")
+    assert outcome.exit_code == 2 and "this machine has 0 of that kind" in outcome.err
+
+
+def test_padding_and_sizes_that_do_not_fit_are_said() -> None:
+    plan = BenchPlan(phases=("decode",), requests=(256,), decode_ranks=(1, 7), prefill_ranks=(1,))
+    notes = list(verb._notes(plan, limit_rows(plan, ModelConfig.flash())))
+    assert any("256 requests do not fit a rank of EP1 on h200" in note for note in notes)
+    assert any("EP7 does not divide 384 experts: each rank holds 55" in note for note in notes)
+
+
+def test_bars_are_as_long_as_their_steps() -> None:
+    """Parts, what is left of the step, and the link; a row that is not split is one bar."""
+    from matplotlib import pyplot
+
+    rows = (_measurement(), _measurement(name="another", parts_s={}))
+    figure, axes = pyplot.subplots()
+    assert plots._draw_steps(_record(measurements=rows), axes)
+    widths = {0: 0.0, 1: 0.0}
+    for patch in axes.patches:
+        widths[round(patch.get_y() + patch.get_height() / 2)] += patch.get_width()
+    pyplot.close(figure)
+    for place, row in enumerate(rows):
+        assert widths[place] == pytest.approx(row.serial_s * 1e3)
 
 
 def test_a_foreign_file_is_no_result(tmp_path: Path) -> None:
