@@ -41,8 +41,8 @@ class ConstraintVocabulary:
         with self._lock:
             if self._ll_tokenizer is None:
                 wrapper = llguidance.TokenizerWrapper(_Tokens(self._tokenizer))
-                slices = [_WORDS, *llguidance.LLTokenizer.general_slices()]
-                self._ll_tokenizer = llguidance.LLTokenizer(wrapper, slices=slices)
+                plain = llguidance.LLTokenizer(wrapper, slices=[])
+                self._ll_tokenizer = plain.with_slices([_WORDS, *plain.general_slices()])
             return self._ll_tokenizer
 
     @property

@@ -75,9 +75,9 @@ def test_free_rows_go_on_while_the_vocabulary_is_built(make_stream, monkeypatch)
     was_answered = []
     build = llguidance.LLTokenizer
 
-    def wait_and_build(wrapper):
+    def wait_and_build(*arguments, **fields):
         was_answered.append(is_answered.wait(timeout=30))
-        return build(wrapper)
+        return build(*arguments, **fields)
 
     monkeypatch.setattr(llguidance, "LLTokenizer", wait_and_build)
     rows = [{"prompt": "x", "regex": "a"}, {"prompt": "x"}]
