@@ -157,7 +157,7 @@ class PartialFolder:
                 lock = self._open_lock()
             except FileNotFoundError:
                 continue
-            if not _take(lock):
+            if not self._take(lock):
                 holder = os.pread(lock, 1_000, 0).decode("utf-8", "replace").strip()
                 os.close(lock)
                 raise LockedError(
@@ -197,6 +197,21 @@ class PartialFolder:
     def _unwritable(self, reason: str) -> ConfigError:
         return ConfigError(f"cannot write {self.paths.results}: {reason}; give another output (-o)")
 
+    def _take(self, lock: int) -> bool:
+        """Lock for this process alone; False if another run has it."""
+        for attempt in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(_LOCK_WAIT_S if attempt < _LOCK_TRIES - 1 else 0)
+            except OSError as error:  # some network file systems
+                os.close(lock)
+                self.remove()
+                reason = (error.strerror or str(error)).lower()
+                raise self._unwritable(f"its file system has no locks ({reason})") from error
+        return False
+
     def _is_current(self, lock: int) -> bool:
         """False if the folder was removed between opening its lock file and locking it."""
         try:
@@ -234,15 +249,4 @@ def is_locked(folder: Path) -> bool:
         return True
     finally:
         os.close(lock)
-    return False
-
-
-def _take(lock: int) -> bool:
-    """Lock for this process alone; False if another run has it."""
-    for attempt in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(_LOCK_WAIT_S if attempt < _LOCK_TRIES - 1 else 0)
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterable
@@ -80,9 +81,19 @@ def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool
         paths.errors.unlink(missing_ok=True)  # of an earlier run that was replaced
     (folder / "report").replace(paths.report)
     (folder / "results").replace(paths.results)
-    parent = os.open(paths.results.parent, os.O_RDONLY)
-    os.fsync(parent)
-    os.close(parent)
+    _sync_folder(paths.results.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make new names in ``folder`` survive the machine, where its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 class StdoutStream:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,11 +15,46 @@ import pytest
 from deepinfer.errors import ConfigError, LockedError
 from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder
+from deepinfer_cli.output.writer import publish
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> OutputPaths:
     return OutputPaths(tmp_path / "out.jsonl")
+
+
+def test_a_file_system_without_locks_is_named(
+    paths: OutputPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ConfigError, match="has no locks .function not impl"), PartialFolder(paths):
+        pass
+    assert not paths.partial.exists()
+
+
+@pytest.mark.parametrize("code, is_error", [(errno.EINVAL, False), (errno.EIO, True)])
+def test_folders_that_cannot_be_synced(
+    paths: OutputPaths, monkeypatch: pytest.MonkeyPatch, code: int, is_error: bool
+) -> None:
+    """As on some network file systems: the files have their names, the run is finished."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, "no")
+        real(descriptor)
+
+    work = paths.results.parent / "work"
+    work.mkdir()
+    for name in ("results", "errors"):
+        (work / name).write_text(name)
+    monkeypatch.setattr("os.fsync", fsync)
+    with pytest.raises(OSError) if is_error else nullcontext():
+        publish(work, paths, b"{}", has_errors=True)
+    assert paths.results.read_text() == "results"
 
 
 def test_names(paths: OutputPaths) -> None:
