@@ -96,9 +96,9 @@ def peer_layout(bench: Bench, capacity: int, *, is_exact: bool) -> ExchangeLayou
     )
 
 
-def peer_channels(bench: Bench, capacity: int, *, is_exact: bool) -> PeerChannels:
-    layout = peer_layout(bench, -(-capacity // 2), is_exact=is_exact)
-    return PeerChannels(bench.group, layout, bench.device)
+def peer_channels(bench: Bench, capacity: int, *, is_exact: bool, halved_from: int) -> PeerChannels:
+    layout = peer_layout(bench, capacity, is_exact=is_exact)
+    return PeerChannels(bench.group, layout, bench.device, halved_from)
 
 
 def tile_error(whole: SomeExperts, x: Tensor, ids: Tensor, weights: Tensor) -> float:
@@ -119,9 +119,9 @@ def check_peer_exchange(bench: Bench) -> None:
     local = SomeExperts(bench, bench.rank * half, half)
     table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
     for is_exact in (True, False):
-        channels = peer_channels(bench, 64, is_exact=is_exact)
+        channels = peer_channels(bench, 64, is_exact=is_exact, halved_from=33)
         routed = PeerExperts(local, table, channels)
-        for count in (16, 33, 0, 64):  # up to half of the capacity at once, more in two halves
+        for count in (16, 0, 33, 64):  # the larger ones in two halves
             channels.most_tokens = max(1, min(64, count + 1))
             x, ids, weights = bench.tokens(count + bench.rank if count == 33 else count, count)
             expected = whole(x, ids, weights)
@@ -277,8 +277,7 @@ def time_overlap(bench: Bench) -> None:
     """How much of the exchange hides behind other work, at 256 requests per rank."""
     count = 8 if bench.is_small else 256
     if bench.on_gpu:
-        channels = peer_channels(bench, 2 * count, is_exact=False)
-        channels.most_tokens = count
+        channels = peer_channels(bench, count, is_exact=False, halved_from=2 * count)
         table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
         routed: Any = PeerExperts(NoPairs(bench), table, channels)
     else:

@@ -8,7 +8,7 @@ in two halves; then the results of the first travel while the experts compute th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -79,23 +79,27 @@ class PeerChannel:
 
 
 class PeerChannels:
-    """Two channels, each for half of the ``capacity`` in tokens per rank, and their stream.
+    """A channel for whole passes, a smaller one for second halves, and their stream.
 
     ``most_tokens`` is how many tokens any rank brings to the exchanges that follow, the same on all
-    ranks.
+    ranks; from ``halved_from`` on they go in two halves.
     """
 
-    def __init__(self, group: Group, layout: ExchangeLayout, device: torch.device) -> None:
-        """``layout`` is that of half the capacity."""
-        self.channels = tuple(PeerChannel(group, layout, device) for _ in range(2))
-        self.capacity = 2 * layout.capacity
-        self.most_tokens = self.capacity
+    def __init__(
+        self, group: Group, layout: ExchangeLayout, device: torch.device, halved_from: int
+    ) -> None:
+        half = replace(layout, capacity=-(-layout.capacity // 2))
+        self.channels = [PeerChannel(group, layout, device)]
+        if halved_from <= layout.capacity:
+            self.channels.append(PeerChannel(group, half, device))
         self.layout = layout
+        self.most_tokens = layout.capacity
+        self.halved_from = halved_from
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def parts(self) -> list[tuple[PeerChannel, slice, int]]:
         """The channels that a pass goes through, the tokens of each, and the most of any rank."""
-        halves = 1 if self.most_tokens <= self.layout.capacity else 2
+        halves = 1 if self.most_tokens < self.halved_from else 2
         most = -(-self.most_tokens // halves)
         return [
             (channel, slice(number * most, (number + 1) * most), most)

@@ -19,6 +19,9 @@ from .placed_experts import Nodes, PlacedExperts
 
 Half = Literal["encoder", "decoder"]
 
+# Rows of an expert from which its weights may be read twice, once for each half of a pass.
+_ROWS_WORTH_HALVING = 256
+
 
 class RankShare:
     """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
@@ -96,12 +99,14 @@ class RankShare:
         if (hidden_size, choices) not in self._channels:
             layout = ExchangeLayout(
                 num_ranks=self.experts.size,
-                capacity=-(-self.capacity // 2),
+                capacity=self.capacity,
                 num_choices=choices,
                 hidden_size=hidden_size,
                 is_exact=self.is_exact,
             )
-            made = PeerChannels(self.experts, layout, tensors.device)
+            rows_per_token = self.experts.size * choices / plan.n_routed_experts
+            halved_from = max(2, round(_ROWS_WORTH_HALVING / rows_per_token))
+            made = PeerChannels(self.experts, layout, tensors.device, halved_from)
             self._channels[hidden_size, choices] = made
         return self._channels[hidden_size, choices]
 
