@@ -111,7 +111,9 @@ def test_two_runs_on_one_output(start: Any, process: Process) -> None:
     Path("in.jsonl").write_bytes(_prompts(200))
     first = start("run", "in.jsonl", "-o", "out.jsonl", seconds_per_row=0.01)
     _wait_for_rows("out.jsonl", 1, first)
+    first.send_signal(signal.SIGSTOP)  # it must not be finished when the second one starts
     second = process("run", "in.jsonl", "-o", "out.jsonl")
+    first.send_signal(signal.SIGCONT)
     assert second.exit_code == 5
     assert f"process {first.pid}" in second.err
     assert first.wait(30) == 0
