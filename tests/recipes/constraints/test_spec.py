@@ -18,7 +18,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(max_size=5), _json))
 def test_spelling_of_json_does_not_matter(schema: dict) -> None:
     spellings = {
