@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,6 +24,7 @@ from deepinfer.errors import ConfigError
 Json = dict[str, Any]
 FORMAT = 1
 _MANIFEST = "manifest.json"
+_OLDEST_TRITON = (3, 6)
 _PACKAGE = Path(__file__).parents[1]
 # What decides which kernels are launched, and what they are.
 _SOURCES = ("kernels", "engine")
@@ -78,14 +80,14 @@ class Bundle:
 def nvidia_identity(config: Mapping[str, Any], model_name: str, target: str) -> Identity:
     """The identity of a bundle for an NVIDIA target, made or used by this installation.
 
-    Raises: ConfigError if Triton is not installed.
+    Raises: ConfigError if Triton is not installed or too old.
     """
     return Identity(
         target=target,
         model=digest(config),
         model_name=model_name,
         sources=source_digest(),
-        compilers={"triton": installed_version("triton")},
+        compilers={"triton": _triton_version()},
     )
 
 
@@ -199,6 +201,15 @@ def source_digest() -> str:
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
             hasher.update(path.read_bytes())
     return hasher.hexdigest()
+
+
+def _triton_version() -> str:
+    found = installed_version("triton")
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < _OLDEST_TRITON:
+        raise ConfigError(
+            f"Triton {found} is too old: kernels need 3.6 or newer; pip install 'triton>=3.6'"
+        )
+    return found
 
 
 def installed_version(package: str) -> str:

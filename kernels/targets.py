@@ -13,6 +13,14 @@ NVIDIA_TARGETS: Mapping[str, tuple[int, int]] = {
     "sm103a": (10, 3),
 }
 ASCEND_TARGETS: Sequence[str] = ("ascend950",)
+_DEVICES: Mapping[str, str] = {
+    "h100": "sm90a",
+    "h200": "sm90a",
+    "b200": "sm100a",
+    "gb200": "sm100a",
+    "b300": "sm103a",
+    "gb300": "sm103a",
+}
 
 
 def nvidia_target(capability: tuple[int, int]) -> str | None:
@@ -33,8 +41,9 @@ def check_targets(names: Sequence[str], accelerator: str) -> None:
                 f"--arch {name} is not of --accelerator {accelerator}: {_list(known)}"
             )
         plain = name.lower().replace("_", "").replace("-", "")
-        near = difflib.get_close_matches(plain, every, n=2, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        near = [_DEVICES[plain]] if plain in _DEVICES else []
+        near = near or difflib.get_close_matches(plain, every, n=2, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise ConfigError(f"--arch {name!r} is not known{hint} Known: {', '.join(every)}")
 
 

@@ -19,6 +19,8 @@ from deepinfer.kernels.targets import ASCEND_TARGETS, NVIDIA_TARGETS, check_targ
 
 ACCELERATORS = ("auto", "nvidia", "ascend")
 STAGES = ("linalg", "middle-end", "binary")
+# Bytes of stack up to which a kernel is as fast as without: eight registers.
+MOST_STACK = 32
 _PLAIN_SECONDS = 5.0
 
 Progress = Callable[[str, int, int], None]
@@ -124,6 +126,11 @@ def _nvidia_report(bundle: Any, *, was_there: bool) -> dict[str, Any]:
     return _common(bundle, was_there) | {
         "most_registers": max((kernel["registers"] for kernel in kernels), default=0),
         "most_stack_bytes": max((kernel["stack_bytes"] for kernel in kernels), default=0),
+        "spilling": {
+            kernel["kernel"]: kernel["stack_bytes"]
+            for kernel in sorted(kernels, key=lambda kernel: kernel["stack_bytes"])
+            if kernel["stack_bytes"] > MOST_STACK
+        },
         "most_shared_bytes": max((kernel["shared_bytes"] for kernel in kernels), default=0),
         "is_complete": True,
     }
@@ -175,9 +182,11 @@ def _summarize(reports: Sequence[Mapping[str, Any]], seconds: float) -> None:
 
 
 def _nvidia_words(report: Mapping[str, Any]) -> str:
+    spilling = ", ".join(f"{name} ({size})" for name, size in report["spilling"].items())
     return (
         f"at most {report['most_registers']} registers, {report['most_stack_bytes']} bytes of "
         f"stack, {report['most_shared_bytes'] // 1024} KiB of shared memory"
+        + (f"; more than {MOST_STACK} bytes of stack: {spilling}" if spilling else "")
     )
 
 

@@ -1,0 +1,86 @@
+"""What ``deepinfer build`` refuses, and what it says of kernels that use the stack."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer.kernels import bundle
+from deepinfer.kernels.bundle_builder import build_bundle
+from deepinfer_cli.build.build import MOST_STACK, BuildRequest, build
+
+
+def _build(environment: Mapping[str, str] | None = None, **changed: Any) -> int:
+    request = BuildRequest(
+        accelerator=None, arch=None, config="tiny", output=Path("/nowhere"), stage="binary",
+        jobs=None, json=True, quiet=False,
+    )  # fmt: skip
+    return build(dataclasses.replace(request, **changed), environment or {})
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"arch": "sm90"}, "--arch 'sm90' is not known; did you mean sm90a"),
+        ({"arch": "sm_100"}, "did you mean sm100a"),
+        ({"arch": "sm90a,H100"}, "--arch 'H100' is not known; did you mean sm90a?"),
+        ({"arch": "xyz"}, "--arch 'xyz' is not known. Known: sm90a, sm100a"),
+        ({"arch": " , "}, "--arch names nothing"),
+        ({"arch": "ascend950", "accelerator": "nvidia"}, "is not of --accelerator nvidia"),
+        ({"arch": "sm90a", "accelerator": "ascend"}, "expected ascend950"),
+        ({"accelerator": "amd"}, "--accelerator 'amd': expected auto, nvidia, ascend"),
+        ({"stage": "ptx"}, "--stage 'ptx': expected linalg or middle-end or binary"),
+        ({"jobs": 0}, "--jobs 0: expected at least 1"),
+    ],
+)
+def test_bad_input_is_named(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _build(**changed)
+    assert words in str(caught.value)
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match="DEEPINFER_ACCELERATOR= 'amd'"):
+        _build({"DEEPINFER_ACCELERATOR": "amd"})
+
+
+def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=str(tmp_path / "none")):
+        _build(arch="sm90a", config=str(tmp_path / "none"))
+
+
+def test_a_triton_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "version", lambda package: "3.2.0+gite8c6a1")
+    with pytest.raises(ConfigError, match=r"Triton 3\.2\.0\+gite8c6a1 is too old"):
+        _build(arch="sm90a")
+
+
+def test_kernels_that_spill_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "code"
+    code.write_bytes(b"code")
+    stacks = {"small": [MOST_STACK], "large": [80, 48, 0]}
+    tasks = [{"kernel": name} for name, sizes in stacks.items() for _ in sizes]
+    results = [
+        {"key": f"{i}", "files": {".cubin": str(code)}, "registers": 255, "stack_bytes": size,
+         "shared_bytes": 2048}
+        for i, size in enumerate(size for sizes in stacks.values() for size in sizes)
+    ]  # fmt: skip
+    identity = bundle.nvidia_identity({}, "tiny", "sm90a")
+    built = build_bundle(tmp_path / "store", identity, lambda: (tasks, results))
+    monkeypatch.setattr(
+        "deepinfer.kernel_build.build_kernels",
+        lambda *_, **__: dataclasses.make_dataclass("Built", ["bundle", "was_there"])(built, False),
+    )
+    assert _build(arch="sm90a", accelerator="nvidia") == 0
+    out, err = capsys.readouterr()
+    (report,) = json.loads(out)
+    assert report["spilling"] == {"large": 80}
+    assert "more than 32 bytes of stack: large (80)" in err
