@@ -62,22 +62,22 @@ def test_every_kind_of_row_has_a_name_of_its_own() -> None:
     """Drafts, modes and routings: what is measured beside plain rows."""
     plan = BenchPlan(
         requests=(2,), context=200, tokens=(200,), drafts=(5, None), num_steps=1,
-        routing=("even", "balanced"), decode_ranks=(4,), prefill_ranks=(4,),
+        decode_ranks=(4,), prefill_ranks=(4,),
     )  # fmt: skip
     rank = RankModel.make(
         TINY, ranks=4, context=200, num_slots=2, seed=0, device="cpu", num_redundant=1
     )
     rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
+    plan = dataclasses.replace(plan, drafts=(5,), routing=("balanced",))
+    rows += [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
     assert [row.name for row in rows] == [
-        "2 requests, 5 drafts", "2 requests, auto", "2 requests, 5 drafts, balanced",
-        "2 requests, auto, balanced", "200 tokens", "200 tokens, exact",
-        "200 tokens, batch-invariant", "200 tokens, balanced",
+        "2 requests, 5 drafts", "2 requests, auto", "200 tokens", "200 tokens, exact",
+        "200 tokens, batch-invariant", "2 requests, 5 drafts, balanced", "200 tokens, balanced",
     ]  # fmt: skip
-    fixed, auto, *_ = rows
+    fixed, auto, window, exact, *_ = rows
     assert fixed.limit is not None and fixed.num_tokens == fixed.limit.num_tokens
     assert auto.accepted_length is not None
     assert auto.num_tokens == pytest.approx(2 * auto.accepted_length) and auto.num_drafts <= 5
-    window, exact = rows[4], rows[5]
     assert window.limit is not None and exact.limit is not None
     assert exact.limit.local_s > window.limit.local_s
 
