@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from deepinfer_cli.run.verb import default_output
 
 Cli = Callable[..., Any]
+_SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 
 
 def _write(path: str, rows: list[Any]) -> str:
@@ -57,6 +59,8 @@ def test_completion_order(cli: Cli) -> None:
     assert cli("run", "in.jsonl", "-o", "out.jsonl", "--order", "completion").exit_code == 0
     rows = _lines("out.jsonl")
     assert [(row["id"], row["row"]) for row in rows] == [("4", 3), ("3", 2), ("2", 1), ("1", 0)]
+    schema = json.loads((_SCHEMAS / "result.schema.json").read_bytes())
+    assert all(Draft202012Validator(schema).is_valid(row) for row in rows)
     printed = cli("run", "in.jsonl", "-o", "-", "--order", "completion")
     assert printed.out == Path("out.jsonl").read_bytes()
 
