@@ -10,22 +10,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from itertools import takewhile
 
 from deepinfer.engine.cache.block_manager import BlockManager, block_digests
 from deepinfer.engine.cache.kv_transfer import KVTransfer
-from deepinfer.engine.cache.prefix_hit import (
-    NO_HIT,
-    PrefixHit,
-    replayed_hit,
-    restored_hit,
-    snapshot_boundaries,
-)
+from deepinfer.engine.cache.prefix_hit import PrefixHit
 from deepinfer.engine.cache.snapshots import SnapshotStore
 from deepinfer.engine.cache.state_slots import StateSlots
 from deepinfer.engine.config import EngineConfig
 from deepinfer.errors import EngineError
 
+from .prefix_sharing import PrefixSharing
 from .request_state import Phase, RequestState
 from .schedule import Batch, DecodeBatch, PrefillBatch, PrefillChunk
 
@@ -44,11 +38,11 @@ class Scheduler:
         window: int,
     ) -> None:
         self.config = config
-        self.window = window
         self.blocks = blocks
         self.slots = slots
         self.snapshots = snapshots
         self.transfer = transfer
+        self.sharing = PrefixSharing(config, blocks, snapshots, window)
         self.num_preemptions = 0
         self.max_running = config.max_num_seqs
         self.max_tokens = config.max_num_batched_tokens
@@ -170,8 +164,8 @@ class Scheduler:
         prompts with one beginning (or samples of one prompt) only the first computes it.
         """
         block_size = self.config.block_size
-        hit, matched = self._find_hit(state)
-        if any(self._will_share(other, state, hit) for other in self.prefilling):
+        hit, matched = self.sharing.find_hit(state)
+        if any(self.sharing.is_due(other, state, hit) for other in self.prefilling):
             return None
         shared = matched[: hit.num_tokens // block_size]
         self.blocks.hold(shared)
@@ -189,45 +183,6 @@ class Scheduler:
             state.num_cached_tokens = hit.num_tokens
         self._move(state, Phase.PREFILLING)
         return hit
-
-    def _find_hit(self, state: RequestState) -> tuple[PrefixHit, list[int]]:
-        """The part of the prompt to take from the cache, and the blocks that match."""
-        block_size = self.config.block_size
-        state.boundaries = ()
-        if not self.config.enable_prefix_caching:
-            return NO_HIT, []
-        state.digests = block_digests(state.token_ids, block_size, state.digests)
-        matched = self.blocks.match(state.digests)
-        num_matched = len(matched) * block_size
-        num_tokens = len(state.token_ids)
-        if not self.config.restores_snapshots:
-            args = (num_matched, num_tokens, state.decoder_start, self.window, block_size)
-            return replayed_hit(*args), matched
-        limit = self._restore_limit(state)
-        hit = restored_hit(state.digests, num_matched, limit, block_size, self.snapshots)
-        if self.snapshots.capacity:
-            boundaries = snapshot_boundaries(num_matched, limit, block_size)
-            state.boundaries = tuple(b for b in boundaries if b > hit.num_tokens)
-        return hit, matched
-
-    def _will_share(self, other: RequestState, state: RequestState, hit: PrefixHit) -> bool:
-        """Whether ``other``, still prefilling, will give ``state`` a longer hit than it has now."""
-        block_size = self.config.block_size
-        pairs = zip(other.digests, state.digests, strict=False)
-        num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * block_size
-        if num_common <= hit.num_tokens or other.num_computed_tokens >= num_common:
-            return False
-        if not self.config.restores_snapshots:
-            args = (state.decoder_start, self.window, block_size)
-            return replayed_hit(num_common, len(state.token_ids), *args).num_tokens > hit.num_tokens
-        limit = min(num_common, self._restore_limit(state))
-        due = (b for b in other.boundaries if b > other.num_computed_tokens)
-        return any(hit.num_tokens < boundary <= limit for boundary in due)
-
-    def _restore_limit(self, state: RequestState) -> int:
-        """Where a hit with saved rings ends at the latest: where the decoder layers start (their
-        rings are not part of it), unless they ran on every token from the beginning."""
-        return len(state.token_ids) - 1 if self.config.exact else state.decoder_start
 
     def _chunk(
         self, state: RequestState, budget: int, hit: PrefixHit | None = None
