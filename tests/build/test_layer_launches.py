@@ -25,17 +25,22 @@ from deepinfer.engine.model.residual import Settled
 from deepinfer.engine.model.streams import initial_streams
 from deepinfer.kernels import rehearsal
 
-VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "transpose", "t", "unsqueeze",
-         "expand", "permute", "detach", "alias", "empty", "empty_like", "new_empty",
-         "empty_strided", "flatten", "zero_", "_unsafe_view", "unbind", "unflatten"}
+EMPTY = {"empty", "empty_like", "new_empty", "empty_strided", "zero_"}  # the last in the rehearsal
 launched = []
 
+def places(values):
+    tensors = [v for v in torch.utils._pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
 class Torch(TorchDispatchMode):
+    # Notes what is neither a view nor uninitialised memory.
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.split(".")[0]
-        if name not in VIEWS:
+        name, result = func.__name__.split(".")[0], func(*args, **(kwargs or {}))
+        is_view = not func._schema.is_mutable and places(result) <= places(args)
+        if name not in EMPTY and not is_view:
             launched.append(name)
-        return func(*args, **(kwargs or {}))
+        return result
 
 def note(kernel, *unused, **named):
     launched.append(kernel.fn.__name__)
