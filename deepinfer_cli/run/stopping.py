@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED_EARLY = 75
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOON_S, _LONG_S = 1e-3, 1e8  # a timer of 0 would be none, one of many years an error
 
 
@@ -83,13 +83,17 @@ class StopSwitch:
                 raise StopWaiting
 
         numbers = [n for n in _SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        if self._deadline is not None:
+            numbers.append(signal.SIGALRM)
         before = {number: signal.signal(number, handle) for number in numbers}
+        timer = (0.0, 0.0)  # of whoever called this, such as a test
         if self._deadline is not None:
             left = max(self._deadline - time.monotonic(), _SOON_S)
-            signal.setitimer(signal.ITIMER_REAL, min(left, _LONG_S))
+            timer = signal.setitimer(signal.ITIMER_REAL, min(left, _LONG_S))
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            if self._deadline is not None:
+                signal.setitimer(signal.ITIMER_REAL, *timer)
             for number, handler in before.items():
                 signal.signal(number, handler)

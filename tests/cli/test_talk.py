@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_cli.run.stopping import StopSwitch
 from deepinfer_cli.run.talk import Talk
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -145,3 +146,18 @@ def test_what_was_ignored_stays_ignored(in_tmp: Path, command: list[str]) -> Non
     finally:
         running.kill()
         running.wait()
+
+
+def test_the_alarm_of_a_caller_is_given_back() -> None:
+    """Such as that of a test with a timeout: only a time limit takes it, for a while."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 1_000)
+    try:
+        for limit in (None, 50.0):
+            with StopSwitch(limit).on_signals(print, lambda: True):
+                left, _ = signal.getitimer(signal.ITIMER_REAL)
+                assert left <= 50 if limit else left > 900
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
