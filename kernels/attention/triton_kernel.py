@@ -59,7 +59,9 @@ def sparse_attention_triton(
     tile_keys, most_heads = _tile_sizes(q.device)
     lengths = (window_index.shape[1], main_index.shape[1])
     num_tiles = sum(triton.cdiv(length, tile_keys) for length in lengths)
-    piece_tiles = max(1, min(num_tiles, (piece_keys or num_tiles * tile_keys) // tile_keys))
+    if piece_keys is None or is_npu(q.device):  # Ascend's front end aborts on pieces
+        piece_keys = num_tiles * tile_keys
+    piece_tiles = max(1, min(num_tiles, piece_keys // tile_keys))
     num_pieces = max(1, triton.cdiv(num_tiles, piece_tiles))
     if head_axis is None:
         head_axis = 1 if has_tensor_memory(q.device) else 0
