@@ -69,6 +69,7 @@ def send_tokens_triton(
         ROW_BYTES=layout.row_bytes,
         NATIVE=has_native_fp8(x.device),
         num_warps=8,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return ranks
 
@@ -94,6 +95,7 @@ def receive_tokens_triton(
         BLOCKS=triton.next_power_of_2(layout.hidden_size // 32),
         ROW_BYTES=layout.row_bytes,
         num_warps=8,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return x, places, weights
 
@@ -123,6 +125,7 @@ def send_results_triton(
         IS_EXACT=layout.is_exact,
         COLUMNS=triton.next_power_of_2(layout.hidden_size),
         num_warps=8,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -144,6 +147,7 @@ def receive_results_triton(
             IS_EXACT=layout.is_exact,
             COLUMNS=triton.next_power_of_2(width),
             num_warps=8,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -157,6 +161,7 @@ def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tens
             source.view(torch.int32) if is_wide else source, rows, address, targets,
             width // 4 if is_wide else width,
             IS_WIDE=is_wide, TILE=_COPIED_BYTES // 4 if is_wide else _COPIED_BYTES,
+            enable_fp_fusion=True,
         )  # fmt: skip
 
 

@@ -57,7 +57,13 @@ def paged_index_scores_gluon(
         return scores[:, :num_entries]
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
-        request_rows, groups, num_queries, SIZE=2 * _GROUP_PAIRS, TILE=1024, num_warps=8
+        request_rows,
+        groups,
+        num_queries,
+        SIZE=2 * _GROUP_PAIRS,
+        TILE=1024,
+        num_warps=8,
+        enable_fp_fusion=True,
     )
     chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
     # Three blocks on a processor hide more than two with all the registers they want.
@@ -65,6 +71,7 @@ def paged_index_scores_gluon(
         *operands, groups, scores, num_queries, num_entries, stride, block_table.shape[1], chunks,
         BLOCK_ENTRIES=pool.shape[1], PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
         num_warps=4, maxnreg=168,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return scores[:, :num_entries]
 
@@ -80,6 +87,7 @@ def _score_kept(
     list_kernel[(num_queries,)](
         kept.view(torch.uint8), lists, counts, triton.cdiv(num_entries, kept_size), width,
         TILE=4096, num_warps=8,
+        enable_fp_fusion=True,
     )  # fmt: skip
     scores.fill_(float("-inf"))
     chunks = triton.cdiv(width * kept_size, _LISTED_TILES * _TILE_ENTRIES)
@@ -88,6 +96,7 @@ def _score_kept(
         block_table.shape[1], width, chunks,
         BLOCK_ENTRIES=pool.shape[1], SIZE=kept_size, CHUNK=_LISTED_TILES,
         num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 

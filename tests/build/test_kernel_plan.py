@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,20 @@ print(json.dumps({
     "seen": len(launches),
 }))
 """
+
+
+def test_every_launch_says_whether_it_fuses() -> None:
+    """Triton warns where that is left to it, and 3.10 will decide otherwise."""
+    silent = []
+    for path in _KERNELS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(ast.Subscript(ast.Name(name)), _, keywords) if name.endswith(
+                    "_kernel"
+                ):
+                    if "enable_fp_fusion" not in [keyword.arg for keyword in keywords]:
+                        silent.append(f"{path.name}:{node.lineno} {name}")
+    assert not silent
 
 
 def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -> None:
