@@ -29,14 +29,15 @@ from .turns import turn_of
 
 NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
 _LEAST_CONTEXT = 512
-_FEW_TOKENS, _PIECE_KEYS = 64, 128
+_FEW_TOKENS, _PIECE_KEYS = 16, 128
 
 
 def pieces_for(most_tokens: int) -> int | None:
     """``ForwardBatch.piece_keys`` of steps of at most so many tokens on a GPU.
 
-    Few queries leave most of its 132 multiprocessors idle unless their keys are shared out.  One
-    value for all steps of an engine, because the bits depend on it.
+    Very few queries leave most of its 132 multiprocessors idle unless their keys are shared out;
+    from 48 on, adding up the pieces took longer than that saved.  One value for all steps of an
+    engine, because the bits depend on it.
     """
     return _PIECE_KEYS if most_tokens <= _FEW_TOKENS else None
 
