@@ -211,6 +211,7 @@ def _launch_wide(
         described_tiles(out, 64, 128),
         weight.factors,
         weight.factors if expert_rows is None else expert_rows.expert,
+        weight.factors if expert_rows is None else expert_rows.pair,
         weight.factors if expert_rows is None else expert_rows.used,
         count,
         n,

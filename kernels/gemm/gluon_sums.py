@@ -24,23 +24,39 @@ def sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
     """Two pieces, side by side or one above the other; groups of warps fill each other's waits."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     IS_ABOVE: gl.constexpr = x_tiles.shape[1] == 256
-    SECOND: gl.constexpr = FIRST + 64 if IS_ABOVE else FIRST
+    SECOND: gl.constexpr = FIRST + 128 if IS_ABOVE else FIRST
     COLUMN: gl.constexpr = 0 if IS_ABOVE else 128
-    left = gl.zeros([64, 128], gl.float32, layout)
-    right = gl.zeros([64, 128], gl.float32, layout)
+    first = gl.zeros([64, 128], gl.float32, layout)
+    second = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
     for _ in range(groups):
         stage = _wait_full(tiles, step)
         scales = _scales(tiles, stage, FIRST, layout)
         part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
-        left += part * scales[:, None]
+        first += part * scales[:, None]
         if IS_ABOVE:
             scales = _scales(tiles, stage, SECOND, layout)
         part = warpgroup_mma_wait(0, [_product(tiles, stage, SECOND, COLUMN, zero, False)])
         mbarrier.arrive(empty.index(stage), count=1)
-        right += part * scales[:, None]
+        second += part * scales[:, None]
         step += 1
-    return left, right
+    return first, second
+
+
+@gluon.jit
+def sum_first_piece(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
+    """The first of the two pieces alone."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    first = gl.zeros([64, 128], gl.float32, layout)
+    zero = gl.zeros([64, 128], gl.float32, layout)
+    for _ in range(groups):
+        stage = _wait_full(tiles, step)
+        scales = _scales(tiles, stage, FIRST, layout)
+        part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
+        mbarrier.arrive(empty.index(stage), count=1)
+        first += part * scales[:, None]
+        step += 1
+    return first
 
 
 @gluon.jit

@@ -2,9 +2,9 @@
 
 One warp fetches tiles of activations and weights; two groups of four warps multiply, two pieces of
 64 rows by 128 columns each (one piece where a tile is 128 by 128); for FP4 weights a third group
-turns codes into E4M3 before.  128 inputs at a time are summed by the matrix unit and added in fp32,
-times the scale of the row's 128.  The weight's scale is one for each of its rows, so it waits until
-the end.
+turns codes into E4M3 before, and second pieces without rows of a pair are left out.  128 inputs at
+a time are summed by the matrix unit and added in fp32, times the scale of the row's 128.  The
+weight's scale is one for each of its rows, so it waits until the end.
 
 Shapes of tiles say the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
 """
@@ -23,21 +23,23 @@ from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
-from .gluon_sums import store_piece, sum_piece, sum_pieces
+from .gluon_sums import store_piece, sum_first_piece, sum_piece, sum_pieces
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
 def wide_kernel(
-    x, x_scales, w, steps, out, factors, tile_expert, used, num_row_tiles, N, K, scale_stride,
-    FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
-    RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
+    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, num_row_tiles, N, K,
+    scale_stride, FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
+    BAND: gl.constexpr, RUN: gl.constexpr, REGISTERS: gl.constexpr,
+    DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
-    ``used`` [1] rows have.  Programs walk over tiles in bands of BAND row tiles that share columns.
+    ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
+    walk over tiles in bands of BAND row tiles that share columns.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -51,7 +53,7 @@ def wide_kernel(
         num_row_tiles = gl.load(used) // ROWS
     work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
-    sums = (out, factors, o_tiles)
+    sums = (out, factors, o_tiles, row_pair)
     if FORMAT == 1:
         fence_async_shared()
         gl.warp_specialize(
@@ -194,10 +196,10 @@ def _multiply(
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    out, factors, o_tiles = sums
+    out, factors, o_tiles, row_pair = sums
     ROWS: gl.constexpr = x_tiles.shape[1]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
-    FIRST: gl.constexpr = HALF * (ROWS // 2)
+    FIRST: gl.constexpr = HALF * 64
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, COLUMNS)
     groups = K // 128
@@ -212,15 +214,27 @@ def _multiply(
         if ROWS + COLUMNS == 256:
             total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
             store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
-        else:
+        elif COLUMNS == 256:
             left, right = sum_pieces(tiles, step, groups, FIRST, layout)
-            if COLUMNS == 256:
-                factor, next_factor = gl.load(place), gl.load(place + 128)
-                store_piece(out, buffer, left * factor[None, :], row, n)
-                store_piece(out, buffer, right * next_factor[None, :], row, n + 128)
-            else:
-                factor = gl.load(place)
-                store_piece(out, buffer, left * factor[None, :], row, n)
-                store_piece(out, buffer, right * factor[None, :], row + 64, n)
+            factor, next_factor = gl.load(place), gl.load(place + 128)
+            store_piece(out, buffer, left * factor[None, :], row, n)
+            store_piece(out, buffer, right * next_factor[None, :], row, n + 128)
+        elif _has_pair(row_pair, row + 128, GROUPED):
+            upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
+            factor = gl.load(place)
+            store_piece(out, buffer, upper * factor[None, :], row, n)
+            store_piece(out, buffer, lower * factor[None, :], row + 128, n)
+        else:
+            total = sum_first_piece(tiles, step, groups, FIRST, layout)
+            store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
         step += groups
     tma.store_wait(0)
+
+
+@gluon.jit
+def _has_pair(row_pair, row, GROUPED: gl.constexpr):
+    """Rows of no pair come last in a tile."""
+    if GROUPED:
+        return gl.load(row_pair + row) >= 0
+    else:  # noqa: RET505 - both are compiled otherwise
+        return row >= 0

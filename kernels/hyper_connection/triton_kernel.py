@@ -1,9 +1,9 @@
-"""Hyper-connections in Triton: two kernels from one sub-block to the next.
+"""Hyper-connections in Triton: three kernels from one sub-block to the next.
 
-T tokens, S streams, d width.  The first expands and collapses the streams and multiplies them by
-the mixing weights, for a piece of d at a time, so that few tokens fill a device.  The second adds
-the pieces up to coefficients, normalises what was collapsed and quantises it.  Pieces and the order
-of sums depend on d alone, never on T.
+T tokens, S streams, d width.  The first expands and collapses the streams, the second multiplies
+them by the mixing weights, for a piece of d at a time, so that few tokens fill a device.  The third
+adds the pieces up to coefficients, normalises what was collapsed and quantises it.  Pieces and the
+order of sums depend on d alone, never on T.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
 
 _PIECE = 64
-_TILE_WIDTH = 32
-_TILE_TOKENS = 64
+_TILE_TOKENS = 16
+_TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 2
 
 
@@ -104,21 +104,28 @@ def _pass_streams(
         check_tensor("fn", mixer.fn.values, torch.float32, (rows, full), streams)
         sums = sums.new_empty(pieces, tokens, rows + 1)
         fn = mixer.fn.bf16_parts.view(torch.int16)
-    # The interpreter's products of more rows depend on where a row stands.
-    tile = 16 if is_interpreted() else _TILE_TOKENS
-    if tokens:
-        stream_kernel[(triton.cdiv(tokens, tile), pieces)](
+    if tokens and (expanded is not None or collapsed is not None):
+        stream_kernel[(triton.cdiv(tokens, _TILE_TOKENS), triton.cdiv(width, _PIECE))](
             bits, added, pairs, pair_row,
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
             bits if expanded is None else expanded.view(torch.int16),
             bits if pre is None else pre,
             bits if collapsed is None else collapsed.view(torch.int16),
-            fn, sums, tokens, width, streams.stride(0), streams.stride(1),
+            tokens, width, streams.stride(0), streams.stride(1),
             S=num_streams, PER_TOKEN=per_token, EXPAND=expanded is not None,
-            COLLAPSE=collapsed is not None, MIX=mixer is not None, ROWS=rows,
-            TILE_ROWS=max(16, triton.next_power_of_2(rows)), TILE_T=tile, TILE_D=_TILE_WIDTH,
-            PIECE=_PIECE, DOT=matrix_dtype(), num_warps=8, num_stages=3, enable_fp_fusion=True,
+            COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+    if tokens and mixer is not None:
+        mixed = streams if expanded is None else expanded
+        # The interpreter's products of more rows depend on where a row stands.
+        tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
+        mix_kernel[(triton.cdiv(tokens, tile), pieces)](
+            mixed.view(torch.int16), fn, sums, tokens, width, mixed.stride(0), mixed.stride(1),
+            S=num_streams, ROWS=rows, TILE_ROWS=max(16, triton.next_power_of_2(rows)),
+            PIECE=_PIECE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
+            enable_fp_fusion=True,
         )  # fmt: skip
     return sums
 
@@ -153,84 +160,66 @@ def _finish(
 @triton.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
     streams_ptr, added_ptr, pairs_ptr, pair_row_ptr, post_ptr, comb_ptr, expanded_ptr, pre_ptr,
-    collapsed_ptr, fn_ptr, sums_ptr, num_tokens, width, token_stride, stream_stride,
+    collapsed_ptr, num_tokens, width, token_stride, stream_stride,
     S: tl.constexpr, PER_TOKEN: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
-    MIX: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_T: tl.constexpr,
-    TILE_D: tl.constexpr, PIECE: tl.constexpr, DOT: tl.constexpr,
+    TILE_T: tl.constexpr, TILE_D: tl.constexpr,
 ):  # fmt: skip
-    """A piece of the streams of TILE_T tokens, TILE_D values at a time; its products at the end."""
     token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
     is_token = token < num_tokens
-    piece = tl.program_id(1) * PIECE
-    if EXPAND or COLLAPSE:
-        for first in range(piece, piece + PIECE, TILE_D):
-            place = first + tl.arange(0, TILE_D)
-            is_place = place < width
-            is_value = is_token[:, None] & is_place[None, :]
-            source = streams_ptr + token[:, None] * token_stride + place[None, :]
-            row_place = token[:, None] * width + place[None, :]
-            if EXPAND:
-                output = bf16_value(tl.load(added_ptr + row_place, mask=is_value, other=0))
-                if PER_TOKEN > 0:
-                    output = round_bf16(output + _pair_sum(
-                        pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width,
-                        PER_TOKEN, TILE_T, TILE_D,
-                    ))  # fmt: skip
-            collapsed = tl.zeros([TILE_T, TILE_D], tl.float32)
-            for stream in tl.static_range(S):
-                if EXPAND:
-                    x = tl.zeros([TILE_T, TILE_D], tl.float32)
-                    for origin in tl.static_range(S):
-                        comb_place = (token * S + origin) * S + stream
-                        comb = tl.load(comb_ptr + comb_place, mask=is_token, other=0.0)
-                        bits = tl.load(source + origin * stream_stride, mask=is_value, other=0)
-                        x += comb[:, None] * bf16_value(bits)
-                    post = tl.load(post_ptr + token * S + stream, mask=is_token, other=0.0)
-                    bits = bf16_bits(post[:, None] * output + x).to(tl.int16)
-                    target = (token[:, None] * S + stream) * width + place[None, :]
-                    tl.store(expanded_ptr + target, bits, mask=is_value)
-                else:
-                    bits = tl.load(source + stream * stream_stride, mask=is_value, other=0)
-                if COLLAPSE:
-                    pre = tl.load(pre_ptr + token * S + stream, mask=is_token, other=0.0)
-                    collapsed += pre[:, None] * bf16_value(bits)
-            if COLLAPSE:
-                bits = bf16_bits(collapsed).to(tl.int16)
-                tl.store(collapsed_ptr + row_place, bits, mask=is_value)
-    if MIX:
+    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
+    is_place = place < width
+    is_value = is_token[:, None] & is_place[None, :]
+    source = streams_ptr + token[:, None] * token_stride + place[None, :]
+    row_place = token[:, None] * width + place[None, :]
+    if EXPAND:
+        output = bf16_value(tl.load(added_ptr + row_place, mask=is_value, other=0))
+        if PER_TOKEN > 0:
+            output = round_bf16(output + _pair_sum(
+                pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width,
+                PER_TOKEN, TILE_T, TILE_D,
+            ))  # fmt: skip
+    collapsed = tl.zeros([TILE_T, TILE_D], tl.float32)
+    for stream in tl.static_range(S):
         if EXPAND:
-            # The products read what other threads have written, by way of L2.  If they took it from
-            # registers, the compiler would expand a second time, in the layout of their operand.
-            tl.debug_barrier()
-            rows, step = expanded_ptr + token * S * width, width
+            x = tl.zeros([TILE_T, TILE_D], tl.float32)
+            for origin in tl.static_range(S):
+                comb_place = (token * S + origin) * S + stream
+                comb = tl.load(comb_ptr + comb_place, mask=is_token, other=0.0)
+                bits = tl.load(source + origin * stream_stride, mask=is_value, other=0)
+                x += comb[:, None] * bf16_value(bits)
+            post = tl.load(post_ptr + token * S + stream, mask=is_token, other=0.0)
+            bits = bf16_bits(post[:, None] * output + x).to(tl.int16)
+            target = (token[:, None] * S + stream) * width + place[None, :]
+            tl.store(expanded_ptr + target, bits, mask=is_value)
         else:
-            rows, step = streams_ptr + token * token_stride, stream_stride
-        products, squares = _multiply(
-            rows, step, fn_ptr, piece, is_token, width, S, ROWS, TILE_ROWS, PIECE, TILE_T, DOT
-        )
-        sums = sums_ptr + (tl.program_id(1) * num_tokens + token) * (ROWS + 1)
-        fn_row = tl.arange(0, TILE_ROWS)
-        is_product = is_token[:, None] & (fn_row < ROWS)[None, :]
-        tl.store(sums[:, None] + fn_row[None, :], products, mask=is_product)
-        tl.store(sums + ROWS, squares, mask=is_token)
+            bits = tl.load(source + stream * stream_stride, mask=is_value, other=0)
+        if COLLAPSE:
+            pre = tl.load(pre_ptr + token * S + stream, mask=is_token, other=0.0)
+            collapsed += pre[:, None] * bf16_value(bits)
+    if COLLAPSE:
+        bits = bf16_bits(collapsed).to(tl.int16)
+        tl.store(collapsed_ptr + row_place, bits, mask=is_value)
 
 
-@triton.jit
-def _multiply(
-    rows, stream_step, fn_ptr, piece, is_token, width,
+@triton.jit(do_not_specialize=["num_tokens"])
+def mix_kernel(
+    streams_ptr, fn_ptr, sums_ptr, num_tokens, width, token_stride, stream_stride,
     S: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, PIECE: tl.constexpr,
     TILE_T: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """A piece of the streams at ``rows`` [TILE_T] times rows of ``fn``, and its sum of squares."""
-    place = piece + tl.arange(0, PIECE)
+    """A piece of the streams times rows of ``fn``, and its sum of squares."""
+    token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
+    is_token = token < num_tokens
+    place = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     is_place = place < width
     is_value = is_token[:, None] & is_place[None, :]
     fn_row = tl.arange(0, TILE_ROWS)
     is_weight = (fn_row < ROWS)[:, None] & is_place[None, :]
     products = tl.zeros([TILE_T, TILE_ROWS], tl.float32)
     squares = tl.zeros([TILE_T, PIECE], tl.float32)
+    source = streams_ptr + token[:, None] * token_stride + place[None, :]
     for stream in range(S):
-        bits = tl.load(rows[:, None] + stream * stream_step + place[None, :], is_value, other=0)
+        bits = tl.load(source + stream * stream_stride, mask=is_value, other=0)
         for part in tl.static_range(3):
             row = (part * ROWS + fn_row)[:, None]
             weight_ptr = fn_ptr + row * (S * width) + stream * width + place[None, :]
@@ -238,7 +227,10 @@ def _multiply(
             products = tl.dot(bf16_operand(bits, DOT), tl.trans(fn), products)
         x = bf16_value(bits)
         squares += x * x
-    return products, tl.sum(squares, 1)
+    sums = sums_ptr + (tl.program_id(1) * num_tokens + token) * (ROWS + 1)
+    is_product = is_token[:, None] & (fn_row < ROWS)[None, :]
+    tl.store(sums[:, None] + fn_row[None, :], products, mask=is_product)
+    tl.store(sums + ROWS, tl.sum(squares, 1), mask=is_token)
 
 
 @triton.jit

@@ -212,7 +212,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
                 w,
                 steps,
                 descriptor("bf16", 64, 128),
-                *["*fp32", "*i32", "*i32", "n", "n16", "n16", "n"],
+                *["*fp32", "*i32", "*i32", "*i32", "n", "n16", "n16", "n"],
             ]
             constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
             add(

@@ -25,7 +25,7 @@ from deepinfer.kernels.exchange.triton_kernel import (
     send_tokens_kernel,
 )
 from deepinfer.kernels.hyper_connection.triton_finish import finish_kernel
-from deepinfer.kernels.hyper_connection.triton_kernel import stream_kernel
+from deepinfer.kernels.hyper_connection.triton_kernel import mix_kernel, stream_kernel
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
 from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
@@ -84,19 +84,8 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
-    streams = {
-        "S": 4,
-        "PER_TOKEN": 6,
-        "EXPAND": True,
-        "COLLAPSE": True,
-        "MIX": True,
-        "ROWS": 24,
-        "TILE_ROWS": 32,
-        "TILE_T": 64,
-        "TILE_D": 32,
-        "PIECE": 64,
-        "DOT": tl.bfloat16,
-    }
+    streams = {"S": 4, "PER_TOKEN": 6, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
+    mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
     path = {90: 1, 100: 2, 103: 2}[arch]
     acts = {"BLOCK": 128 if path == 1 else 32, "PATH": path, "ORDER": 0, "NATIVE": True}
     finish = {"S": 4, "ROUNDS": 20, "TILE_T": 2, "TILE_PIECES": 128, "D": 5120}
@@ -148,9 +137,14 @@ def cases(arch: int) -> dict[str, Case]:
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
-            "*i16 *i16 *i16 *i32 *fp32 *fp32 *i16 *fp32 *i16 *i16 *fp32 i32 i32 i32 i32",
+            "*i16 *i16 *i16 *i32 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
             streams,
-            8,
+            multiples_of_16=("width", "token_stride", "stream_stride"),
+        ),
+        "mix": Case(
+            mix_kernel,
+            "*i16 *i16 *fp32 i32 i32 i32 i32",
+            mix,
             multiples_of_16=("width", "token_stride", "stream_stride"),
         ),
         "entry": Case(
