@@ -10,6 +10,9 @@ from gpu_models import Passes, ask, greedy_requests, load_model, make_engine, se
 from shadow import shadowed
 from torch import Tensor
 
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm import reference as gemm
+
 pytestmark = pytest.mark.gpu
 
 NUM_PROMPTS, NUM_TOKENS, AT_ONCE = 200, 64, 20
@@ -47,8 +50,33 @@ def test_argmax_where_the_cpu_is_clear() -> None:
     assert float(same.double().mean()) >= 0.99
 
 
-def test_greedy_answers_part_where_the_cpu_is_not_clear() -> None:
-    """The stored answers are the CPU's greedy ones."""
+def choices_with_noise(number: int, place: int, patch: pytest.MonkeyPatch) -> set[int]:
+    """What a CPU chooses there if the sums of its linears are off by about 2**-20, 24 times."""
+    exact, generator = gemm._matmul_f32, torch.Generator()
+
+    def noisy(x: Tensor, weight: Weight) -> Tensor:
+        sums = exact(x, weight)
+        return sums * (1 + torch.randn(sums.shape, generator=generator) * 2.0**-20)
+
+    patch.setattr(gemm, "_cpu_has_bf16", lambda: False)
+    patch.setattr(gemm, "_matmul_f32", noisy)
+    sequence = sequences(number + 1)[number]
+    end = len(sequence) - NUM_TOKENS + place
+    found = set()
+    for seed in range(24):
+        generator.manual_seed(seed)
+        logits = Passes(load_model("embedded", "cpu"), 1, end).run([(0, sequence[:end])])
+        found.add(int(logits[-1].argmax()))
+    patch.undo()
+    return found
+
+
+def test_greedy_answers_part_where_the_cpu_is_not_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored answers are the CPU's greedy ones.
+
+    A margin beyond the limit is not clear either where the least noise flips the CPU's own choice:
+    one expert or one FP8 rounding that changes can turn it (docs/numerics.md).
+    """
     clear = margins(teacher_forced("cpu"))
     done = ask(make_engine("embedded", "cuda", max_num_seqs=64), greedy_requests(NUM_PROMPTS))
     stored = [sequence[-NUM_TOKENS:] for sequence in sequences(NUM_PROMPTS)]
@@ -56,8 +84,11 @@ def test_greedy_answers_part_where_the_cpu_is_not_clear() -> None:
     for number, expected in enumerate(stored):
         differs = torch.tensor(done[str(number)].output_token_ids) != expected
         if bool(differs.any()):
-            parted.append(float(clear[number, int(differs.nonzero()[0, 0])]))
-    assert max(parted, default=0.0) < CLEAR_MARGIN
+            parted.append((number, int(differs.nonzero()[0, 0])))
+    beyond = [place for place in parted if float(clear[place]) >= CLEAR_MARGIN]
+    assert len(beyond) <= NUM_PROMPTS // 100, beyond
+    for place in beyond:
+        assert len(choices_with_noise(*place, monkeypatch)) > 1, place
 
 
 @pytest.mark.parametrize("name", ["embedded", "tiny-a", "kdim-a"])
