@@ -131,6 +131,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["run", source, "-o", str(folder / "out.jsonl"), *flags]) == 3
     stopped = ["--output", str(folder / "cut.jsonl"), "--quiet", "--max-errors", "1"]
     assert main(["run", source, *stopped, "--max-tokens", "4"]) == 4
+    unordered = ["--output", str(folder / "unordered.jsonl"), "--quiet", "--order", "completion"]
+    assert main(["run", source, *unordered, "--limit", "1", "--max-tokens", "4"]) == 0
     return folder
 
 
@@ -139,7 +141,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_result_rows(validators: dict[str, Any], written: Path) -> None:
-    rows = _lines(written / "out.jsonl")
+    rows = _lines(written / "out.jsonl") + _lines(written / "unordered.jsonl")
     for row in rows:
         validators["result"].validate(row)
     seen = {name for row in rows for part in (row, *row.get("samples", ())) for name in part}
