@@ -107,8 +107,8 @@ def test_real_answers_match(folder: Path) -> None:
 
 
 def test_a_regex_that_does_not_compile_is_wrong_usage(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "in.jsonl", "--model", str(_CHECKPOINT), "--regex", "(a"]) == 2
-    assert "invalid_regex" in capsys.readouterr().err.splitlines()[-1]
+    assert "invalid_regex" in capfd.readouterr().err.splitlines()[-1]
     assert not Path("in.out.jsonl.partial").exists()

@@ -67,11 +67,11 @@ def _keys() -> list[str]:
 
 @pytest.mark.parametrize("model", ["missing-folder", "someone/some-model"])
 def test_a_model_that_is_not_there(
-    in_tmp: Path, capsys: pytest.CaptureFixture[str], model: str
+    in_tmp: Path, capfd: pytest.CaptureFixture[str], model: str
 ) -> None:
     Path("in.jsonl").write_text('{"prompt": "a"}\n')
     assert main(["run", "in.jsonl", "--model", model]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("deepinfer: ") and model in last
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
