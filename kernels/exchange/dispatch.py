@@ -23,7 +23,7 @@ def send_tokens(
     most_tokens: int,
 ) -> Tensor:
     """``send_tokens_triton``."""
-    from .triton_kernel import send_tokens_triton
+    from .triton_launch import send_tokens_triton
 
     return send_tokens_triton(
         layout, peers, rank, round_number, x, ids, weights, table, most_tokens
@@ -34,7 +34,7 @@ def receive_tokens(
     layout: ExchangeLayout, own: Tensor, round_number: Tensor, most_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``receive_tokens_triton``."""
-    from .triton_kernel import receive_tokens_triton
+    from .triton_launch import receive_tokens_triton
 
     return receive_tokens_triton(layout, own, round_number, most_tokens)
 
@@ -48,7 +48,7 @@ def send_results(
     row_of_pair: Tensor,
 ) -> None:
     """``send_results_triton``."""
-    from .triton_kernel import send_results_triton
+    from .triton_launch import send_results_triton
 
     send_results_triton(layout, peers, rank, round_number, outputs, row_of_pair)
 
@@ -57,7 +57,7 @@ def receive_results(
     layout: ExchangeLayout, own: Tensor, round_number: Tensor, ranks: Tensor
 ) -> Tensor:
     """``receive_results_triton``."""
-    from .triton_kernel import receive_results_triton
+    from .triton_launch import receive_results_triton
 
     return receive_results_triton(layout, own, round_number, ranks)
 
@@ -73,6 +73,6 @@ def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> 
     if not source.is_cuda:
         copy_blocks_reference(source, rows, address, targets)
         return
-    from .triton_kernel import copy_blocks_triton
+    from .triton_launch import copy_blocks_triton
 
     copy_blocks_triton(source, rows, address, targets)

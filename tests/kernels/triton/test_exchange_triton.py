@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.exchange import triton_kernel as kernels
+from deepinfer.kernels.exchange import triton_launch as kernels
 from deepinfer.kernels.exchange.layout import ExchangeLayout
 from deepinfer.kernels.exchange.reference import copy_blocks_reference
 from deepinfer.kernels.quant import fake_quantize_fp8
