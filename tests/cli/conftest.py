@@ -18,6 +18,8 @@ import pytest
 
 from deepinfer_cli.main import main
 
+sys.path.append(str(Path(__file__).parent))
+
 # Nothing but the way to python's tools and to this checkout.
 BARE = {"PATH": os.defpath, "PYTHONPATH": str(Path(__file__).parents[2])}
 _SCRIPT = Path(__file__).with_name("fake_engine.py")

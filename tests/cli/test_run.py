@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from run_files import prompts, read_report, read_rows, write_rows
 
 from deepinfer_cli.run.verb import default_output
 
@@ -18,32 +19,13 @@ Cli = Callable[..., Any]
 _SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 
 
-def _write(path: str, rows: list[Any]) -> str:
-    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-    Path(path).write_bytes(b"\n".join(lines))
-    return path
-
-
-def _lines(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-
-
-def _report(path: str = "out.jsonl") -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(Path(path + ".report.json").read_bytes())
-    return report
-
-
-def _prompts(count: int) -> list[Any]:
-    return [{"prompt": f"p{index}"} for index in range(count)]
-
-
 def test_results_come_in_input_order_with_ids(cli: Cli) -> None:
-    _write(
+    write_rows(
         "in.jsonl", [{"prompt": "a"}, {"prompt": "b", "id": 7}, {"prompt": "c", "custom_id": "x"}]
     )
     done = cli("run", "in.jsonl", "-o", "out.jsonl")
     assert done.exit_code == 0
-    rows = _lines("out.jsonl")
+    rows = read_rows("out.jsonl")
     assert [row["content"] for row in rows] == ["a", "b", "c"]
     assert [row["id"] for row in rows] == ["1", "7", "x"]
     assert [row["seed"] for row in rows] == [0, 10, 20]
@@ -51,13 +33,13 @@ def test_results_come_in_input_order_with_ids(cli: Cli) -> None:
     assert sorted(path.name for path in Path().iterdir()) == [
         "in.jsonl", "out.jsonl", "out.jsonl.report.json",
     ]  # fmt: skip
-    assert _report()["rows"] == {"input": 3, "results": 3, "errors": 0, "resumed": 0}
+    assert read_report()["rows"] == {"input": 3, "results": 3, "errors": 0, "resumed": 0}
 
 
 def test_completion_order(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(4))
+    write_rows("in.jsonl", prompts(4))
     assert cli("run", "in.jsonl", "-o", "out.jsonl", "--order", "completion").exit_code == 0
-    rows = _lines("out.jsonl")
+    rows = read_rows("out.jsonl")
     assert [(row["id"], row["row"]) for row in rows] == [("4", 3), ("3", 2), ("2", 1), ("1", 0)]
     schema = json.loads((_SCHEMAS / "result.schema.json").read_bytes())
     assert all(Draft202012Validator(schema).is_valid(row) for row in rows)
@@ -67,40 +49,40 @@ def test_completion_order(cli: Cli) -> None:
 
 def test_bad_rows_become_error_rows_and_the_error_file_can_be_fed_back(cli: Cli) -> None:
     bad = [b"{cut", b'{"prompt": "\xff"}', b"[1]", {"prompt": "x", "fail": "too_long"}, {"no": 1}]
-    _write("in.jsonl", [{"prompt": "a"}, *bad, {"prompt": "b"}])
+    write_rows("in.jsonl", [{"prompt": "a"}, *bad, {"prompt": "b"}])
     done = cli("run", "in.jsonl", "-o", "out.jsonl")
     assert done.exit_code == 3
-    assert [row["content"] for row in _lines("out.jsonl")] == ["a", "b"]
-    errors = _lines("out.jsonl.errors.jsonl")
+    assert [row["content"] for row in read_rows("out.jsonl")] == ["a", "b"]
+    errors = read_rows("out.jsonl.errors.jsonl")
     assert [row["line"] for row in errors] == [2, 3, 4, 5, 6]
     kinds = ["invalid_json", "invalid_utf8", "invalid_type", "too_long", "missing_field"]
     assert [row["error"]["kind"] for row in errors] == kinds
     assert errors[3]["input"] == {"prompt": "x", "fail": "too_long"}
     again = cli("run", "out.jsonl.errors.jsonl", "-o", "again.jsonl")
     assert again.exit_code == 3
-    retried = _lines("again.jsonl.errors.jsonl")
+    retried = read_rows("again.jsonl.errors.jsonl")
     assert [row["error"]["kind"] for row in retried] == kinds
     assert [row["id"] for row in retried[3:]] == ["5", "6"]
 
 
 def test_a_repaired_error_file_is_answered_under_the_first_ids(cli: Cli) -> None:
-    _write("in.jsonl", [{"prompt": "a"}, {"prompt": "b", "fail": "device"}])
+    write_rows("in.jsonl", [{"prompt": "a"}, {"prompt": "b", "fail": "device"}])
     cli("run", "in.jsonl", "-o", "out.jsonl")
     text = Path("out.jsonl.errors.jsonl").read_text().replace('"fail"', '"was"')
     Path("retry.jsonl").write_text(text)
     assert cli("run", "retry.jsonl", "-o", "retried.jsonl").exit_code == 0
-    assert [(row["id"], row["content"]) for row in _lines("retried.jsonl")] == [("2", "b")]
+    assert [(row["id"], row["content"]) for row in read_rows("retried.jsonl")] == [("2", "b")]
 
 
 def test_two_runs_give_the_same_bytes(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(30))
+    write_rows("in.jsonl", prompts(30))
     for name, window in (("one.jsonl", 1), ("two.jsonl", 7)):
         cli("run", "in.jsonl", "-o", name, window=window)
     assert Path("one.jsonl").read_bytes() == Path("two.jsonl").read_bytes()
 
 
 def test_the_same_command_again_continues_and_repeats_nothing(cli: Cli) -> None:
-    _write("in.jsonl", [*_prompts(20), {"crash": 1}, *_prompts(5)])
+    write_rows("in.jsonl", [*prompts(20), {"crash": 1}, *prompts(5)])
     failed = cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
     assert failed.exit_code == 1
     assert "RuntimeError: the device is gone" in failed.err and "19 finished rows" in failed.err
@@ -110,39 +92,39 @@ def test_the_same_command_again_continues_and_repeats_nothing(cli: Cli) -> None:
     done = cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
     assert done.exit_code == 3  # the repaired row has a number for a prompt
     assert sorted(done.engines[0].rows) == [*range(16, 21), 24, 25]
-    assert _report()["rows"] == {"input": 26, "results": 25, "errors": 1, "resumed": 19}
+    assert read_report()["rows"] == {"input": 26, "results": 25, "errors": 1, "resumed": 19}
     whole = cli("run", "in.jsonl", "-o", "whole.jsonl", window=8)
     assert whole.exit_code == 3
     assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
 
 
 def test_only_rows_that_changed_since_are_answered_again(cli: Cli) -> None:
-    _write("in.jsonl", [*_prompts(16), {"crash": 1}])
+    write_rows("in.jsonl", [*prompts(16), {"crash": 1}])
     cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
-    _write("in.jsonl", [{"prompt": "new"}, *_prompts(16)[1:]])
+    write_rows("in.jsonl", [{"prompt": "new"}, *prompts(16)[1:]])
     done = cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
     assert done.exit_code == 0 and done.engines[0].rows == [0]
     assert "warning: rows of the input that changed after they were answered: 1, " in done.err
-    assert [row["content"] for row in _lines("out.jsonl")][:2] == ["new", "p1"]
-    assert _report()["rows"] == {"input": 16, "results": 16, "errors": 0, "resumed": 15}
+    assert [row["content"] for row in read_rows("out.jsonl")][:2] == ["new", "p1"]
+    assert read_report()["rows"] == {"input": 16, "results": 16, "errors": 0, "resumed": 15}
 
 
 def test_other_settings_do_not_continue(cli: Cli) -> None:
-    _write("in.jsonl", [*_prompts(8), {"crash": 1}])
+    write_rows("in.jsonl", [*prompts(8), {"crash": 1}])
     cli("run", "in.jsonl", "-o", "out.jsonl")
     other = cli("run", "in.jsonl", "-o", "out.jsonl", "--temperature", "0.5")
     assert other.exit_code == 2 and "temperature was 1.0, now 0.5" in other.err
-    _write("in.jsonl", _prompts(9))
+    write_rows("in.jsonl", prompts(9))
     faster = cli("run", "in.jsonl", "-o", "out.jsonl", "--max-num-seqs", "4")
     assert faster.exit_code == 0 and faster.engines[0].rows == [8]
 
 
 def test_json_prints_the_report_and_nothing_else_on_stdout(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(3))
+    write_rows("in.jsonl", prompts(3))
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--json", "--quiet", "--seed", "5")
     assert done.err == ""
     report = json.loads(done.out)
-    assert report == _report()
+    assert report == read_report()
     assert report["schema"] == "deepinfer.report/1" and report["model"] == "embedded"
     assert report["device"] == "cpu"
     assert report["settings"]["seed"] == {"value": 5, "origin": "--seed"}
@@ -150,16 +132,16 @@ def test_json_prints_the_report_and_nothing_else_on_stdout(cli: Cli) -> None:
 
 
 def test_errors_do_not_count_as_throughput(cli: Cli) -> None:
-    _write("in.jsonl", [b"x"] * 5)
+    write_rows("in.jsonl", [b"x"] * 5)
     done = cli("run", "in.jsonl", "-o", "out.jsonl")
     assert done.exit_code == 3 and not done.engines
-    report = _report()
+    report = read_report()
     assert report["throughput"]["rows_per_s"] == 0 and report["tokens"]["prompt_tokens"] == 0
     assert Path("out.jsonl").read_bytes() == b""
 
 
 def test_the_summary_says_which_model_answered(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(1))
+    write_rows("in.jsonl", prompts(1))
     assert "small built-in model" in cli("run", "in.jsonl", "-o", "a.jsonl").err
     Path("big").mkdir()
     Path("big/config.json").write_text("{}")
@@ -183,7 +165,7 @@ def test_default_output(source: str, output: str) -> None:
 
 
 def test_rows_between_reader_and_engine_are_bounded(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(500))
+    write_rows("in.jsonl", prompts(500))
     done = cli("run", "in.jsonl", "-o", "out.jsonl", window=8)
     assert done.engines[0].max_in_flight == 8
 
@@ -208,12 +190,12 @@ _HOSTILE = st.one_of(
     max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whatever_the_rows_the_counts_add_up(cli: Cli, rows: list[Any], window: int) -> None:
-    _write("in.jsonl", [b"first", *rows])
+    write_rows("in.jsonl", [b"first", *rows])
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--force", window=window)
     assert done.exit_code == 3
     lines = Path("in.jsonl").read_bytes().split(b"\n")
     count = sum(bool(line.removesuffix(b"\r").strip()) for line in lines)
-    results, errors = _lines("out.jsonl"), _lines("out.jsonl.errors.jsonl")
+    results, errors = read_rows("out.jsonl"), read_rows("out.jsonl.errors.jsonl")
     assert len(results) + len(errors) == count
-    assert _report()["rows"]["input"] == count
+    assert read_report()["rows"]["input"] == count
     assert len({row["line"] for row in errors}) == len(errors)

@@ -9,48 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import prompts, read_report, read_rows, write_rows
 
 Cli = Callable[..., Any]
 
 
-def _write(path: str, rows: list[Any]) -> str:
-    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-    Path(path).write_bytes(b"\n".join(lines))
-    return path
-
-
-def _lines(path: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
-
-
-def _report(path: str = "out.jsonl") -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(Path(path + ".report.json").read_bytes())
-    return report
-
-
-def _prompts(count: int) -> list[Any]:
-    return [{"prompt": f"p{index}"} for index in range(count)]
-
-
 def test_a_failure_before_any_answer_leaves_nothing_behind(cli: Cli) -> None:
-    _write("in.jsonl", [b"nope", {"crash": 1}])
+    write_rows("in.jsonl", [b"nope", {"crash": 1}])
     assert cli("run", "in.jsonl", "-o", "out.jsonl").exit_code == 1
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
 
 def test_existing_output_is_refused_unless_forced(cli: Cli) -> None:
-    _write("in.jsonl", [b"bad", {"prompt": "a"}])
+    write_rows("in.jsonl", [b"bad", {"prompt": "a"}])
     assert cli("run", "in.jsonl", "-o", "out.jsonl").exit_code == 3
     refused = cli("run", "in.jsonl", "-o", "out.jsonl")
     assert refused.exit_code == 2 and "--force" in refused.err and not refused.engines
-    _write("in.jsonl", [{"prompt": "b"}])
+    write_rows("in.jsonl", [{"prompt": "b"}])
     assert cli("run", "in.jsonl", "-o", "out.jsonl", "--force").exit_code == 0
-    assert [row["content"] for row in _lines("out.jsonl")] == ["b"]
+    assert [row["content"] for row in read_rows("out.jsonl")] == ["b"]
     assert not Path("out.jsonl.errors.jsonl").exists()
 
 
 def test_the_input_is_never_overwritten(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(1))
+    write_rows("in.jsonl", prompts(1))
     Path("link.jsonl").symlink_to("in.jsonl")
     Path("hard.jsonl.errors.jsonl").hardlink_to("in.jsonl")
     before = Path("in.jsonl").read_bytes()
@@ -89,7 +71,7 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
 def test_wrong_use_is_one_line_and_an_exit_code(
     cli: Cli, arguments: list[str], code: int, message: str
 ) -> None:
-    _write("in.jsonl", _prompts(1))
+    write_rows("in.jsonl", prompts(1))
     done = cli(*arguments)
     assert done.exit_code == code
     assert message in done.err and done.out == b""
@@ -111,31 +93,31 @@ def test_a_cut_input_keeps_its_answers_and_says_so(cli: Cli) -> None:
     again = cli("run", "in.jsonl.gz", "-o", "out.jsonl")
     assert again.exit_code == 0
     assert len(again.engines[0].rows) + len(done.engines[0].rows) <= 3_001
-    assert len(_lines("out.jsonl")) == 3_000
+    assert len(read_rows("out.jsonl")) == 3_000
 
 
 def test_too_many_errors_end_the_run(cli: Cli) -> None:
-    _write("in.jsonl", [*_prompts(8), b"x", b"y", b"z", *_prompts(8)])
+    write_rows("in.jsonl", [*prompts(8), b"x", b"y", b"z", *prompts(8)])
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", "2")
     assert done.exit_code == 4 and "line 9" in done.err
     assert cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", "3").exit_code == 3
-    _write("in.jsonl", [*_prompts(300), *[b"x"] * 20])
+    write_rows("in.jsonl", [*prompts(300), *[b"x"] * 20])
     assert cli("run", "in.jsonl", "-o", "p.jsonl", "--max-errors", "5%").exit_code == 4
     assert cli("run", "in.jsonl", "-o", "p.jsonl", "--max-errors", "7%").exit_code == 3
 
 
 def test_limit_and_time_limit(cli: Cli) -> None:
-    _write("in.jsonl", _prompts(50))
+    write_rows("in.jsonl", prompts(50))
     assert cli("run", "in.jsonl", "-o", "a.jsonl", "--limit", "5").exit_code == 0
-    assert len(_lines("a.jsonl")) == 5
+    assert len(read_rows("a.jsonl")) == 5
     early = cli("run", "in.jsonl", "-o", "b.jsonl", "--time-limit", "0.3", seconds=0.03)
     assert early.exit_code == 75 and "--time-limit" in early.err
     assert cli("run", "in.jsonl", "-o", "b.jsonl").exit_code == 0
-    assert len(_lines("b.jsonl")) == 50 and _report("b.jsonl")["rows"]["resumed"] > 0
+    assert len(read_rows("b.jsonl")) == 50 and read_report("b.jsonl")["rows"]["resumed"] > 0
 
 
 def test_an_early_end_on_stdout_still_prints_what_is_finished(cli: Cli) -> None:
-    _write("in.jsonl", [{"crash": 1}, *_prompts(3)])
+    write_rows("in.jsonl", [{"crash": 1}, *prompts(3)])
     done = cli("run", "in.jsonl", "-o", "-", window=4)
     assert done.exit_code == 1
     assert [row["id"] for row in done.rows] == ["2", "3", "4"]

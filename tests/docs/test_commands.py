@@ -47,8 +47,8 @@ def test_python(script: Any, environment: dict[str, str], tmp_path: Path) -> Non
 
 
 def test_json_is_json(json_block: Any) -> None:
-    for line in json_block.text.splitlines():
-        json.loads(line)
+    lines = json_block.text.splitlines()
+    assert lines and all(isinstance(json.loads(line), dict) for line in lines)
 
 
 def test_ci_runs_the_commands_that_say_so(root: Path, commands: Any) -> None:
