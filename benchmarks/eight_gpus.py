@@ -27,10 +27,10 @@ from rank_group import Bench, add_options, run_parts
 from torch import Tensor
 
 from deepinfer.bench.limits import decode_row, prefill_row
-from deepinfer.bench.plan import BenchPlan
+from deepinfer.bench.plan import CHUNK_TOKENS, BenchPlan
 from deepinfer.bench.rank_decode import begin
 from deepinfer.bench.rank_model import RankModel
-from deepinfer.bench.rank_prefill import CHUNK_TOKENS, batches
+from deepinfer.bench.rank_prefill import batches
 from deepinfer.bench.rank_share import RandomTensors
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.checkpoint.random_weights import random_tensors

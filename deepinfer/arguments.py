@@ -26,6 +26,7 @@ _OF_ENGINE_CONFIG = (
     "enable_prefix_caching",
     "batch_invariant",
     "exact",
+    "expert_weights",
 )
 
 
@@ -63,6 +64,7 @@ class EngineArguments:
     enable_prefix_caching: bool | None = None
     batch_invariant: bool | None = None
     exact: bool | None = None
+    expert_weights: str | None = None
     num_threads: int | None = None
     kernels: str | Path | None = None
     device: str = "auto"

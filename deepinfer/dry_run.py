@@ -17,6 +17,7 @@ from deepinfer.recipes.types import Thinking
 from .arguments import EngineArguments
 from .engine.memory.capacity import size_cache
 from .engine.memory.device_memory import DeviceMemory
+from .engine.memory.expert_form import more_bytes_as_fp8
 from .engine.memory.memory_plan import memory_plan
 from .loading import open_model
 from .machine import resolve_device
@@ -38,10 +39,11 @@ class DryRun:
         self.model_config = opened.checkpoint.config
         self.model_folder = opened.checkpoint.folder
         weights = sum(spec.num_bytes for spec in expected_tensors(self.model_config).values())
+        if opened.engine_config.expert_weights == "fp8":
+            weights += more_bytes_as_fp8(self.model_config)
         memory = DeviceMemory.of(device)
         memory = None if memory is None else memory.less(weights)
-        config = opened.engine_config.with_environment()
-        self.config = size_cache(self.model_config, config, memory)
+        self.config = size_cache(self.model_config, opened.engine_config, memory)
         self.memory = memory_plan(self.model_config, self.config)
         self.notes: Mapping[str, str] = opened.notes
         self._tokenizer = opened.tokenizer

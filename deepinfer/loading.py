@@ -28,10 +28,12 @@ from .engine.checkpoint.weights import Checkpoint, open_checkpoint
 from .engine.execution.decode import DecodeResult
 from .engine.execution.prefill import PrefillWorker
 from .engine.execution.runner import Runner
+from .engine.memory.device_memory import DeviceMemory
+from .engine.memory.expert_form import with_expert_form
 from .engine.speculation.calibration import Calibration
 from .engine.speculation.measure_steps import device_name
 from .engine.speculation.step_profile import StepProfile
-from .machine import set_cpu_threads
+from .machine import is_hopper, set_cpu_threads
 
 # Larger Engram tables would take the room of weights and caches on a GPU.
 _MOST_TABLE_BYTES = 4 * 2**30
@@ -60,11 +62,16 @@ class LoadedModel:
 
 
 def open_model(
-    model_path: str | Path | None, settings: Mapping[str, Any], *, device: str
+    model_path: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    device: str,
+    rank: Rank | None = None,
 ) -> OpenedModel:
     """Open and check a checkpoint; ``None`` is the embedded model.
 
-    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model.
+    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model,
+    and what ``rank`` has of it.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
     checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
@@ -76,7 +83,24 @@ def open_model(
             f"knows {vocab_size} (vocab_size); the two do not belong together"
         )
     engine_config, notes = resolve_engine_config(settings, checkpoint.config, device)
-    return OpenedModel(checkpoint, tokenizer, engine_config.with_environment(), notes)
+    engine_config = _with_expert_form(engine_config.with_environment(), checkpoint.config, rank)
+    if settings.get("expert_weights") == "fp8" and engine_config.expert_weights == "fp4":
+        notes["expert_weights"] = f"as stored: {device} is no NVIDIA SM90, which alone has fp8"
+    return OpenedModel(checkpoint, tokenizer, engine_config, notes)
+
+
+def _with_expert_form(config: EngineConfig, sizes: ModelConfig, rank: Rank | None) -> EngineConfig:
+    """``config`` with the form in which this rank keeps routed experts."""
+    memory = DeviceMemory.of(config.device) if is_hopper(config.device) else None
+    tokens = config.max_num_seqs * (1 + config.num_speculative_tokens)
+    if rank is None:
+        return with_expert_form(config, sizes, memory, tokens=tokens)
+    if rank.only_prefills:
+        tokens = config.max_num_batched_tokens
+    share = rank.share
+    held = (1 + share.num_redundant / sizes.n_routed_experts) / share.experts.size
+    tokens *= max(1, share.experts.size // share.heads.size)
+    return with_expert_form(config, sizes, memory, held=held, tokens=tokens)
 
 
 def load_model(
@@ -103,7 +127,7 @@ def load_model(
     in the result.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
-    opened = open_model(model_path, settings, device=device)
+    opened = open_model(model_path, settings, device=device, rank=rank)
     checkpoint, tokenizer, notes = opened.checkpoint, opened.tokenizer, opened.notes
     engine_config, model_config = opened.engine_config, checkpoint.config
     threads_before = set_cpu_threads(num_threads, model_config.hidden_size)
@@ -144,6 +168,7 @@ def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> 
         token_map=engram_token_map(opened.tokenizer, checkpoint.config),
         device=device,
         share=WHOLE_MODEL if rank is None else rank.share,
+        experts_as_fp8=opened.engine_config.expert_weights == "fp8",
     )
 
 

@@ -14,7 +14,7 @@ from .errors import ConfigError
 # processes use the cores, waiting for that thread made steps tens of times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
 _MOST_THREADS = 1024
-_TESTED = (9, 0)
+_TESTED = _HOPPER = (9, 0)
 
 
 def resolve_device(device: str) -> str:
@@ -33,6 +33,11 @@ def resolve_device(device: str) -> str:
     if int(number or 0) >= count:
         raise ConfigError(f"device={device!r}: this machine has {count} of that kind")
     return device
+
+
+def is_hopper(device: str) -> bool:
+    """Whether it is an NVIDIA SM90 (H100, H200)."""
+    return device.startswith("cuda") and torch.cuda.get_device_capability(device) == _HOPPER
 
 
 def device_count(kind: str) -> int:

@@ -11,6 +11,7 @@ from deepinfer.errors import ConfigError
 from .checks import is_number, is_whole
 
 BATCH_INVARIANT_VARIABLE = "DEEPINFER_BATCH_INVARIANT"
+EXPERT_WEIGHTS = ("auto", "fp4", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ class EngineConfig:
     num_speculative_tokens  most drafts verified per step; 0 switches speculation off
     schedule_drafts         verify as many drafts as pay, by confidence and measured step times
     rejection_sampling      accept drafts by rejection: more survive, answers cannot be repeated
+    expert_weights          fp4: routed experts as they are stored.  fp8: the same numbers in twice
+                            the memory, faster where each meets many rows (NVIDIA SM90 only).
+                            auto: fp8 where steps are that large and the caches still fit
     device                  where weights and caches live
 
     Raises: ConfigError when values are out of range or contradict each other.
@@ -51,6 +55,7 @@ class EngineConfig:
     num_speculative_tokens: int = 0
     schedule_drafts: bool = False
     rejection_sampling: bool = False
+    expert_weights: str = "auto"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -102,6 +107,8 @@ def check_fields(fields: Mapping[str, object]) -> None:
             _check(ok, name, value, f"a whole number, {low:,} to {high:,}")
         elif name in _SWITCHES:
             _check(type(value) is bool, name, value, "True or False")
+        elif name == "expert_weights":
+            _check(value in EXPERT_WEIGHTS, name, value, " or ".join(EXPERT_WEIGHTS))
     if "cache_memory_gib" in fields:
         memory = fields["cache_memory_gib"]
         ok = memory is None or (is_number(memory, 0, 2.0**30) and memory != 0)

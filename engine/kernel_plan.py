@@ -40,7 +40,9 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
     The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
     """
     model = _model_of_zeros(config, device)
-    _leave_out_repeats(model)
+    forms = [model]
+    if device.capability == (9, 0):
+        forms.append(_model_of_zeros(config, device, experts_as_fp8=True))
     longest = max(_contexts(config))
     with rehearse(device) as launches, torch.inference_mode():
         for context in _contexts(config):
@@ -48,9 +50,9 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
         _pass(model, *_FEW, longest, has_image=True)
         _pass(model, *_FEW, longest, piece_keys=pieces_for(_FEW[0]))
         for num_requests, length in _SHAPES:
-            _pass(
-                model, num_requests, length, min(longest, config.max_position_embeddings - length)
-            )
+            context = min(longest, config.max_position_embeddings - length)
+            for form in forms:
+                _pass(form, num_requests, length, context)
     return list(launches.values())
 
 
@@ -176,8 +178,11 @@ def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
 
 
-def _model_of_zeros(config: ModelConfig, device: PretendedDevice) -> Model:
-    """A model whose weights are all the same zeros, which no memory is spent on."""
+def _model_of_zeros(
+    config: ModelConfig, device: PretendedDevice, *, experts_as_fp8: bool = False
+) -> Model:
+    """A model of layers of each kind whose weights are all the same zeros, which no memory is
+    spent on."""
     specs = expected_tensors(config)
     tensors = {
         name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -185,10 +190,13 @@ def _model_of_zeros(config: ModelConfig, device: PretendedDevice) -> Model:
     }
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
     with pretend(device):  # weights take the form that the device wants
-        model = Model(config, tensors, device="meta", token_map=token_map)
+        model = Model(
+            config, tensors, device="meta", token_map=token_map, experts_as_fp8=experts_as_fp8
+        )
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)
     _materialise(model, memory)
+    _leave_out_repeats(model)
     return model
 
 

@@ -212,7 +212,7 @@ class EngineStats:
 class MemoryPlan:
     """What weights and caches of one engine take, in bytes.
 
-    weight_bytes    tensors as the checkpoint stores them
+    weight_bytes    tensors as the checkpoint stores them, routed experts as the engine keeps them
     block_bytes     one block of ``block_size`` tokens of the global KV
     slot_bytes      the window rings and histories of one request
     snapshot_bytes  saved rings for exact prefix hits, at most

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer.engine.checks import is_number, is_whole
+from deepinfer.engine.config import check_fields
 from deepinfer.engine.limits.device_profiles import DeviceProfile, device_profile
 from deepinfer.engine.limits.links import Link, device_link, link
+from deepinfer.engine.memory.expert_form import is_worth_fp8
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 
@@ -16,6 +18,7 @@ ROUTINGS = ("even", "skewed", "balanced")
 LAUNCH_CONTEXT = 131_072
 LAUNCH_ACCEPTANCE = 0.75
 LAUNCH_REPLAY = 140
+CHUNK_TOKENS = 8_192  # of a prefill pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class BenchPlan:
     routing          even: every expert has as many tokens; skewed: some have many, and in each
                      layer this rank has most; balanced: the same after EPLB.  One row each
     replay_tokens    decoder tokens of a prompt; None is one window
+    expert_weights   form of the experts' FP4 weights, as in ``EngineConfig``; auto: for each row
     num_steps        steps of each measurement; the median counts
     seed             of random weights, tokens and routing
 
@@ -58,6 +62,7 @@ class BenchPlan:
     modes: tuple[str, ...] = MODES
     routing: tuple[str, ...] = ("even",)
     replay_tokens: int | None = None
+    expert_weights: str = "auto"
     num_steps: int = 20
     seed: int = 0
 
@@ -78,6 +83,7 @@ class BenchPlan:
             ok = number is None or is_whole(number, 0, 1024)
             _check(ok, "drafts", number, "0 or more, or auto")
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
+        check_fields({"expert_weights": self.expert_weights})
         self.profile()
         self.exchange(1)
 
@@ -96,6 +102,22 @@ class BenchPlan:
         while sum(found) < num_tokens:
             found.append(self.lengths[len(found) % len(self.lengths)])
         return found
+
+    def decodes_as_fp8(
+        self, model: ModelConfig, ranks: int, requests: int, drafts: int | None
+    ) -> bool:
+        """Whether ranks that decode so many requests keep their experts so, if there is room."""
+        most = model.dspark_block_size if drafts is None else drafts
+        return self._as_fp8(model, ranks * requests * (1 + most))
+
+    def prefills_as_fp8(self, model: ModelConfig, ranks: int, tokens: int) -> bool:
+        """The same for ranks that prefill."""
+        return self._as_fp8(model, ranks * min(tokens, CHUNK_TOKENS))
+
+    def _as_fp8(self, model: ModelConfig, num_tokens: int) -> bool:
+        if self.expert_weights == "auto":
+            return is_worth_fp8(model, num_tokens)
+        return self.expert_weights == "fp8"
 
     @property
     def longest(self) -> int:

@@ -12,6 +12,7 @@ from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
 from deepinfer.engine.execution.slot_table import SlotTable
+from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import Share
@@ -33,6 +34,7 @@ _ONE_E4M3, _ONE_E8M0 = 0x38, 127
 class RankModel:
     """The share of one rank with room for ``num_slots`` requests of ``context`` tokens.
 
+    ``experts_as_fp8``: the form of the experts' weights, see ``EngineConfig.expert_weights``.
     ``share.routing`` says what the other ranks send; graphs captured before it changed replay the
     old one, so a change needs a new ``worker``."""
 
@@ -44,6 +46,7 @@ class RankModel:
     context: int
     num_slots: int
     device: torch.device
+    experts_as_fp8: bool = False
 
     @classmethod
     def make(
@@ -57,6 +60,7 @@ class RankModel:
         device: torch.device | str,
         num_redundant: int = 0,
         real_share: Share | None = None,
+        experts_as_fp8: bool = False,
     ) -> RankModel:
         """``num_redundant``: experts held beside this rank's own, for balanced routing.
         ``real_share`` is that of a rank whose others are there."""
@@ -71,6 +75,7 @@ class RankModel:
             device=device,
             token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
             share=real_share or share,
+            experts_as_fp8=experts_as_fp8,
         )
         blocks_each = -(-(context + config.dspark_block_size + 1) // BLOCK_SIZE)
         cache = KVCache.allocate(
@@ -90,6 +95,7 @@ class RankModel:
             context=context,
             num_slots=num_slots,
             device=device,
+            experts_as_fp8=experts_as_fp8,
         )
 
     def decoding(self, contexts: Sequence[int]) -> list[RequestState]:
@@ -171,7 +177,12 @@ class RankModel:
 
 
 def num_that_fit(
-    model: ModelConfig, ranks: int, context: int, device: torch.device | str
+    model: ModelConfig,
+    ranks: int,
+    context: int,
+    device: torch.device | str,
+    *,
+    experts_as_fp8: bool = False,
 ) -> int | None:
     """Requests of ``context`` tokens that fit the free memory beside the weights of 1 of ``ranks``;
     None where nobody knows."""
@@ -179,7 +190,8 @@ def num_that_fit(
         return None
     free, _ = torch.cuda.mem_get_info(device)
     # A tenth for activations, graphs and what loading needs beside.
-    return requests_that_fit(model, context, ranks, 0.9 * free)
+    room = 0.9 * free - (more_bytes_as_fp8(model) / ranks if experts_as_fp8 else 0)
+    return requests_that_fit(model, context, ranks, room)
 
 
 def _fill(cache: KVCache, config: ModelConfig) -> None:

@@ -12,13 +12,12 @@ from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
 
 from .kernel_parts import kernel_parts
 from .limits import prefill_row
-from .plan import BenchPlan
+from .plan import CHUNK_TOKENS, BenchPlan
 from .rank_model import BLOCK_SIZE, RankModel
 from .results import Measurement
 from .rows import measured_row
 from .timed import timed_steps
 
-CHUNK_TOKENS = 8_192
 _LEAST_STEPS = 3
 
 

@@ -45,7 +45,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
     rank = _rank(order, device)
     if not rank.takes_rows:
-        opened = open_model(order.model_path, order.settings, device=device)
+        opened = open_model(order.model_path, order.settings, device=device, rank=rank)
         set_cpu_threads(order.num_threads, opened.checkpoint.config.hidden_size)
         model = load_weights(opened, device, rank)
         rank.follow(model, rank.plan_cache(model, opened.engine_config)[1])

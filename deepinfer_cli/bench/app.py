@@ -77,6 +77,10 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         acceptance: Annotated[
             str | None, option("--acceptance", "Chance that a draft is accepted. [75%]", "SHARE")
         ] = None,
+        expert_weights: Annotated[
+            str, option("--expert-weights", "auto (where many rows meet each expert, fp8), fp4 or "
+                        "fp8.", "FORM")
+        ] = "auto",
         link: Annotated[
             str | None, option("--link", "nvlink, nvlink5, rdma400 or rdma800. [the device's]",
                                 "NAME")
@@ -133,6 +137,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             "acceptance": None if acceptance is None else number("--acceptance", acceptance),
             "decode_ranks": ranks,
             "prefill_ranks": ranks,
+            "expert_weights": expert_weights,
             "link": link,
             "num_steps": None if steps is None else count("--steps", steps),
         }

@@ -34,6 +34,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         enable_prefix_caching=settings.enable_prefix_caching,
         batch_invariant=settings.batch_invariant,
         exact=settings.exact,
+        expert_weights=settings.expert_weights,
         num_threads=settings.num_threads,
         kernels=settings.kernels,
         device=settings.device,

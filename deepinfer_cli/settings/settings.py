@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deepinfer.engine.config import EXPERT_WEIGHTS
 from deepinfer.engine.types import SamplingParams
 
 from .definition import param, setting
@@ -173,6 +174,10 @@ class Settings:
     num_blocks: int | None = setting(
         None, optional(COUNT), "Engine", "The same, as a number of cache blocks."
     )
+    expert_weights: str = setting(
+        "auto", choice(*EXPERT_WEIGHTS), "Engine", "fp8: FP4 experts in twice the memory, faster "
+        "for large steps on an H100 or H200; auto: where caches still fit. Answers stay the same.",
+    )  # fmt: skip
     block_size: int | None = setting(
         None, optional(COUNT), "Engine", "Tokens in a cache block.", answers=True
     )

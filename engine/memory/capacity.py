@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from deepinfer.engine.cache.kv_cache import KVCache, block_bytes, slot_bytes
@@ -59,6 +60,17 @@ def size_cache(
             "on a GPU"
         )
     return replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
+
+
+def wanted_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
+    """Of the cache blocks that ``config`` asks for, whatever there is room for."""
+    per_block = block_bytes(sizes, config.block_size)
+    if config.num_blocks is not None:
+        return config.num_blocks * per_block
+    context = min(config.max_model_len or sys.maxsize, sizes.max_position_embeddings)
+    most = config.max_num_seqs * -(-context // config.block_size) * per_block
+    given = config.cache_memory_gib
+    return most if given is None else min(most, int(given * 2**30))
 
 
 def _block_memory(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory | None) -> int:

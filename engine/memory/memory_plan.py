@@ -8,6 +8,8 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import expected_tensors
 from deepinfer.engine.types import MemoryPlan
 
+from .expert_form import more_bytes_as_fp8
+
 
 def memory_plan(
     sizes: ModelConfig, config: EngineConfig, *, num_expert_ranks: int = 1
@@ -20,11 +22,14 @@ def memory_plan(
         num_snapshots = 2 * config.max_num_seqs
         if config.num_snapshots is not None:
             num_snapshots = config.num_snapshots
+    weight_bytes = sum(
+        spec.num_bytes // (num_expert_ranks if ".experts." in name else 1)
+        for name, spec in expected_tensors(sizes).items()
+    )
+    if config.expert_weights == "fp8":
+        weight_bytes += more_bytes_as_fp8(sizes) // num_expert_ranks
     return MemoryPlan(
-        weight_bytes=sum(
-            spec.num_bytes // (num_expert_ranks if ".experts." in name else 1)
-            for name, spec in expected_tensors(sizes).items()
-        ),
+        weight_bytes=weight_bytes,
         block_bytes=block_bytes(sizes, config.block_size),
         num_blocks=config.num_blocks,
         block_size=config.block_size,

@@ -18,13 +18,15 @@ from .share import WHOLE_MODEL, Share
 class LayerTensors:
     """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``.
 
-    ``share`` says what part of the layers this rank computes.
+    ``share`` says what part of the layers this rank computes; ``experts_as_fp8`` how it keeps the
+    FP4 weights of routed experts (``native_experts``).
     """
 
     tensors: Mapping[str, Tensor]
     prefix: str
     device: torch.device
     share: Share = WHOLE_MODEL
+    experts_as_fp8: bool = False
 
     def __getitem__(self, name: str) -> Tensor:
         return self.stored(name).to(self.device)

@@ -98,6 +98,7 @@ class LocalExperts:
         self.gate_up, self.down = native_experts(
             Weight.stack([gate_up(layer) for layer in layers]),
             Weight.stack([layer.weight("w2") for layer in layers]),
+            as_fp8=tensors.experts_as_fp8,
         )
         self.limit = limit
         self._share = min(1.0, len(members) / num_experts)

@@ -94,6 +94,10 @@ class Rank:
         self._lockstep: LockstepModel | None = None
 
     @property
+    def only_prefills(self) -> bool:
+        return self._everyone.rank in self.sizes.prefill
+
+    @property
     def takes_rows(self) -> bool:
         return self._followers.rank == 0 and self.share.half != "encoder"
 

@@ -9,6 +9,7 @@ from .dispatch import native_grouped_weight as native_grouped_weight
 from .dispatch import native_weight as native_weight
 from .dispatch import quantized_linear as quantized_linear
 from .hopper_weights import HopperWeight as HopperWeight
+from .hopper_weights import recast_weight as recast_weight
 from .weights import Weight as Weight
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "native_grouped_weight",
     "native_weight",
     "quantized_linear",
+    "recast_weight",
 ]

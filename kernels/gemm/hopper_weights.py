@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.kernels.quant import decode_e2m1, power_of_two
+from deepinfer.kernels.quant import power_of_two
 
 from .k_order import KOrder, fragment_order, plain_order
 from .weights import Weight
@@ -96,12 +96,25 @@ def prepare_weight(weight: Weight) -> HopperWeight | None:
 def recast_weight(weight: HopperWeight) -> HopperWeight:
     """FP4 as the same numbers in E4M3: twice the memory, for ranks that multiply many rows."""
     assert weight.steps is not None
-    rows = len(weight.values)
-    steps = _unpack_steps(weight.steps).view(rows, -1, 1)
-    numbers = decode_e2m1(_unpack_signs(weight.values).view(torch.uint8)).view(rows, -1, 32)
-    recast = (numbers * torch.exp2((steps - 5).float())).view(rows, -1)
-    values = fragment_order(recast).to(torch.float8_e4m3fn)
+    words = torch.split(weight.values, _CHUNK * weight.num_rows)
+    steps = torch.split(weight.steps, _CHUNK * weight.num_rows // COLUMNS)
+    values = torch.cat([_recast(*chunk) for chunk in zip(words, steps, strict=True)])
     return HopperWeight(values, None, weight.factors, weight.members, weight.order)
+
+
+def _recast(words: Tensor, steps: Tensor) -> Tensor:
+    """words [N, K / 8] i32 and their steps -> [N, K] e4m3fn.
+
+    Exponent and mantissa of E2M1 are the upper bits of E4M3's, but for its one subnormal magnitude,
+    1.  A step counts one of the exponent.
+    """
+    packed = _unpack_signs(words).view(torch.uint8)
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).view(len(words), -1, 32)
+    magnitudes = codes & 7
+    shifted = 8 * _unpack_steps(steps).to(torch.uint8).view(len(words), -1, 1)
+    numbers = 8 + 4 * magnitudes - 4 * (magnitudes == 1).to(torch.uint8) + shifted
+    numbers = numbers * (magnitudes > 0).to(torch.uint8) | (codes & 8) << 4
+    return fragment_order(numbers.view(len(words), -1)).view(torch.float8_e4m3fn)
 
 
 def _prepare_fp8(values: Tensor, exponents: Tensor) -> tuple[Tensor, None, Tensor]:

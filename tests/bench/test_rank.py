@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from deepinfer.bench import rank_steps
+from deepinfer.bench import rank_decode, rank_prefill, rank_steps
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
@@ -96,10 +97,49 @@ def test_chunks_end_where_rings_are_saved() -> None:
     assert all(chunk.is_last for chunk in found[-1].chunks)
 
 
+@pytest.mark.parametrize(
+    "fit, wanted",
+    [
+        (300, [(False, 256, [("decode", 1), ("prefill", 64)]),
+               (True, 256, [("decode", 5), ("prefill", 8192)])]),
+        (100, [(False, 256, [("decode", 1), ("decode", 5), ("prefill", 64)]),
+               (True, 1, [("prefill", 8192)])]),
+    ],
+)  # fmt: skip
+def test_every_row_is_measured_with_the_form_of_experts_that_suits_it(
+    fit: int, wanted: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 requests with 1 or 5 drafts bring each expert 64 or 192 rows; ``fit`` find room beside
+    weights in FP8."""
+    made: list[tuple[bool, int, list[tuple[str, int]]]] = []
+
+    def make(*_: object, experts_as_fp8: bool, num_slots: int, **rest: object) -> object:
+        made.append((experts_as_fp8, num_slots, []))
+        return SimpleNamespace(
+            experts_as_fp8=experts_as_fp8, num_slots=num_slots, ranks=8, share=SimpleNamespace(),
+            worker=lambda *_, **__: SimpleNamespace(piece_keys=None),
+        )  # fmt: skip
+
+    def found(name: str, *_: object) -> object:
+        made[-1][2].append(("decode" if "drafts" in name else "prefill", int(name.split()[-2])))
+        return name
+
+    monkeypatch.setattr(
+        rank_steps, "num_that_fit", lambda *_, experts_as_fp8: fit if experts_as_fp8 else 300
+    )
+    monkeypatch.setattr(rank_steps, "is_hopper", lambda device: True)
+    monkeypatch.setattr(rank_steps.RankModel, "make", make)
+    monkeypatch.setattr(rank_decode, "_fixed", lambda *given: found(given[-1]))
+    monkeypatch.setattr(rank_prefill, "_row", lambda *given: found(given[-1].replace(",", "")))
+    plan = BenchPlan(requests=(256,), drafts=(1, 5), tokens=(64, 8192), modes=())
+    assert len(list(measure_rank(plan, FLASH, "cuda"))) == 4
+    assert made == wanted
+
+
 def test_too_many_requests_are_refused_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_steps, "num_that_fit", lambda *sizes: 3)
+    monkeypatch.setattr(rank_steps, "num_that_fit", lambda *sizes, **form: 3)
     plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, decode_ranks=(2,))
     with pytest.raises(ConfigError, match=r"5 requests of 100 tokens .* 3 requests fit; ask for"):
         list(measure_rank(plan, TINY, "cpu"))

@@ -37,7 +37,7 @@ def test_all_parts_stay_within_the_share(
         gpu_memory=share,
         device="cuda",
     )
-    memory = H200.less(min(weights, int(share * 100)) * GIB)
+    memory = H200.less(min(weights, int(share * 70)) * GIB)
     used = memory.total_bytes - memory.free_bytes
     sized = size_cache(FLASH, config, memory)
     assert sized.num_blocks is not None

@@ -50,6 +50,27 @@ def test_fp4_is_exact_while_scales_span_11_steps() -> None:
     assert_bitwise_equal(prepared.plain.values, weight.dense)
 
 
+def test_recast_goes_member_by_member() -> None:
+    """More members than are recast at a time are in their places."""
+    prepared = _prepared(_fp4(17, 64, 256, spread=5))
+    assert prepared.steps is not None
+    whole = recast_weight(prepared).values.view(17, 64, 256)
+    last = _prepared_member(prepared, 16)
+    assert torch.equal(whole[16].view(torch.uint8), recast_weight(last).values.view(torch.uint8))
+
+
+def _prepared_member(weight: HopperWeight, member: int) -> HopperWeight:
+    n = weight.num_rows
+    assert weight.steps is not None
+    return HopperWeight(
+        weight.values[member * n : (member + 1) * n],
+        weight.steps[member * n // 64 : (member + 1) * n // 64],
+        torch.cat([weight.factors[member * n : (member + 1) * n], weight.factors[-256:]]),
+        1,
+        weight.order,
+    )
+
+
 def test_fp4_below_11_steps_counts_as_0() -> None:
     weight = _fp4(64, 256, spread=40)
     exact = fragment_order(weight.dense.float())
