@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from rank_answers import check_answers, check_peer_answers
-from rank_exchange import time_all_to_all, time_overlap, time_peer_exchange
+from rank_exchange import time_all_to_all, time_peer_exchange
 from rank_group import Bench, add_options, run_parts
+from rank_overlap import time_overlap
 from torch import Tensor
 
 from deepinfer.bench.limits import decode_row, prefill_row
@@ -294,7 +295,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=131_072)
     parser.add_argument("--json", type=Path, help="keep all lines here")
     options = parser.parse_args()
-    skipped = set() if options.device == "cuda" else {"peer-answers", "exchange"}
+    skipped = set() if options.device == "cuda" else {"peer-answers", "exchange", "overlap"}
     names = options.parts or [name for name in PARTS if name not in skipped]
     rows: list[dict[str, object]] = []
     failures = run_parts({name: PARTS[name] for name in names}, options, rows)

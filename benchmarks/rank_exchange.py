@@ -5,7 +5,7 @@ Bandwidth counts the bytes that leave one rank; "copy" is a plain copy of as man
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,24 +14,28 @@ from rank_group import CHOSEN, Bench
 from torch import Tensor
 
 from deepinfer.engine.checkpoint.weight_formats import encode_fp4_rows
+from deepinfer.engine.model.share import Steps, only
 from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
 from deepinfer.engine.parallel.payload import payload_bytes
-from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerChannels, PeerExperts
+from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.peer_memory import PeerMemory
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.kernels.exchange import (
+    Arrivals,
     ExchangeLayout,
     copy_blocks,
-    receive_results,
+    end_round,
     receive_tokens,
     send_results,
     send_tokens,
 )
-from deepinfer.kernels.gemm import Weight, native_weight, quantized_linear
-from deepinfer.kernels.moe import expert_pairs, experts, native_experts
-from deepinfer.kernels.quant import fake_quantize_fp8
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.moe import expert_parts, experts, native_experts
+from deepinfer.kernels.moe.pair_order import order_pairs
 
 LIMIT = 10.0
 KV_BYTES_PER_TOKEN = 890  # full size, all layers
@@ -49,7 +53,6 @@ class SomeExperts:
 
     def __init__(self, bench: Bench, first: int, count: int) -> None:
         inner = 64 if bench.hidden < 1024 else 256
-        self.count = count
         numbers = range(first, first + count)
         gate_up = [random_fp4(bench, 2 * number, 2 * inner, bench.hidden) for number in numbers]
         down = [random_fp4(bench, 2 * number + 1, bench.hidden, inner) for number in numbers]
@@ -58,11 +61,17 @@ class SomeExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
 
-    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        return expert_pairs(x, ids, weights, self.gate_up, self.down, LIMIT)
+    def parts(self, num_tokens: int) -> list[range]:
+        width = self.down.num_rows
+        return [range(width)] if num_tokens < 64 else [range(width // 2), range(width // 2, width)]
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        return lambda: self(x, ids, weights)
+    def arrived(
+        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
+    ) -> Iterator[tuple[Tensor, ExpertRows]]:
+        return expert_parts(x, places, weights, self.gate_up, self.down, LIMIT, parts=parts)
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:
         pass
@@ -94,43 +103,33 @@ def peer_layout(bench: Bench, capacity: int, *, is_exact: bool) -> ExchangeLayou
         num_choices=CHOSEN,
         hidden_size=bench.hidden,
         is_exact=is_exact,
+        block=MatrixPath.of(bench.device).block,
     )
 
 
-def peer_channels(bench: Bench, capacity: int, *, is_exact: bool, halved_from: int) -> PeerChannels:
-    layout = peer_layout(bench, capacity, is_exact=is_exact)
-    return PeerChannels(bench.group, layout, bench.device, halved_from)
-
-
-def tile_error(whole: SomeExperts, x: Tensor, ids: Tensor, weights: Tensor) -> float:
-    """How far the shape of tiles alone moves one rank's answer."""
-    if not len(x):
-        return 0.0
-    results = [
-        experts(x, ids, weights, whole.gate_up, whole.down, LIMIT, num_pairs=each * whole.count)
-        for each in (0, 1, 2, 4, 16)
-    ]
-    return max(float((result - results[0]).abs().max()) for result in results)
+def peer_channel(bench: Bench, capacity: int, *, is_exact: bool) -> PeerChannel:
+    return PeerChannel(bench.group, peer_layout(bench, capacity, is_exact=is_exact), bench.device)
 
 
 def check_peer_exchange(bench: Bench) -> None:
-    """Writing into each other's memory, eagerly and as a graph, against one rank."""
+    """Writing into each other's memory, eagerly and as a graph, against one rank: the exact form
+    gives its bits, since experts read the very bytes that they would quantise there."""
     half = bench.num_experts // bench.size
     whole = SomeExperts(bench, 0, bench.num_experts)
     local = SomeExperts(bench, bench.rank * half, half)
     table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
     for is_exact in (True, False):
-        channels = peer_channels(bench, 64, is_exact=is_exact, halved_from=33)
-        routed = PeerExperts(local, table, channels)
-        for count in (16, 0, 33, 64):  # the larger ones in two halves
-            channels.most_tokens = max(1, min(64, count + 1))
+        channel = peer_channel(bench, 256, is_exact=is_exact)
+        routed = PeerExperts(local, table, channel)
+        for count in (16, 0, 33, 64, 256):  # the last in parts
+            channel.most_tokens = max(1, min(256, count + 1))
             x, ids, weights = bench.tokens(count + bench.rank if count == 33 else count, count)
-            expected = whole(fake_quantize_fp8(x), ids, weights)  # what is sent is rounded first
-            runs = [routed(x, ids, weights) for _ in range(2)]
+            expected = whole(x, ids, weights)
+            runs = [routed_sum(routed, x, ids, weights).clone() for _ in range(2)]
             bench.begin_together()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                captured = routed(x, ids, weights)
+                captured = routed_sum(routed, x, ids, weights)
             for _ in range(3):
                 captured.zero_()
                 graph.replay()
@@ -139,11 +138,17 @@ def check_peer_exchange(bench: Bench) -> None:
             scale = float(expected.abs().max()) if count else 1.0
             errors = [float((run - expected).abs().max()) / scale for run in runs if count]
             error = bench.worst(max(errors, default=0.0))
-            tiles = tile_error(whole, x, ids, weights) / scale
             repeats = bench.all_ok(all(torch.equal(run, runs[0]) for run in runs))
-            ok = repeats and (error <= tiles if is_exact else error < 0.02)
-            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error, ok=ok,
-                      repeats=repeats, error_of_tiles_alone=tiles)  # fmt: skip
+            ok = repeats and (error == 0 if is_exact else error < 0.02)
+            bench.say(check="peer exchange", exact=is_exact, tokens=count, error=error,
+                      ok=ok, repeats=repeats)  # fmt: skip
+
+
+def routed_sum(routed: PeerExperts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    if len(x):
+        return routed(x, ids, weights)
+    routed.assist()
+    return x.float()
 
 
 def check_exchange(bench: Bench) -> None:
@@ -235,30 +240,32 @@ def time_peer_exchange(bench: Bench) -> None:
 def time_peer_ways(
     bench: Bench, channel: PeerChannel, table: RoutingTable, tokens: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    layout, number, count = channel.layout, channel.round_number, len(tokens[0])
-    to_all, here = channel.to_all, channel.here
+    layout, rounds, count = channel.layout, channel.rounds, len(tokens[0])
     replicas = (table.rank, table.place, table.count)
 
     def send() -> Tensor:
-        number.add_(1)
-        return send_tokens(*to_all, *tokens, replicas, count)
+        return send_tokens(*channel.to_all, *tokens, replicas, count)
 
-    def dispatch() -> tuple[Tensor, ...]:
-        return send(), *receive_tokens(*here, count)
+    def dispatch() -> tuple[Tensor, Tensor]:
+        send()
+        return receive_tokens(*channel.here, count)
 
-    ranks, _, places, _ = dispatch()
-    rows = places.flatten() >= 0
-    row_of_pair = torch.where(rows, rows.cumsum(0) - 1, -1).int()
-    outputs = torch.zeros(int(rows.sum()), bench.hidden, dtype=torch.bfloat16, device=bench.device)
+    def one_more(call: Callable[[], object]) -> Callable[[], object]:
+        """As a round of its own."""
+        return lambda: (call(), rounds.add_(1))
+
+    places, _ = dispatch()
+    rows = order_pairs(places, bench.num_experts // bench.size, 16)
+    outputs = torch.randn(len(rows.pair), bench.hidden, device=bench.device).bfloat16()
 
     def send_back() -> None:
-        number.add_(1)
-        send_results(*to_all, outputs, row_of_pair)
+        send_results(*channel.to_all, outputs, rows, count)
 
-    def combine() -> Tensor:
+    def combine() -> None:
         send_back()
-        return receive_results(*here, ranks)
+        end_round(*channel.here, count)
 
+    ranks = table.route(tokens[1], bench.rank)[0]
     away = ranks[ranks != bench.rank]
     others = sum(int((ranks == peer).any(1).sum()) for peer in range(bench.size))
     others -= int((ranks == bench.rank).any(1).sum())
@@ -266,60 +273,18 @@ def time_peer_ways(
         "dispatch": others * layout.row_bytes,
         "combine": 2 * bench.hidden * (away.numel() if layout.is_exact else others),
     }
-    for name, sends, call in (("dispatch", send, dispatch), ("combine", send_back, combine)):
-        us, send_us = bench.worst(bench.device_us(call)), bench.worst(bench.device_us(sends))
+    combine()
+    counting = bench.device_us(lambda: rounds.add_(1))
+    for name, sends, call, counted in (
+        ("dispatch", one_more(send), one_more(dispatch), counting),
+        ("combine", one_more(send_back), combine, 0.0),
+    ):
+        us = bench.worst(bench.device_us(call)) - counted
+        send_us = bench.worst(bench.device_us(sends)) - counting
         copy_us = peer_copy_us(bench, leaving[name])
         bench.say(time=f"peer memory, {name}", tokens_per_rank=count, exact=layout.is_exact, us=us,
                   send_us=send_us, bytes=leaving[name], gbytes_per_s=leaving[name] / us / 1e3,
                   copy_us=copy_us, percent_of_copy=100 * copy_us / us)  # fmt: skip
-
-
-def time_overlap(bench: Bench) -> None:
-    """How much of the exchange hides behind other work, at 256 requests per rank."""
-    count = 8 if bench.is_small else 256
-    if bench.on_gpu:
-        channels = peer_channels(bench, count, is_exact=False, halved_from=2 * count)
-        table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
-        routed: Any = PeerExperts(NoPairs(bench), table, channels)
-    else:
-        routed = exchange(bench, NoExperts(), capacity=count, is_exact=False)
-    arguments = bench.tokens(count)
-    weight = native_weight(random_fp4(bench, 0, 2 * bench.inner, bench.hidden))
-    side = torch.cuda.Stream() if bench.on_gpu else None
-
-    def compute() -> Tensor:
-        for _ in range(4):
-            result = quantized_linear(arguments[0], weight)
-        return result
-
-    def together() -> None:
-        if side is None:
-            finish = routed.begin(*arguments)
-            compute()
-            finish()
-            return
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            routed(*arguments)
-        compute()
-        torch.cuda.current_stream().wait_stream(side)
-
-    alone = bench.device_us(lambda: routed(*arguments))
-    busy, both = bench.device_us(compute), bench.device_us(together)
-    bench.say(time="exchange beside other work", tokens_per_rank=count, exchange_us=alone,
-              compute_us=busy, both_us=both,
-              percent_hidden=100 * (alone + busy - both) / alone)  # fmt: skip
-
-
-class NoPairs:
-    """Gives back the first choice of each token that came: leaves the exchange alone."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-
-    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
-        return x, torch.where(ids >= 0, rows[:, None], -1).flatten()
 
 
 def time_kv_transfer(bench: Bench) -> None:

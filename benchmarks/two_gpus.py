@@ -21,19 +21,19 @@ from rank_exchange import (
     time_all_to_all,
     time_forms,
     time_kv_transfer,
-    time_overlap,
     time_peer_exchange,
 )
 from rank_group import add_options, run_parts
+from rank_overlap import time_overlap
 
 CHECKS = {"exchange": check_exchange, "answers": check_answers}
 ON_GPUS = {
     "peer-check": check_peer_exchange,
     "peer": time_peer_exchange,
+    "overlap": time_overlap,
     "peer-answers": check_peer_answers,
 }
 TIMES = {
-    "overlap": time_overlap,
     "kv": time_kv_transfer,
     "all-to-all": time_all_to_all,
     "forms": time_forms,

@@ -7,7 +7,7 @@ ones.  The other ranks are not there: what they would send is made here, as ``Tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -17,7 +17,14 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, Outputs, RoutedExperts, added_up
+from deepinfer.engine.model.share import (
+    LocalExperts,
+    Outputs,
+    RoutedExperts,
+    Steps,
+    added_up,
+    only,
+)
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
 from deepinfer.kernels.moe import sum_rows
@@ -152,14 +159,14 @@ class ReceivedTokens:
         self._tables: dict[tuple[str, int], _Table] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)(), len(x))
+        return added_up(self.begin(x, ids, weights)()(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
         table = self._table(len(x), x.device)
         # A copy in memory, as what arrives lies in a buffer of its own.
         received = x[table.source]
 
-        def finish() -> Outputs:
+        def compute() -> Outputs:
             if received.is_cuda:
                 pairs = self.local.pairs(received, table.choices, table.factors)
                 return sum_rows(*pairs, table.choices.shape[1], torch.bfloat16), table.back
@@ -167,7 +174,7 @@ class ReceivedTokens:
             results = experts(received, table.choices, table.factors).to(torch.bfloat16)
             return sum_rows(results, table.back, table.copies)
 
-        return finish
+        return only(compute)
 
     def assist(self) -> None:
         """There is nobody to help."""

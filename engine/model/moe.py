@@ -42,11 +42,12 @@ class MoE:
         is_image [T, 1] bool or None."""
         x = rows.values
         ids, weights = self.route(x, is_image)
-        finish = self.routed.begin(x, ids, weights)
+        compute = self.routed.begin(x, ids, weights)
         hidden = quantized_linear(rows.operand, self.shared_gate_up)
         activated = swiglu_quantized(hidden, self.limit, self.shared_down)
+        collect = compute()
         shared = quantized_linear(activated, self.shared_down)
-        routed = finish()
+        routed = collect()
         if isinstance(routed, Tensor):
             return torch.add(routed, shared, out=torch.empty_like(shared))
         return PairOutputs(*routed, shared)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.moe import expert_pairs, experts, native_experts, sum_rows
+from deepinfer.kernels.moe import (
+    can_split,
+    expert_pairs,
+    expert_parts,
+    experts,
+    native_experts,
+    sum_rows,
+)
 from deepinfer.kernels.placement import on_accelerator
 
 if TYPE_CHECKING:
+    from deepinfer.kernels.exchange import Arrivals
+    from deepinfer.kernels.gemm.expert_rows import ExpertRows
+
     from .layer_tensors import LayerTensors
     from .schedule import LayerPlan
 
 
+# Tokens of a rank from which two launches of the last product are worth it: see ``parts``.
+_PARTED_TOKENS = 128
+
 # What experts give: [T, d] f32, or on a GPU rows [R, d] bf16 that are not added up yet and those of
-# each token, [T K] i32 with -1 for none.
+# each token, [T S] i32 with -1 for none.
 Outputs = Tensor | tuple[Tensor, Tensor]
+# The two steps that follow ``begin``: compute, then wait for what other ranks computed.
+Steps = Callable[[], Callable[[], Outputs]]
 
 
 def added_up(outputs: Outputs, num_tokens: int) -> Tensor:
@@ -29,6 +44,16 @@ def added_up(outputs: Outputs, num_tokens: int) -> Tensor:
     return sum_rows(rows, row, len(row) // num_tokens)
 
 
+def only(compute: Callable[[], Outputs]) -> Steps:
+    """The steps where nothing comes from other ranks."""
+
+    def step() -> Callable[[], Outputs]:
+        outputs = compute()
+        return lambda: outputs
+
+    return step
+
+
 class RoutedExperts(Protocol):
     """The routed experts of one layer, wherever they are."""
 
@@ -36,8 +61,10 @@ class RoutedExperts(Protocol):
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
         ...
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
-        """Start the same; the result waits for it.  Other work in between hides the exchange."""
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        """Send tokens to where their experts are.  The first step after that launches experts here
+        and sends what they give, the second waits for what comes back.  Other work between the
+        steps hides the exchange."""
         ...
 
     def assist(self) -> None:
@@ -114,10 +141,27 @@ class LocalExperts:
             x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
         )
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
+    def parts(self, num_tokens: int) -> list[range]:
+        """Columns in which a pass of so many tokens per rank is best computed: most of them, whose
+        way to other ranks the rest hides, if those are worth a launch."""
+        width = self.down.num_rows
+        most = width * 3 // 4
+        if num_tokens < _PARTED_TOKENS or not can_split(self.down) or most % 256:
+            return [range(width)]
+        return [range(most), range(most, width)]
+
+    def arrived(
+        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
+    ) -> Iterator[tuple[Tensor, ExpertRows]]:
+        """``kernels.moe.expert_parts`` of the tokens of all ranks, places [N, K] i64."""
+        num_pairs = round(places.numel() * self._share)
+        common = (x, places, weights, self.gate_up, self.down, self.limit)
+        return expert_parts(*common, parts=parts, num_pairs=num_pairs)
+
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
         if on_accelerator(x) and len(x):
-            return lambda: self.pairs(x, ids, weights)
-        return lambda: self(x, ids, weights)
+            return only(lambda: self.pairs(x, ids, weights))
+        return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:
         """Nobody else's tokens come here."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from deepinfer.engine.model.share import RoutedExperts
+from deepinfer.engine.model.share import RoutedExperts, Steps, added_up, only
 from deepinfer.kernels.placement import on_accelerator
 
 from .groups import Group
@@ -51,7 +51,7 @@ class ExchangedExperts:
         self.is_exact = is_exact
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.begin(x, ids, weights)()
+        return added_up(self.begin(x, ids, weights)()(), len(x))
 
     def assist(self) -> None:
         device = self.table.rank.device
@@ -59,8 +59,8 @@ class ExchangedExperts:
         ids = torch.empty(0, self.num_choices, dtype=torch.int64, device=device)
         self(x, ids, ids.float())
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        """Send the tokens; the result waits for all that follows and gives [T, d] f32."""
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        """Send the tokens; the last step gives [T, d] f32."""
         ranks, places = self.table.route(ids, self.group.rank)
         wanted = torch.stack([(ranks == rank).any(-1) for rank in range(self.group.size)])
         owner, token = wanted.nonzero(as_tuple=True)
@@ -70,16 +70,16 @@ class ExchangedExperts:
         receive = self.group.exchange_counts(send, x.device)
         arriving = self.group.all_to_all(payload, send, receive)
 
-        def finish() -> Tensor:
+        def compute() -> Callable[[], Tensor]:
             hidden, chosen, factors = unpack(arriving(), self.hidden_size)
             if self.is_exact:
                 return self._combine_exact(ids.shape, here, token, send, receive,
                                            *self._pairs(hidden, chosen, factors))  # fmt: skip
             rows = self.local(hidden, chosen, factors).to(torch.bfloat16)
-            returned = self.group.all_to_all(rows, receive, send)()
-            return self._add_by_rank(len(ids), token, send, returned)
+            returning = self.group.all_to_all(rows, receive, send)
+            return lambda: self._add_by_rank(len(ids), token, send, returning())
 
-        return finish
+        return compute
 
     def _pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The output of every choice that is here, [P, d] bf16, and how many each row has."""
@@ -96,17 +96,22 @@ class ExchangedExperts:
         receive: Sequence[int],
         pairs: Tensor,
         num_pairs: Tensor,
-    ) -> Tensor:
-        """Return the pairs to where their tokens are and add them there."""
+    ) -> Callable[[], Tensor]:
+        """Return the pairs to where their tokens are; the result adds those that come here."""
         num_tokens, num_choices = shape
         row, choice = (here >= 0).nonzero(as_tuple=True)
         given = [int(part.sum()) for part in torch.split(num_pairs, list(receive))]
         counts = (here >= 0).sum(1)
         expected = [int(part.sum()) for part in torch.split(counts, list(send))]
-        returned = self.group.all_to_all(pairs, given, expected)()
-        by_choice = returned.new_zeros(num_tokens * num_choices, self.hidden_size)
-        by_choice[token[row] * num_choices + choice] = returned
-        return add_choices(by_choice.view(*shape, self.hidden_size))
+        returning = self.group.all_to_all(pairs, given, expected)
+
+        def collect() -> Tensor:
+            returned = returning()
+            by_choice = returned.new_zeros(num_tokens * num_choices, self.hidden_size)
+            by_choice[token[row] * num_choices + choice] = returned
+            return add_choices(by_choice.view(*shape, self.hidden_size))
+
+        return collect
 
     def _add_by_rank(
         self, num_tokens: int, token: Tensor, send: Sequence[int], rows: Tensor
@@ -134,8 +139,8 @@ class PresentExperts:
         by_choice[row, choice] = pairs
         return add_choices(by_choice)
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        return lambda: self(x, ids, weights)
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:
         self.local.assist()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepinfer.engine.model.share import RoutedExperts
+from deepinfer.engine.model.share import RoutedExperts, Steps
 from deepinfer.errors import EngineError
 
 from .exchange import ExchangedExperts, add_choices
@@ -48,8 +48,8 @@ class FixedCapacityExperts(ExchangedExperts):
         )
         self.capacity = capacity
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        """Send the tokens; the result waits for all that follows and gives [T, d] f32."""
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        """Send the tokens; the last step gives [T, d] f32."""
         count, choices = ids.shape
         if count > self.capacity:
             raise EngineError(
@@ -68,21 +68,27 @@ class FixedCapacityExperts(ExchangedExperts):
         payload = torch.stack([pack(padded, part, factors) for part in here.unbind()])
         arriving = self.group.all_to_all(payload.flatten(0, 1), None, None)
 
-        def finish() -> Tensor:
+        def compute() -> Callable[[], Tensor]:
             hidden, chosen, factors = unpack(arriving(), self.hidden_size)
             if not self.is_exact:
                 rows = self.local(hidden, chosen, factors).to(torch.bfloat16)
-                returned = self.group.all_to_all(rows, None, None)()
-                by_rank = torch.unflatten(returned, 0, (self.group.size, self.capacity))
-                return add_choices(by_rank[:, :count].transpose(0, 1))
+                returning = self.group.all_to_all(rows, None, None)
+                by_rank = (self.group.size, self.capacity)
+                return lambda: add_choices(
+                    torch.unflatten(returning(), 0, by_rank)[:, :count].transpose(0, 1)
+                )
             pairs = self.local(
                 hidden.repeat_interleave(choices, dim=0),
                 chosen.flatten()[:, None],
                 factors.flatten()[:, None],
             ).to(torch.bfloat16)
-            returned = self.group.all_to_all(pairs, None, None)()
-            by_rank = returned.view(self.group.size, self.capacity, choices, -1)[:, :count]
+            returning = self.group.all_to_all(pairs, None, None)
             wanted = ranks.clamp(min=0)[None, ..., None].expand(1, -1, -1, self.hidden_size)
-            return add_choices(by_rank.gather(0, wanted)[0])
 
-        return finish
+            def collect() -> Tensor:
+                by_rank = returning().view(self.group.size, self.capacity, choices, -1)[:, :count]
+                return add_choices(by_rank.gather(0, wanted)[0])
+
+            return collect
+
+        return compute

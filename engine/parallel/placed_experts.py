@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, Outputs, RoutedExperts, added_up
+from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
 
 from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, plain_placement, rebalance
 from .fixed_exchange import FixedCapacityExperts
 from .groups import Group
-from .peer_exchange import PeerChannels, PeerExperts
+from .peer_exchange import PeerChannel, PeerExperts
 from .routing_table import RoutingTable
 
 # Moving experts costs a read of their weights: not for less than this.
@@ -50,7 +50,7 @@ class PlacedExperts:
     counts [E] i64: tokens of this rank since the last placement.
     ``capacity``: passes of at most so many tokens per rank take the form without host waits.
     ``nodes``: the ranks stand on several; then each token crosses the network once per node.
-    ``channels``: that form writes into the memory of the other ranks.
+    ``channel``: that form writes into the memory of the other ranks.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PlacedExperts:
         is_exact: bool = True,
         capacity: int = 0,
         nodes: Nodes | None = None,
-        channels: PeerChannels | None = None,
+        channel: PeerChannel | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -75,7 +75,7 @@ class PlacedExperts:
         self._capacity = capacity
         self._most_tokens = sys.maxsize  # until it is known
         self._nodes = nodes
-        self._channels = channels
+        self._channel = channel
         most = plan.n_routed_experts * (group.size - 1)
         # Where there are fewer experts than ranks, as in draft stages, each rank has a replica.
         further = max(min(num_redundant, most), group.size - plan.n_routed_experts)
@@ -84,9 +84,9 @@ class PlacedExperts:
         self._exchange, self._fixed = self._make_exchanges()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)(), len(x))
+        return added_up(self.begin(x, ids, weights)()(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Outputs]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
         return self._form().begin(x, ids, weights)
@@ -104,8 +104,8 @@ class PlacedExperts:
             return None
         # Of a few sizes, so that small passes send little and few graphs serve all.
         size = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
-        if self._channels is not None:
-            self._channels.most_tokens = size
+        if self._channel is not None:
+            self._channel.most_tokens = size
             return size
         assert isinstance(self._fixed, FixedCapacityExperts)
         self._fixed.capacity = size
@@ -139,8 +139,8 @@ class PlacedExperts:
             "is_exact": self._is_exact,
         }
         exchange = ExchangedExperts(*common, **sizes)
-        if self._channels is not None:
-            return exchange, PeerExperts(local, table, self._channels)
+        if self._channel is not None:
+            return exchange, PeerExperts(local, table, self._channel)
         if self._capacity:
             return exchange, FixedCapacityExperts(*common, **sizes, capacity=self._capacity)
         return exchange, None

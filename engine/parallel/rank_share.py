@@ -10,17 +10,15 @@ from torch import Tensor
 
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
-from deepinfer.engine.model.share import LocalExperts, RoutedExperts, added_up
+from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
 from deepinfer.kernels.exchange import ExchangeLayout
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
 from .groups import Group
-from .peer_exchange import PeerChannels
+from .peer_exchange import PeerChannel
 from .placed_experts import Nodes, PlacedExperts
 
 Half = Literal["encoder", "decoder"]
-
-# Rows of an expert from which its weights may be read twice, once for each half of a pass.
-_ROWS_WORTH_HALVING = 256
 
 
 class RankShare:
@@ -56,7 +54,7 @@ class RankShare:
         self.nodes = nodes
         self.half = half
         self.layers: list[PlacedExperts] = []
-        self._channels: dict[tuple[int, int], PeerChannels] = {}
+        self._channels: dict[tuple[int, int], PeerChannel] = {}
 
     def has_layer(self, plan: LayerPlan) -> bool:
         return self.half is None or plan.is_decoder == (self.half == "decoder")
@@ -86,13 +84,13 @@ class RankShare:
             is_exact=self.is_exact,
             capacity=self.capacity,
             nodes=self.nodes,
-            channels=self._peer_channels(plan, tensors) if self.uses_peer_memory else None,
+            channel=self._peer_channel(plan, tensors) if self.uses_peer_memory else None,
         )
         self.layers.append(routed)
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
 
-    def _peer_channels(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannels | None:
-        """Those for all layers of the same sizes, which take turns."""
+    def _peer_channel(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannel | None:
+        """That of all layers of the same sizes, which take turns."""
         hidden_size, choices = len(tensors.stored("ffn_norm.weight")), plan.num_experts_per_tok
         if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
             return None
@@ -103,10 +101,9 @@ class RankShare:
                 num_choices=choices,
                 hidden_size=hidden_size,
                 is_exact=self.is_exact,
+                block=MatrixPath.of(tensors.device).block,
             )
-            rows_per_token = self.experts.size * choices / plan.n_routed_experts
-            halved_from = max(2, round(_ROWS_WORTH_HALVING / rows_per_token))
-            made = PeerChannels(self.experts, layout, tensors.device, halved_from)
+            made = PeerChannel(self.experts, layout, tensors.device)
             self._channels[hidden_size, choices] = made
         return self._channels[hidden_size, choices]
 
@@ -119,20 +116,25 @@ class SharedTokens:
         self.heads = heads
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self.begin(x, ids, weights)()
+        return added_up(self.begin(x, ids, weights)()(), len(x))
 
     def assist(self) -> None:
         self.routed.assist()
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
         share = -(-len(x) // self.heads.size)
         part = slice(self.heads.rank * share, (self.heads.rank + 1) * share)
         own = self.routed.begin(x[part], ids[part], weights[part])
 
-        def finish() -> Tensor:
-            rows = added_up(own(), len(x[part]))
-            padded = rows.new_zeros(share, x.shape[1])
-            padded[: len(rows)] = rows
-            return self.heads.all_gather(padded).flatten(0, 1)[: len(x)]
+        def compute() -> Callable[[], Tensor]:
+            collect = own()
 
-        return finish
+            def gather() -> Tensor:
+                rows = added_up(collect(), len(x[part]))
+                padded = rows.new_zeros(share, x.shape[1])
+                padded[: len(rows)] = rows
+                return self.heads.all_gather(padded).flatten(0, 1)[: len(x)]
+
+            return gather
+
+        return compute

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .arrivals import Arrivals as Arrivals
 from .dispatch import copy_blocks as copy_blocks
-from .dispatch import receive_results as receive_results
+from .dispatch import end_round as end_round
 from .dispatch import receive_tokens as receive_tokens
 from .dispatch import send_results as send_results
 from .dispatch import send_tokens as send_tokens

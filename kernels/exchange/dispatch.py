@@ -1,6 +1,8 @@
-"""The four steps of an exchange, and copies of blocks.  On a CPU ranks exchange through gloo."""
+"""The steps of an exchange, and copies of blocks.  On a CPU ranks exchange through gloo."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,12 +12,15 @@ from deepinfer.errors import TensorError
 from .layout import ExchangeLayout
 from .reference import copy_blocks_reference
 
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.expert_rows import ExpertRows
+
 
 def send_tokens(
     layout: ExchangeLayout,
     peers: Tensor,
     rank: int,
-    round_number: Tensor,
+    rounds: Tensor,
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -25,41 +30,43 @@ def send_tokens(
     """``send_tokens_triton``."""
     from .triton_launch import send_tokens_triton
 
-    return send_tokens_triton(
-        layout, peers, rank, round_number, x, ids, weights, table, most_tokens
-    )
+    return send_tokens_triton(layout, peers, rank, rounds, x, ids, weights, table, most_tokens)
 
 
 def receive_tokens(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor, most_tokens: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int
+) -> tuple[Tensor, Tensor]:
     """``receive_tokens_triton``."""
     from .triton_launch import receive_tokens_triton
 
-    return receive_tokens_triton(layout, own, round_number, most_tokens)
+    return receive_tokens_triton(layout, own, rounds, most_tokens)
 
 
 def send_results(
     layout: ExchangeLayout,
     peers: Tensor,
     rank: int,
-    round_number: Tensor,
+    rounds: Tensor,
     outputs: Tensor,
-    row_of_pair: Tensor,
+    rows: ExpertRows,
+    most_tokens: int,
+    part: int = 0,
+    first_column: int = 0,
 ) -> None:
     """``send_results_triton``."""
     from .triton_launch import send_results_triton
 
-    send_results_triton(layout, peers, rank, round_number, outputs, row_of_pair)
+    place = (layout, peers, rank, rounds)
+    send_results_triton(*place, outputs, rows, most_tokens, part, first_column)
 
 
-def receive_results(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor, ranks: Tensor
-) -> Tensor:
-    """``receive_results_triton``."""
-    from .triton_launch import receive_results_triton
+def end_round(
+    layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int, num_parts: int = 1
+) -> None:
+    """``end_round_triton``."""
+    from .triton_launch import end_round_triton
 
-    return receive_results_triton(layout, own, round_number, ranks)
+    end_round_triton(layout, own, rounds, most_tokens, num_parts)
 
 
 def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:

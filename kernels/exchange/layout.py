@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLayout:
@@ -12,22 +15,27 @@ class ExchangeLayout:
 
     Each rank has one buffer of this layout, which all ranks write:
 
-    arrivals  [R, C, row_bytes]  tokens from each rank: E4M3 values, E8M0 scales, (i32 place, f32
-                                 weight) of each choice, padded to 16 bytes
-    arrived   [R, C] i32         the round in which such a row was last written
-    results   [C, S, d] bf16     what comes back for this rank's tokens
-    returned  [C, S] i32         the round in which such a row was last written
+    arrivals  [R, C, row_bytes]      tokens from each rank: E4M3 values, E8M0 scales of ``block``
+                                     numbers each, padded to 4 bytes, (i32 place, f32 weight) of
+                                     each choice, padded to 16
+    results   [C, S, d] bf16         what comes back for this rank's tokens
+    sent      [R, PROGRAMS] i32      the round in which each program of a rank last sent all of its
+                                     tokens
+    returned  [P, R, PROGRAMS] i32   the same of each part of a rank's results, some columns of all
 
     S is K in the exact form (one row per choice), R in the reduced one (one row per rank).
     """
 
-    WIDTH_MULTIPLE: ClassVar[int] = 128  # so that places and weights are at multiples of 4 bytes
+    WIDTH_MULTIPLE: ClassVar[int] = 128  # whole blocks
+    PROGRAMS: ClassVar[int] = 256  # that a launch has at most
+    MOST_PARTS: ClassVar[int] = 2
 
     num_ranks: int
     capacity: int
     num_choices: int
     hidden_size: int
     is_exact: bool
+    block: int
 
     @property
     def num_slots(self) -> int:
@@ -35,22 +43,27 @@ class ExchangeLayout:
 
     @property
     def row_bytes(self) -> int:
-        used = self.hidden_size + self.hidden_size // 32 + 8 * self.num_choices
+        scales = self.hidden_size // self.block
+        used = self.hidden_size + -(-scales // 4) * 4 + 8 * self.num_choices
         return -(-used // 16) * 16
 
-    @property
-    def arrived(self) -> int:
-        """Where the first flags begin; arrivals begin at 0."""
-        return self.num_ranks * self.capacity * self.row_bytes
+    def results_of(self, own: Tensor) -> Tensor:
+        """[C S, d] bf16 in this rank's buffer ``own``."""
+        return own[self.results : self.sent].view(torch.bfloat16).view(-1, self.hidden_size)
 
     @property
     def results(self) -> int:
-        return self.arrived + -(-4 * self.num_ranks * self.capacity // 16) * 16
+        """Where results begin; arrivals begin at 0."""
+        return self.num_ranks * self.capacity * self.row_bytes
 
     @property
-    def returned(self) -> int:
+    def sent(self) -> int:
         return self.results + 2 * self.capacity * self.num_slots * self.hidden_size
 
     @property
+    def returned(self) -> int:
+        return self.sent + 4 * self.num_ranks * self.PROGRAMS
+
+    @property
     def num_bytes(self) -> int:
-        return self.returned + 4 * self.capacity * self.num_slots
+        return self.returned + 4 * self.MOST_PARTS * self.num_ranks * self.PROGRAMS

@@ -1,9 +1,11 @@
 """Dispatch and combine by writing into the memory of the other ranks of this host.
 
-T tokens here, at most M on any rank, N = ranks x M arrivals, K choices, d width.  A row is written,
-then its flag says in which round; who needs the row waits for the flag.  No rank waits for another
-one to have room: a rank writes the arrivals of the next round only after it has read all results of
-this one, which the others send only after they have read its arrivals.
+M tokens of any rank at most, T of this one, N = ranks x M arrivals, K choices, d width.  A few
+programs write, say so by a flag each, and end: nothing holds a multiprocessor while the link works.
+Who reads waits for the flags of all programs of all ranks, in a launch of its own.
+
+No rank waits for another one to have room: a rank ends a round when all others have returned its
+results, which they do, rows or none, after they have read its tokens.
 
 Nothing waits for the host and no size depends on the routing: fit for a graph.
 """
@@ -15,10 +17,8 @@ import triton.language as tl
 
 from deepinfer.kernels.quant.triton_bits import (
     bf16_bits,
-    bf16_pair,
     bf16_value,
     e4m3_pair,
-    e4m3_value,
     e8m0_value,
     even_bf16,
     exponent_above,
@@ -26,7 +26,7 @@ from deepinfer.kernels.quant.triton_bits import (
 )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "rank", "capacity", "most_replicas"])
+@triton.jit(do_not_specialize=["num_tokens", "most_tokens", "rank", "capacity", "most_replicas"])
 def send_tokens_kernel(
     x,
     ids,
@@ -35,178 +35,200 @@ def send_tokens_kernel(
     table_place,
     table_count,
     peers,
-    round_number,
-    ranks,
+    rounds,
+    result_row,
     num_tokens,
+    most_tokens,
     row_stride,
     rank,
     capacity,
-    arrived,
+    sent,
     most_replicas,
     RANKS: tl.constexpr,
     CHOICES: tl.constexpr,
     PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROW_BYTES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    TOKENS: tl.constexpr,
     NATIVE: tl.constexpr,
+    IS_EXACT: tl.constexpr,
 ):
-    token = tl.program_id(0)
-    row = (rank * capacity + token).to(tl.int64)
-    choice = tl.arange(0, PADDED)
-    is_token = token < num_tokens
-    is_choice = choice < tl.where(is_token, CHOICES, 0)
-    source = token.to(tl.int64) * CHOICES + choice
-    expert = tl.load(ids + source, mask=is_choice, other=0)
-    # Replicas take turns; ranks begin with different ones.
-    turn = (rank + token) % tl.load(table_count + expert, mask=is_choice, other=1)
-    replica = expert * most_replicas + turn
-    owner = tl.load(table_rank + replica, mask=is_choice, other=-1).to(tl.int32)
-    place = tl.load(table_place + replica, mask=is_choice, other=-1).to(tl.int32)
-    factor = tl.load(weights + source, mask=is_choice, other=0.0)
-    tl.store(ranks + source, owner, mask=is_choice)
+    """TOKENS at a time; BLOCKS is their number in a row rounded up to a power of two."""
+    SCALES: tl.constexpr = WIDTH // BLOCK
+    choice = tl.arange(0, PADDED)[None, :]
     block = tl.arange(0, BLOCKS)
-    pair = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = pair < tl.where(is_token, WIDTH // 2, 0)
-    both = tl.load(x + token.to(tl.int64) * row_stride + pair, mask=inside, other=0)
-    codes, exponent = _quantized(even_bf16(both), odd_bf16(both), NATIVE)
-    for peer in range(RANKS):
-        if _is_among(owner, peer):
-            start = tl.load(peers + peer) + row * ROW_BYTES
-            tl.store(_at(start, tl.int16) + pair, codes, mask=inside)
-            scales = _at(start, tl.uint8) + WIDTH + block
-            tl.store(scales, exponent.to(tl.uint8), mask=block < WIDTH // 32)
-    for peer in range(RANKS):
-        start = tl.load(peers + peer) + row * ROW_BYTES
-        here = tl.where(owner == peer, place, -1)
-        places = _at(start, tl.int32) + (WIDTH + WIDTH // 32) // 4 + choice
-        tl.store(places, here, mask=choice < CHOICES)
-        tl.store(places + CHOICES, factor.to(tl.int32, bitcast=True), mask=choice < CHOICES)
-    tl.debug_barrier()  # all threads have written before one says so
-    now = tl.load(round_number)
-    for peer in range(RANKS):
-        flags = _at(tl.load(peers + peer) + arrived, tl.int32)
-        tl.atomic_xchg(flags + row, now, sem="release", scope="sys")
+    pair = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    for start in range(tl.program_id(0) * TOKENS, most_tokens, tl.num_programs(0) * TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        place_of = token.to(tl.int64)[:, None]
+        is_token = token < num_tokens
+        inside = is_token[:, None, None] & (pair < WIDTH // 2)[None, :, :]
+        source = x + place_of[:, :, None] * row_stride + pair[None, :, :]
+        both = tl.load(source, mask=inside, other=0)
+        is_choice = is_token[:, None] & (choice < CHOICES)
+        source = place_of * CHOICES + choice
+        expert = tl.load(ids + source, mask=is_choice, other=0)
+        factor = tl.load(weights + source, mask=is_choice, other=0.0).to(tl.int32, bitcast=True)
+        # Replicas take turns; ranks begin with different ones.
+        turn = (rank + token)[:, None] % tl.load(table_count + expert, mask=is_choice, other=1)
+        replica = expert * most_replicas + turn
+        owner = tl.load(table_rank + replica, mask=is_choice, other=-1).to(tl.int32)
+        place = tl.load(table_place + replica, mask=is_choice, other=-1).to(tl.int32)
+        if IS_EXACT:
+            slot = tl.where(owner >= 0, source, -1).to(tl.int32)
+            tl.store(result_row + source, slot, mask=is_choice)
+        rows = tl.reshape(both, (TOKENS * BLOCKS, BLOCK // 2))
+        codes, exponent = _quantized(even_bf16(rows), odd_bf16(rows), NATIVE)
+        codes = tl.reshape(codes, (TOKENS, BLOCKS, BLOCK // 2))
+        exponent = tl.reshape(exponent, (TOKENS, BLOCKS)).to(tl.uint8)
+        row = rank * capacity + place_of
+        is_sent = (token < most_tokens)[:, None] & (choice < CHOICES)
+        for peer in range(RANKS):
+            base = tl.load(peers + peer)
+            is_there = is_choice & (owner == peer)
+            wanted = tl.max(is_there.to(tl.int32), axis=1) > 0
+            if not IS_EXACT:
+                slot = token * RANKS + peer
+                tl.store(result_row + slot, tl.where(wanted, slot, -1), mask=is_token)
+            values = _at(base, tl.int16) + row[:, :, None] * (ROW_BYTES // 2) + pair[None, :, :]
+            tl.store(values, codes, mask=inside & wanted[:, None, None])
+            scales = _at(base, tl.uint8) + row * ROW_BYTES + WIDTH + block[None, :]
+            tl.store(scales, exponent, mask=wanted[:, None] & (block < SCALES)[None, :])
+            places = _at(base, tl.int32) + row * (ROW_BYTES // 4) + choice
+            places += (WIDTH + SCALES + 3) // 4
+            tl.store(places, tl.where(is_there, place, -1), mask=is_sent)
+            tl.store(places + CHOICES, factor, mask=is_sent)
+    _say_so(peers, sent, rank, rounds, RANKS, PROGRAMS)
 
 
-@triton.jit(do_not_specialize=["most_tokens", "capacity"])
+@triton.jit(do_not_specialize=["num_programs", "most_tokens", "capacity"])
 def receive_tokens_kernel(
     arrivals,
-    arrived,
-    round_number,
-    x,
+    sent,
+    rounds,
     places,
     weights,
+    num_programs,
     most_tokens,
     capacity,
+    RANKS: tl.constexpr,
     CHOICES: tl.constexpr,
     PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
     ROW_BYTES: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    FLAGS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    arrival = row // most_tokens * capacity + row % most_tokens
-    _wait(arrived + arrival, tl.load(round_number))
-    start = arrivals + arrival * ROW_BYTES
-    choice = tl.arange(0, PADDED)
-    is_choice = choice < CHOICES
-    source = (start + WIDTH + WIDTH // 32).to(tl.pointer_type(tl.int32), bitcast=True) + choice
-    place = tl.load(source, mask=is_choice, other=-1)
-    factor = tl.load(source + CHOICES, mask=is_choice, other=0)
-    tl.store(places + row * CHOICES + choice, place.to(tl.int64), mask=is_choice)
-    factor = factor.to(tl.float32, bitcast=True)
-    tl.store(weights + row * CHOICES + choice, factor, mask=is_choice)
-    if tl.max(place, 0) >= 0:
-        block = tl.arange(0, BLOCKS)
-        pair = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-        inside = pair < WIDTH // 2
-        exponent = tl.load(start + WIDTH + block, mask=block < WIDTH // 32, other=0)
-        scale = e8m0_value(exponent)[:, None]
-        values = start.to(tl.pointer_type(tl.int16), bitcast=True)
-        codes = tl.load(values + pair, mask=inside, other=0)
-        even, odd = _value(codes) * scale, _value(codes >> 8) * scale
-        tl.store(x + row * (WIDTH // 2) + pair, bf16_pair(even, odd), mask=inside)
+    """Wait, then the places and the weights of ROWS arrivals."""
+    _wait(sent, num_programs, tl.load(rounds) + 1, RANKS, PROGRAMS, FLAGS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    arrival = (row // most_tokens * capacity + row % most_tokens).to(tl.int64)[:, None]
+    choice = tl.arange(0, PADDED)[None, :]
+    inside = (row < RANKS * most_tokens)[:, None] & (choice < CHOICES)
+    source = words_at(arrivals, tl.int32) + arrival * (ROW_BYTES // 4)
+    source += (WIDTH + WIDTH // BLOCK + 3) // 4 + choice
+    place = tl.load(source, mask=inside, other=-1)
+    factor = tl.load(source + CHOICES, mask=inside, other=0)
+    target = row.to(tl.int64)[:, None] * CHOICES + choice
+    tl.store(places + target, place.to(tl.int64), mask=inside)
+    tl.store(weights + target, factor.to(tl.float32, bitcast=True), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rank", "most_tokens"])
-def send_results_kernel(
+def send_rows_kernel(
     outputs,
-    row_of_pair,
+    row_pair,
+    used,
     peers,
-    round_number,
+    rounds,
     rank,
     most_tokens,
     results,
     returned,
+    RANKS: tl.constexpr,
     CHOICES: tl.constexpr,
-    SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    IS_EXACT: tl.constexpr,
+    PART: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    peer, token = row // most_tokens, row % most_tokens
-    sources = row_of_pair + row * CHOICES
-    column = tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    if IS_EXACT:
-        slot = tl.program_id(1)
-        source = tl.load(sources + slot).to(tl.int64)
-        is_here = source >= 0
-        present = column < tl.where(is_here, WIDTH, 0)
-        bits = tl.load(outputs + source * WIDTH + column, mask=present, other=0)
-    else:
-        slot = rank
-        is_here = False
-        total = tl.zeros([COLUMNS], tl.float32)
-        for choice in tl.static_range(CHOICES):  # loads that wait for nothing
-            source = tl.load(sources + choice).to(tl.int64)
-            is_here = is_here | (source >= 0)
-            present = column < tl.where(source >= 0, WIDTH, 0)
-            part = tl.load(outputs + source * WIDTH + column, mask=present, other=0)
-            total += bf16_value(part)
-        bits = bf16_bits(total).to(tl.int16)
-    if is_here:
-        base = tl.load(peers + peer)
-        place = token * SLOTS + slot
-        target = _at(base + results + place * (2 * WIDTH), tl.int16)
-        tl.store(target + column, bits, mask=inside)
-        tl.debug_barrier()
-        flags = _at(base + returned, tl.int32)
-        tl.atomic_xchg(flags + place, tl.load(round_number), sem="release", scope="sys")
+    """The exact form: PART numbers of each expert's row to where its token came from, ``results``
+    on; COLUMNS is PART rounded up to a power of two."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    end = tl.load(used)
+    for start in range(tl.program_id(0) * ROWS, end, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        pair = tl.load(row_pair + row, mask=row < end, other=-1)
+        is_here = pair >= 0
+        inside = is_here[:, None] & (column < PART)
+        source = outputs + row.to(tl.int64)[:, None] * PART + column
+        bits = tl.load(source, mask=inside, other=0)
+        arrival = pair // CHOICES
+        base = tl.load(peers + arrival // most_tokens, mask=is_here, other=0)
+        slot = (arrival % most_tokens * CHOICES + pair % CHOICES).to(tl.int64)
+        tl.store(_result(base + results, slot, WIDTH) + column, bits, mask=inside)
+    _say_so(peers, returned, rank, rounds, RANKS, PROGRAMS)
 
 
-@triton.jit
-def receive_results_kernel(
+@triton.jit(do_not_specialize=["rank", "most_tokens"])
+def send_sums_kernel(
+    outputs,
+    pair_row,
+    peers,
+    rounds,
+    rank,
+    most_tokens,
     results,
     returned,
-    round_number,
-    ranks,
-    out,
+    RANKS: tl.constexpr,
     CHOICES: tl.constexpr,
-    PADDED: tl.constexpr,
-    SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
-    IS_EXACT: tl.constexpr,
+    PART: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    now = tl.load(round_number)
-    choice = tl.arange(0, PADDED)
-    owner = tl.load(ranks + token * CHOICES + choice, mask=choice < CHOICES, other=-1)
-    for slot in tl.static_range(SLOTS):
-        if IS_EXACT or _is_among(owner, slot):
-            _wait(returned + token * SLOTS + slot, now)
-    column = tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    total = tl.zeros([COLUMNS], tl.float32)
-    for slot in tl.static_range(SLOTS):
-        source = results + (token * SLOTS + slot) * WIDTH + column
-        if not IS_EXACT:
-            inside = column < tl.where(_is_among(owner, slot), WIDTH, 0)
-        total += bf16_value(tl.load(source, mask=inside, other=0))
-    tl.store(out + token * WIDTH + column, total, mask=column < WIDTH)
+    """The reduced form: what this rank has of each token, added up in one row."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    count = RANKS * most_tokens
+    for start in range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS):
+        arrival = start + tl.arange(0, ROWS)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        found = tl.zeros([ROWS], tl.int32)
+        for choice in tl.static_range(CHOICES):
+            pair = arrival.to(tl.int64) * CHOICES + choice
+            row = tl.load(pair_row + pair, mask=arrival < count, other=-1)
+            found = found | (row >= 0).to(tl.int32)
+            inside = (row >= 0)[:, None] & (column < PART)
+            source = outputs + row.to(tl.int64)[:, None] * PART + column
+            total += bf16_value(tl.load(source, mask=inside, other=0))
+        base = tl.load(peers + arrival // most_tokens, mask=found > 0, other=0)
+        slot = (arrival % most_tokens * RANKS + rank).to(tl.int64)
+        inside = (found > 0)[:, None] & (column < PART)
+        bits = bf16_bits(total).to(tl.int16)
+        tl.store(_result(base + results, slot, WIDTH) + column, bits, mask=inside)
+    _say_so(peers, returned, rank, rounds, RANKS, PROGRAMS)
+
+
+@triton.jit(do_not_specialize=["num_programs"])
+def end_round_kernel(
+    returned,
+    rounds,
+    num_programs,
+    SENDERS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
+    """Wait for all parts of the results of all ranks; then the round is over here."""
+    now = tl.load(rounds) + 1
+    _wait(returned, num_programs, now, SENDERS, PROGRAMS, FLAGS)
+    tl.store(rounds, now)
 
 
 @triton.jit(do_not_specialize=["address"])
@@ -225,16 +247,35 @@ def copy_blocks_kernel(
 
 
 @triton.jit
-def _is_among(owner, rank):
-    return tl.max((owner == rank).to(tl.int32), 0) > 0
+def _say_so(peers, flags, rank, rounds, RANKS: tl.constexpr, PROGRAMS: tl.constexpr):
+    """To all ranks, that this program of this rank has written all it has in this round."""
+    tl.debug_barrier()  # all threads have
+    now = tl.load(rounds) + 1
+    for peer in range(RANKS):
+        own = _at(tl.load(peers + peer) + flags, tl.int32) + rank * PROGRAMS + tl.program_id(0)
+        tl.atomic_xchg(own, now, sem="release", scope="sys")
 
 
 @triton.jit
-def _wait(flag, now):
-    """Until the flag has this round's number; differences, so that numbers may wrap around."""
-    while tl.atomic_add(flag, 0, sem="acquire", scope="sys") - now < 0:
-        pass
-    tl.debug_barrier()  # no thread reads before one has seen the flag
+def _wait(
+    flags, num_programs, now, SENDERS: tl.constexpr, PROGRAMS: tl.constexpr, FLAGS: tl.constexpr
+):
+    """Until ``num_programs`` of each sender have said so; differences, so that numbers may wrap."""
+    flag = tl.arange(0, FLAGS)
+    is_flag = flag < SENDERS * num_programs
+    own = flags + flag // num_programs * PROGRAMS + flag % num_programs
+    behind = 1
+    while behind > 0:
+        seen = tl.atomic_add(own, 0, mask=is_flag, sem="acquire", scope="sys")
+        behind = tl.max(tl.where(is_flag, now - seen, 0), axis=0)
+    tl.debug_barrier()  # no thread reads before all have seen their flags
+
+
+@triton.jit
+def _result(results, slot, WIDTH: tl.constexpr):
+    """Rows [R, 1] of results at addresses [R]."""
+    rows = (results + slot * (2 * WIDTH))[:, None].to(tl.pointer_type(tl.int16))
+    return tl.multiple_of(rows, [16, 16])
 
 
 @triton.jit
@@ -244,8 +285,13 @@ def _at(address, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def words_at(address, DTYPE: tl.constexpr):
+    return address.to(tl.pointer_type(DTYPE), bitcast=True)
+
+
+@triton.jit
 def _quantized(even, odd, NATIVE: tl.constexpr):
-    """E4M3 pairs i16 and biased exponents i32 of blocks of 32 numbers, as ``quantize_fp8``."""
+    """E4M3 pairs i16 and biased exponents i32 of rows that share a scale, as ``quantize_fp8``."""
     even_size = tl.where(even == even, tl.abs(even), 0.0)
     odd_size = tl.where(odd == odd, tl.abs(odd), 0.0)
     largest = tl.max(tl.maximum(even_size, odd_size), axis=1)
@@ -257,10 +303,3 @@ def _quantized(even, odd, NATIVE: tl.constexpr):
 @triton.jit
 def _clamped(x):
     return tl.where(x == x, tl.minimum(tl.maximum(x, -448.0), 448.0), x)
-
-
-@triton.jit
-def _value(code):
-    """fp32 of E4M3 codes, NaN included."""
-    is_nan = (code.to(tl.int32) & 0x7F) == 0x7F
-    return tl.where(is_nan, float("nan"), e4m3_value(code))

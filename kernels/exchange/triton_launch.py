@@ -6,137 +6,188 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.kernels.gemm.activations import MOST_PROGRAMS, Activations
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import bf16_pairs, check_tensor, has_native_fp8
 
 from .layout import ExchangeLayout
+from .triton_arrivals import gather_kernel
 from .triton_kernel import (
     copy_blocks_kernel,
-    receive_results_kernel,
+    end_round_kernel,
     receive_tokens_kernel,
-    send_results_kernel,
+    send_rows_kernel,
+    send_sums_kernel,
     send_tokens_kernel,
 )
 
+_SENT_TOKENS = 2  # at once, by one program
 _COPIED_BYTES = 8192  # of a block, by one program
+_READ_ROWS = 128  # of places and weights, by one program
+_LEAST_FLAGS = 128  # one for each thread that waits
 
 
 def send_tokens_triton(
     layout: ExchangeLayout,
     peers: Tensor,
     rank: int,
-    round_number: Tensor,
+    rounds: Tensor,
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
     table: tuple[Tensor, Tensor, Tensor],
     most_tokens: int,
 ) -> Tensor:
-    """Write each token to the ranks of its experts, and to all ranks that it was written.
+    """Write each token to the ranks of its experts, and its choices to all ranks.
 
     ``most_tokens`` is M: the same number on all ranks, at most the capacity.
 
-    Shapes: peers [R] i64 addresses of the buffers, round_number [1] i32, x [T, d] bf16, ids [T, K]
-    i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E] i64 of the
-    replicas.  Returns the rank of each choice, [T, K] i32.
+    Shapes: peers [R] i64 addresses of the buffers, rounds [1] i32 (ended so far), x [T, d] bf16,
+    ids [T, K] i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E] i64 of
+    the replicas.  Returns where each token's results will be, [T S] i32 rows of ``results_of``, -1
+    for those that will not come.
     """
     count, choices = ids.shape
     check_tensor("ids", ids, torch.int64, (len(x), layout.num_choices), x)
     check_tensor("weights", weights, torch.float32, (count, choices), x)
     pairs = bf16_pairs("x", x)
-    ranks = torch.empty(count, choices, dtype=torch.int32, device=x.device)
+    result_row = torch.empty(count * layout.num_slots, dtype=torch.int32, device=x.device)
     table_rank, table_place, table_count = table
-    send_tokens_kernel[(most_tokens,)](
-        pairs, ids, weights, table_rank, table_place, table_count, peers, round_number, ranks,
-        count, pairs.stride(0), rank, layout.capacity, layout.arrived, table_rank.shape[1],
+    send_tokens_kernel[(_senders(most_tokens),)](
+        pairs, ids, weights, table_rank, table_place, table_count, peers, rounds, result_row,
+        count, most_tokens, pairs.stride(0), rank, layout.capacity, layout.sent,
+        table_rank.shape[1],
         RANKS=layout.num_ranks,
         CHOICES=choices,
         PADDED=triton.next_power_of_2(choices),
         WIDTH=layout.hidden_size,
-        BLOCKS=triton.next_power_of_2(layout.hidden_size // 32),
+        BLOCK=layout.block,
+        BLOCKS=triton.next_power_of_2(layout.hidden_size // layout.block),
         ROW_BYTES=layout.row_bytes,
+        PROGRAMS=layout.PROGRAMS,
+        TOKENS=_SENT_TOKENS,
         NATIVE=has_native_fp8(x.device),
+        IS_EXACT=layout.is_exact,
         num_warps=8,
         enable_fp_fusion=True,
     )  # fmt: skip
-    return ranks
+    return result_row
 
 
 def receive_tokens_triton(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor, most_tokens: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Wait for all arrivals of this round in ``own``, this rank's buffer [num_bytes] u8.
+    layout: ExchangeLayout,
+    own: Tensor,
+    rounds: Tensor,
+    most_tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Wait for all tokens of this round in ``own``, this rank's buffer [num_bytes] u8.
 
-    Returns x [N, d] bf16 (undefined for tokens without an expert here), places [N, K] i64 (-1 where
-    a choice is not here) and weights [N, K] f32.
+    Returns places [N, K] i64, -1 where a choice is not here, and weights [N, K] f32.
     """
-    rows, choices = layout.num_ranks * most_tokens, layout.num_choices
-    x = torch.empty(rows, layout.hidden_size, dtype=torch.bfloat16, device=own.device)
-    places = torch.empty(rows, choices, dtype=torch.int64, device=own.device)
-    weights = torch.empty(rows, choices, dtype=torch.float32, device=own.device)
-    receive_tokens_kernel[(rows,)](
-        own, own[layout.arrived :].view(torch.int32), round_number, x.view(torch.int32), places,
-        weights, most_tokens, layout.capacity,
+    count, choices = layout.num_ranks * most_tokens, layout.num_choices
+    places = torch.empty(count, choices, dtype=torch.int64, device=own.device)
+    weights = torch.empty(count, choices, dtype=torch.float32, device=own.device)
+    programs = _senders(most_tokens)
+    receive_tokens_kernel[(triton.cdiv(count, _READ_ROWS),)](
+        own, own[layout.sent :].view(torch.int32), rounds, places, weights,
+        programs, most_tokens, layout.capacity,
+        RANKS=layout.num_ranks,
         CHOICES=choices,
         PADDED=triton.next_power_of_2(choices),
         WIDTH=layout.hidden_size,
-        BLOCKS=triton.next_power_of_2(layout.hidden_size // 32),
+        BLOCK=layout.block,
         ROW_BYTES=layout.row_bytes,
-        num_warps=8,
+        PROGRAMS=layout.PROGRAMS,
+        ROWS=_READ_ROWS,
+        FLAGS=_flags(layout.num_ranks * programs),
         enable_fp_fusion=True,
     )  # fmt: skip
-    return x, places, weights
+    return places, weights
+
+
+def gather_tokens_triton(
+    layout: ExchangeLayout,
+    own: Tensor,
+    most_tokens: int,
+    rows: ExpertRows,
+    path: MatrixPath,
+    order: KOrder,
+) -> Activations:
+    """What ``quantize_activations`` would give for ``rows`` of the arrivals, from their bytes."""
+    assert layout.block == path.block, "sent in other blocks than the experts read"
+    width = layout.hidden_size
+    out = Activations.empty(len(rows.pair), width, path, order, own.device)
+    values, scales = out.values.view(torch.int32), out.scales
+    gather_kernel[(min(len(rows.pair), MOST_PROGRAMS),)](
+        own, rows.pair, rows.used, values, values if scales is None else scales, out.scale_stride,
+        most_tokens, layout.capacity,
+        CHOICES=layout.num_choices,
+        WIDTH=width,
+        BLOCK=layout.block,
+        ROW_BYTES=layout.row_bytes,
+        WORDS=triton.next_power_of_2(width // 4),
+        BLOCKS=triton.next_power_of_2(width // layout.block),
+        PATH=int(path),
+        ORDER=int(out.order),
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return out
 
 
 def send_results_triton(
     layout: ExchangeLayout,
     peers: Tensor,
     rank: int,
-    round_number: Tensor,
+    rounds: Tensor,
     outputs: Tensor,
-    row_of_pair: Tensor,
+    rows: ExpertRows,
+    most_tokens: int,
+    part: int = 0,
+    first_column: int = 0,
 ) -> None:
-    """Write the expert outputs of arrivals to the ranks where the tokens are.
+    """Write outputs [R, c] bf16 of experts, some columns of them, to where the tokens came from.
 
-    Shapes: outputs [P, d] bf16, row_of_pair [N K] i32: row of each choice's output, -1 for none.
+    Every rank sends the same parts in every round.
     """
-    choices = layout.num_choices
-    rows = len(row_of_pair) // choices
-    check_tensor("row_of_pair", row_of_pair, torch.int32, (rows * choices,), outputs)
-    check_tensor("outputs", outputs, torch.bfloat16, (None, layout.hidden_size), outputs)
-    send_results_kernel[(rows, choices if layout.is_exact else 1)](
-        outputs.view(torch.int16), row_of_pair, peers, round_number,
-        rank, rows // layout.num_ranks, layout.results, layout.returned,
-        CHOICES=choices,
-        SLOTS=layout.num_slots,
-        WIDTH=layout.hidden_size,
-        IS_EXACT=layout.is_exact,
-        COLUMNS=triton.next_power_of_2(layout.hidden_size),
-        num_warps=8,
+    check_tensor("outputs", outputs, torch.bfloat16, (None, None), outputs)
+    width = outputs.shape[1]
+    bits = outputs.view(torch.int16)
+    flags = layout.returned + 4 * part * layout.num_ranks * layout.PROGRAMS
+    place = (peers, rounds, rank, most_tokens, layout.results + 2 * first_column, flags)
+    constants = {
+        "RANKS": layout.num_ranks,
+        "CHOICES": layout.num_choices,
+        "WIDTH": layout.hidden_size,
+        "PART": width,
+        "COLUMNS": triton.next_power_of_2(width),
+        "PROGRAMS": layout.PROGRAMS,
+        "num_warps": 8,
+    }
+    grid = (_returners(most_tokens),)
+    if layout.is_exact:
+        send_rows_kernel[grid](
+            bits, rows.pair, rows.used, *place, ROWS=4, **constants, enable_fp_fusion=True
+        )
+    else:
+        send_sums_kernel[grid](
+            bits, rows.row, *place, ROWS=2, **constants, enable_fp_fusion=True
+        )  # fmt: skip
+
+
+def end_round_triton(
+    layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int, num_parts: int = 1
+) -> None:
+    """Wait for all results of this round in ``own``, and count the round in ``rounds``."""
+    senders, programs = layout.num_ranks * num_parts, _returners(most_tokens)
+    end_round_kernel[(1,)](
+        own[layout.returned :].view(torch.int32), rounds, programs,
+        SENDERS=senders,
+        PROGRAMS=layout.PROGRAMS,
+        FLAGS=_flags(senders * programs),
         enable_fp_fusion=True,
     )  # fmt: skip
-
-
-def receive_results_triton(
-    layout: ExchangeLayout, own: Tensor, round_number: Tensor, ranks: Tensor
-) -> Tensor:
-    """Wait for the results of this rank's tokens and add them in the order of slots: choices in the
-    exact form, ranks in the reduced one.  ``ranks`` is from ``send_tokens``; returns [T, d] f32."""
-    count, width = len(ranks), layout.hidden_size
-    out = torch.empty(count, width, dtype=torch.float32, device=own.device)
-    if count:
-        receive_results_kernel[(count,)](
-            own[layout.results :].view(torch.int16), own[layout.returned :].view(torch.int32),
-            round_number, ranks, out,
-            CHOICES=ranks.shape[1],
-            PADDED=triton.next_power_of_2(ranks.shape[1]),
-            SLOTS=layout.num_slots,
-            WIDTH=width,
-            IS_EXACT=layout.is_exact,
-            COLUMNS=triton.next_power_of_2(width),
-            num_warps=8,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-    return out
 
 
 def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
@@ -150,3 +201,19 @@ def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tens
             IS_WIDE=is_wide, TILE=_COPIED_BYTES // 4 if is_wide else _COPIED_BYTES,
             enable_fp_fusion=True,
         )  # fmt: skip
+
+
+def _senders(most_tokens: int) -> int:
+    """Programs that send tokens: the fewest that keep the link busy, since others compute."""
+    limit = 16 if most_tokens <= 512 else 32 if most_tokens <= 2048 else 132
+    return min(limit, -(-most_tokens // _SENT_TOKENS))
+
+
+def _returners(most_tokens: int) -> int:
+    """Programs that send results."""
+    return min(16 if most_tokens <= 2048 else 64, most_tokens)
+
+
+def _flags(count: int) -> int:
+    """Lanes that wait for so many flags."""
+    return max(_LEAST_FLAGS, 1 << (count - 1).bit_length())

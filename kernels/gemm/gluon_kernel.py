@@ -120,10 +120,14 @@ def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Ten
 
 
 def expert_linear_gluon(
-    acts: Activations, weight: HopperWeight, rows: ExpertRows, tile: NarrowTile | WideTile
+    acts: Activations,
+    weight: HopperWeight,
+    rows: ExpertRows,
+    tile: NarrowTile | WideTile,
+    columns: range | None = None,
 ) -> Tensor:
-    """As ``expert_linear_triton``."""
-    return _multiply(acts, weight, rows, tile)
+    """As ``expert_linear_triton``; ``columns``: only these of the outputs, by multiples of 256."""
+    return _multiply(acts, weight, rows, tile, columns)
 
 
 def check_rows(x: Tensor, weight: HopperWeight) -> None:
@@ -143,18 +147,20 @@ def _multiply(
     weight: HopperWeight,
     rows: ExpertRows | None,
     tile: NarrowTile | WideTile,
+    columns: range | None = None,
 ) -> Tensor:
-    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16."""
+    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, columns] bf16."""
     assert acts.scales is not None and acts.order is weight.order
+    columns = range(weight.num_rows) if columns is None else columns
     out = torch.empty(
-        len(acts.values), weight.num_rows, dtype=torch.bfloat16, device=acts.values.device
+        len(acts.values), len(columns), dtype=torch.bfloat16, device=acts.values.device
     )
     if not len(out):
         return out
     if isinstance(tile, NarrowTile):
-        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile)
+        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, columns.start)
     else:
-        _launch_wide(acts.values, acts.scales, weight, rows, out, tile)
+        _launch_wide(acts.values, acts.scales, weight, rows, out, tile, columns.start)
     return out
 
 
@@ -165,20 +171,23 @@ def _launch_narrow(
     expert_rows: ExpertRows | None,
     out: Tensor,
     tile: NarrowTile,
+    first: int,
 ) -> None:
     rows, n = out.shape
     form = _form(weight)
-    steps = weight.factors if weight.steps is None else weight.steps.view(-1)
+    factors = weight.factors[first:]
+    steps = factors if weight.steps is None else weight.steps[first // 64 :].view(-1)
     narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
-        described_tiles(weight.values, 64, 256 if form == 1 else 32),
+        described_tiles(weight.values[first:], 64, 256 if form == 1 else 32),
         described_tiles(steps, 128),
         out,
-        weight.factors,
-        weight.factors if expert_rows is None else expert_rows.expert,
+        factors,
+        factors if expert_rows is None else expert_rows.expert,
         rows,
         n,
+        weight.num_rows,
         weight.k,
         FORMAT=form,
         TOKENS=tile.rows,
@@ -196,25 +205,28 @@ def _launch_wide(
     expert_rows: ExpertRows | None,
     out: Tensor,
     tile: WideTile,
+    first: int,
 ) -> None:
     rows, n = out.shape
     form = _form(weight)
+    factors = weight.factors[first:]
     count = triton.cdiv(rows, tile.rows)
     programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(out.device))
     wide_kernel[(programs,)](
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
-        described_tiles(weight.values, tile.columns, 128 if form == 1 else 16),
-        described_tiles(weight.factors, 128)
+        described_tiles(weight.values[first:], tile.columns, 128 if form == 1 else 16),
+        described_tiles(factors, 128)
         if weight.steps is None
-        else described_tiles(weight.steps.flatten(1), tile.columns // 64, 128),
+        else described_tiles(weight.steps[first // 64 :].flatten(1), tile.columns // 64, 128),
         described_tiles(out, 64, 128),
-        weight.factors,
-        weight.factors if expert_rows is None else expert_rows.expert,
-        weight.factors if expert_rows is None else expert_rows.pair,
-        weight.factors if expert_rows is None else expert_rows.used,
+        factors,
+        factors if expert_rows is None else expert_rows.expert,
+        factors if expert_rows is None else expert_rows.pair,
+        factors if expert_rows is None else expert_rows.used,
         count,
         n,
+        weight.num_rows,
         weight.k,
         scales.stride(0),
         FORMAT=form,

@@ -24,10 +24,13 @@ from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thre
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows"])
 def narrow_kernel(
-    x, x_scales, w, steps, out, w_scales, tile_expert, num_rows, N, K,
+    x, x_scales, w, steps, out, w_scales, tile_expert, num_rows, N, member_rows, K,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
 ):  # fmt: skip
-    """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2)."""
+    """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
+
+    ``member_rows`` is N, or more if these are only some of the rows of each of the E.
+    """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
     expert = 0
@@ -35,8 +38,8 @@ def narrow_kernel(
         expert = gl.load(tile_expert + row_tile)
     if expert >= 0:
         _tile(
-            x, x_scales, w, steps, out, w_scales, expert * N, row_tile, column, num_rows, N, K,
-            FORMAT, TOKENS, STAGES,
+            x, x_scales, w, steps, out, w_scales, expert * member_rows, row_tile, column, num_rows,
+            N, K, FORMAT, TOKENS, STAGES,
         )  # fmt: skip
 
 

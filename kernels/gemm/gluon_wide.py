@@ -29,14 +29,15 @@ from .gluon_sums import store_piece, sum_first_piece, sum_piece, sum_pieces
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
 def wide_kernel(
-    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, num_row_tiles, N, K,
-    scale_stride, FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
+    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, num_row_tiles, N,
+    member_rows, K, scale_stride, FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
     BAND: gl.constexpr, RUN: gl.constexpr, REGISTERS: gl.constexpr,
     DECODE_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
+    ``member_rows`` is N, or more if these are only some of the rows of each of the E.
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
     ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
     walk over tiles in bands of BAND row tiles that share columns.
@@ -51,7 +52,7 @@ def wide_kernel(
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
         num_row_tiles = gl.load(used) // ROWS
-    work = (tile_expert, num_row_tiles, N, K)
+    work = (tile_expert, num_row_tiles, N, member_rows, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
     sums = (out, factors, o_tiles, row_pair)
     if FORMAT == 1:
@@ -89,7 +90,7 @@ def wide_kernel(
 
 @gluon.jit
 def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    tile_expert, num_row_tiles, N, K = work
+    tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
@@ -97,7 +98,7 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
         for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
@@ -113,7 +114,7 @@ def _fetch_packed(
     source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
 ):
     x, x_scales, w, steps = source
-    tile_expert, num_row_tiles, N, K = work
+    tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -122,7 +123,7 @@ def _fetch_packed(
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
         for group in range(K // 128):
             slot = step % c_tiles.shape[0]
             bar = c_full.index(slot)
@@ -149,7 +150,7 @@ def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
 
 @gluon.jit
 def _decode(work, tiles, packed):
-    tile_expert, num_row_tiles, N, K = work
+    tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -194,7 +195,7 @@ def _multiply(
     work, tiles, sums, HALF: gl.constexpr,
     GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr,
 ):  # fmt: skip
-    tile_expert, num_row_tiles, N, K = work
+    tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     out, factors, o_tiles, row_pair = sums
     ROWS: gl.constexpr = x_tiles.shape[1]
@@ -208,7 +209,7 @@ def _multiply(
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         n = column * COLUMNS
-        w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
         row = row_tile * ROWS + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:

@@ -22,6 +22,11 @@ class MatrixPath(IntEnum):
     FP8 = 1
     SCALED = 2
 
+    @property
+    def block(self) -> int:
+        """How many inputs of a row of activations share a scale."""
+        return 128 if self is MatrixPath.FP8 else 32
+
     @staticmethod
     def of(device: torch.device) -> MatrixPath:
         """The fastest path of ``device``."""

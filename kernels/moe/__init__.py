@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .dispatch import can_split as can_split
 from .dispatch import expert_pairs as expert_pairs
+from .dispatch import expert_parts as expert_parts
 from .dispatch import experts as experts
 from .dispatch import native_experts as native_experts
 from .dispatch import route as route
@@ -13,7 +15,9 @@ from .pair_outputs import PairOutputs as PairOutputs
 
 __all__ = [
     "PairOutputs",
+    "can_split",
     "expert_pairs",
+    "expert_parts",
     "experts",
     "native_experts",
     "route",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,9 @@ from deepinfer.kernels.placement import on_accelerator
 from .reference import experts_reference, route_reference, sum_rows_reference, swiglu_reference
 
 if TYPE_CHECKING:
+    from deepinfer.kernels.exchange import Arrivals
     from deepinfer.kernels.gemm.activations import Activations
+    from deepinfer.kernels.gemm.expert_rows import ExpertRows
 
 
 def route(
@@ -121,16 +124,38 @@ def expert_pairs(
 ) -> tuple[Tensor, Tensor]:
     """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
     -1 where its expert is not here."""
-    if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
-        from .gluon_experts import expert_pairs_gluon
+    common = (x, ids, weights, gate_up, down, limit)
+    outputs, rows = next(expert_parts(*common, parts=[range(down.num_rows)], num_pairs=num_pairs))
+    return outputs, rows.row
 
-        outputs, rows = expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
-        return outputs, rows.row
-    assert isinstance(gate_up, Weight) and isinstance(down, Weight)
+
+def expert_parts(
+    x: Tensor | Arrivals,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Weight | HopperWeight,
+    down: Weight | HopperWeight,
+    limit: float,
+    *,
+    parts: Sequence[range],
+    num_pairs: int | None = None,
+) -> Iterator[tuple[Tensor, ExpertRows]]:
+    """The same rows, some columns at a time, and all that is known of them; each part is launched
+    when it is asked for.  ``parts`` are what ``can_split`` allows."""
+    if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
+        from .gluon_experts import expert_parts_gluon
+
+        yield from expert_parts_gluon(x, ids, weights, gate_up, down, limit, num_pairs, parts)
+        return
+    assert isinstance(gate_up, Weight) and isinstance(down, Weight) and len(parts) == 1
     from .triton_kernel import expert_pairs_triton
 
-    outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
-    return outputs, rows.row
+    yield expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
+
+
+def can_split(down: Weight | HopperWeight) -> bool:
+    """Whether ``expert_parts`` takes parts, by multiples of 256 columns, or the whole only."""
+    return isinstance(down, HopperWeight)
 
 
 def sum_rows(

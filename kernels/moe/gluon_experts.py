@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight
-from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.gluon_kernel import check_rows, expert_linear_gluon, hopper_tile
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
 
 from .pair_order import order_pairs
-from .triton_kernel import sum_of_pairs, swiglu_quantized
+from .triton_kernel import expert_activations, sum_of_pairs, swiglu_quantized
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.exchange import Arrivals
 
 
 def experts_gluon(
@@ -41,13 +46,30 @@ def expert_pairs_gluon(
     num_pairs: int | None = None,
 ) -> tuple[Tensor, ExpertRows]:
     """As ``expert_pairs_triton``."""
-    check_rows(x, gate_up)
-    check_tensor("ids", ids, torch.int64, (len(x), None), x)
-    check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), x)
+    whole = range(down.num_rows)
+    return next(expert_parts_gluon(x, ids, weights, gate_up, down, limit, num_pairs, [whole]))
+
+
+def expert_parts_gluon(
+    x: Tensor | Arrivals,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: HopperWeight,
+    down: HopperWeight,
+    limit: float,
+    num_pairs: int | None,
+    parts: Sequence[range],
+) -> Iterator[tuple[Tensor, ExpertRows]]:
+    """The same, some columns at a time, each launched when it is asked for."""
+    if isinstance(x, Tensor):
+        check_rows(x, gate_up)
+    check_tensor("ids", ids, torch.int64, (len(x), None), ids)
+    check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), ids)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     rows = order_pairs(ids, gate_up.members, tile.rows)
-    acts = quantize_activations(x, MatrixPath.FP8, gate_up.order, rows)
+    acts = expert_activations(x, MatrixPath.FP8, gate_up.order, rows)
     hidden = expert_linear_gluon(acts, gate_up, rows, tile)
     activated = swiglu_quantized(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
-    return expert_linear_gluon(activated, down, rows, tile), rows
+    for columns in parts:
+        yield expert_linear_gluon(activated, down, rows, tile, columns), rows

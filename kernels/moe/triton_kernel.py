@@ -5,6 +5,8 @@ T tokens, E experts, K chosen per token, P = T K pairs, d model width, I expert 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
@@ -37,6 +39,9 @@ from deepinfer.kernels.quant.triton_bits import (
 )
 
 from .pair_order import order_pairs
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.exchange import Arrivals
 
 _ROUTED_ROWS = 4
 _ROUTER_PARTS = 4
@@ -118,7 +123,7 @@ def experts_triton(
 
 
 def expert_pairs_triton(
-    x: Tensor,
+    x: Tensor | Arrivals,
     ids: Tensor,
     weights: Tensor,
     gate_up: Weight,
@@ -130,22 +135,32 @@ def expert_pairs_triton(
 ) -> tuple[Tensor, ExpertRows]:
     """The rows that ``experts_triton`` adds up, [R, d] bf16; at least one pair."""
     num_experts = len(down.values)
-    check_operands(x, gate_up, gate_up.values[0])
+    if isinstance(x, Tensor):
+        check_operands(x, gate_up, gate_up.values[0])
     if gate_up.values.shape[1] % 4 or not down.values.is_contiguous():
         raise TensorError(
             f"experts: expected an even expert width and contiguous weights, found gate_up "
             f"{list(gate_up.values.shape)} and down {describe(down.values)}"
         )
-    check_tensor("ids", ids, torch.int64, (len(x), None), x)
-    check_tensor("weights", weights, torch.float32, tuple(ids.shape), x)
-    path = MatrixPath.of(x.device) if path is None else path
+    check_tensor("ids", ids, torch.int64, (len(x), None), ids)
+    check_tensor("weights", weights, torch.float32, tuple(ids.shape), ids)
+    path = MatrixPath.of(ids.device) if path is None else path
     average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
-    tile = tile_for(average, gate_up.values.shape[1], num_experts, path, x.device)
+    tile = tile_for(average, gate_up.values.shape[1], num_experts, path, ids.device)
     rows = order_pairs(ids, num_experts, tile.tokens)
-    acts = quantize_activations(x, path, gate_up.order, rows)
+    acts = expert_activations(x, path, gate_up.order, rows)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
     activated = swiglu_quantized(hidden, limit, weights, rows, path, down.order)
     return expert_linear_triton(activated, down, rows, tile), rows
+
+
+def expert_activations(
+    x: Tensor | Arrivals, path: MatrixPath, order: KOrder, rows: ExpertRows
+) -> Activations:
+    """x [T, d] bf16, or tokens as they came from other ranks, as ``rows`` of experts."""
+    if isinstance(x, Tensor):
+        return quantize_activations(x, path, order, rows)
+    return x.activations(path, order, rows)
 
 
 def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeight) -> Activations:

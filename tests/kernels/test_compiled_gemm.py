@@ -197,7 +197,11 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
             rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
             w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
-            rest = [w, descriptor("i32", 128), *["*bf16", "*fp32", "*i32", "n", "n16", "n16"]]
+            rest = [
+                w,
+                descriptor("i32", 128),
+                *["*bf16", "*fp32", "*i32", "n", "n16", "n16", "n16"],
+            ]
             constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
             add(
                 f"narrow fp{8 // form} x {tokens}", gluon_narrow.narrow_kernel,
@@ -212,7 +216,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
                 w,
                 steps,
                 descriptor("bf16", 64, 128),
-                *["*fp32", "*i32", "*i32", "*i32", "n", "n16", "n16", "n"],
+                *["*fp32", "*i32", "*i32", "*i32", "n", "n16", "n16", "n16", "n"],
             ]
             constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
             add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from deepinfer.engine.model.share import RoutedExperts
+from deepinfer.engine.model.share import RoutedExperts, Steps, only
 from deepinfer.engine.parallel.exchange import ExchangedExperts, PresentExperts
 from deepinfer.engine.parallel.expert_balance import Placement, plain_placement, rebalance
 from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
@@ -61,8 +61,8 @@ class SomeExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Callable[[], Tensor]:
-        return lambda: self(x, ids, weights)
+    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+        return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:
         pass

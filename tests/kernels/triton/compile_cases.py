@@ -17,11 +17,13 @@ import triton.language as tl
 from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
+from deepinfer.kernels.exchange.triton_arrivals import gather_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
     copy_blocks_kernel,
-    receive_results_kernel,
+    end_round_kernel,
     receive_tokens_kernel,
-    send_results_kernel,
+    send_rows_kernel,
+    send_sums_kernel,
     send_tokens_kernel,
 )
 from deepinfer.kernels.hyper_connection.triton_finish import finish_kernel
@@ -33,7 +35,7 @@ from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
-SEND_RESULTS = "*i16 *i32 *i64 *i32 i32 i32 i64 i64"
+SENT_RESULTS = "*i64 *i32 i32 i32 i64 i64"
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
@@ -107,10 +109,9 @@ def cases(arch: int) -> dict[str, Case]:
     select |= {"RUN": 8, "UPPER_IS_WHOLE": True, "IS_WHOLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
-    exchange = {"CHOICES": 6, "WIDTH": 5120}
-    arrivals = {"PADDED": 8, "BLOCKS": 256, "ROW_BYTES": 5328}
-    results = exchange | {"SLOTS": 6, "IS_EXACT": True, "COLUMNS": 8192}
-    reduced = results | {"SLOTS": 8, "IS_EXACT": False}
+    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 256}
+    arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
+    results = exchange | {"PART": 3840, "COLUMNS": 4096}
     return {
         "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
         "combine": Case(
@@ -184,24 +185,39 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "send_tokens": Case(
             send_tokens_kernel,
-            "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i32",
-            exchange | arrivals | {"RANKS": 8, "NATIVE": True},
+            "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i64 i32",
+            exchange | arrivals | {"BLOCKS": 64, "TOKENS": 2, "NATIVE": True, "IS_EXACT": True},
             8,
             multiples_of_16=("row_stride",),
         ),
         "receive_tokens": Case(
             receive_tokens_kernel,
-            "*u8 *i32 *i32 *i32 *i64 *fp32 i32 i32",
-            exchange | arrivals,
-            8,
+            "*u8 *i32 *i32 *i64 *fp32 i32 i32 i32",
+            exchange | arrivals | {"ROWS": 128, "FLAGS": 256},
         ),
-        "send_results": Case(send_results_kernel, SEND_RESULTS, results, 8),
-        "send_sums": Case(send_results_kernel, SEND_RESULTS, reduced, 8),
+        "gather": Case(
+            gather_kernel,
+            "*u8 *i32 *i32 *i32 *fp32 i32 i32 i32",
+            {
+                "CHOICES": 6,
+                "WIDTH": 5120,
+                "BLOCK": 128,
+                "ROW_BYTES": 5216,
+                "WORDS": 2048,
+                "BLOCKS": 64,
+                "PATH": 1,
+                "ORDER": 2,
+            },
+        ),
+        "send_rows": Case(
+            send_rows_kernel, f"*i16 *i32 *i32 {SENT_RESULTS}", results | {"ROWS": 4}, 8
+        ),
+        "send_sums": Case(send_sums_kernel, f"*i16 *i32 {SENT_RESULTS}", results | {"ROWS": 2}, 8),
+        "end_round": Case(
+            end_round_kernel, "*i32 *i32 i32", {"SENDERS": 16, "PROGRAMS": 256, "FLAGS": 1024}
+        ),
         "copy_blocks": Case(
             copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"IS_WIDE": True, "TILE": 2048}
-        ),
-        "receive_results": Case(
-            receive_results_kernel, "*i16 *i32 *i32 *i32 *fp32", results | {"PADDED": 8}, 8
         ),
     }
 

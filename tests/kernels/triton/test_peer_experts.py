@@ -3,7 +3,7 @@ the rank's own memory stands for the peers'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,10 +14,14 @@ from torch import Tensor
 from deepinfer.engine.parallel import peer_exchange
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.groups import Group
-from deepinfer.engine.parallel.peer_exchange import PeerChannels, PeerExperts
+from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.errors import EngineError
-from deepinfer.kernels.exchange import ExchangeLayout
+from deepinfer.kernels.exchange import Arrivals, ExchangeLayout
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.moe.pair_order import order_pairs
 from deepinfer.kernels.quant import fake_quantize_fp8
 from deepinfer.kernels.testing import assert_bitwise_equal
 
@@ -27,7 +31,7 @@ EXPERTS, CHOICES, WIDTH, CAPACITY = 6, 2, 128, 8
 class Nothing:
     """In place of a stream or an event."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
@@ -43,10 +47,24 @@ class OwnMemory:
 class Scaled:
     """Experts that multiply by the weight of the choice and add their number."""
 
-    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        flat = ids.flatten()
-        rows = x.float().repeat_interleave(CHOICES, 0) * weights.flatten()[:, None] + flat[:, None]
-        return rows.bfloat16(), torch.where(flat >= 0, torch.arange(len(flat)), -1).int()
+    def parts(self, num_tokens: int) -> list[range]:
+        if num_tokens < 5:
+            return [range(WIDTH)]
+        return [range(96), range(96, WIDTH)]
+
+    def arrived(
+        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
+    ) -> Iterator[tuple[Tensor, ExpertRows]]:
+        rows = order_pairs(places, EXPERTS, 4)
+        pair = rows.pair.clamp(min=0).long()
+        values = x.activations(MatrixPath.DECODED, KOrder.PLAIN, rows).values
+        whole = output(values, places.flatten()[pair], weights.flatten()[pair])
+        for columns in parts:
+            yield whole[:, columns.start : columns.stop].contiguous(), rows
+
+
+def output(x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
+    return (x.float() * weight[:, None] + expert[:, None]).bfloat16()
 
 
 @pytest.fixture(autouse=True)
@@ -60,42 +78,44 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def routed(is_exact: bool) -> tuple[PeerExperts, PeerChannels]:
+def routed(is_exact: bool) -> tuple[PeerExperts, PeerChannel]:
     layout = ExchangeLayout(
         num_ranks=1,
         capacity=CAPACITY,
         num_choices=CHOICES,
         hidden_size=WIDTH,
         is_exact=is_exact,
+        block=32,
     )
-    channels = PeerChannels(Group.single(), layout, torch.device("cpu"), halved_from=5)
+    channel = PeerChannel(Group.single(), layout, torch.device("cpu"))
     table = RoutingTable.of(plain_placement(1, EXPERTS, 1), 0)
-    return PeerExperts(Scaled(), table, channels), channels
+    return PeerExperts(Scaled(), table, channel), channel
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_passes_of_all_sizes_one_after_the_other(is_exact: bool) -> None:
-    """Small ones at once, large ones in two halves, of which one may be empty."""
-    experts, channels = routed(is_exact)
+    """Results of small ones come in one part, those of large ones in two."""
+    experts, channel = routed(is_exact)
     for most, count in ((8, 7), (8, 3), (3, 3), (2, 0), (8, 8)):
-        channels.most_tokens = most
-        assert len(channels.parts()) == (2 if most >= 5 else 1)
+        channel.most_tokens = most
         if not count:
             experts.assist()
             continue
         x = torch.randn(count, WIDTH).bfloat16()
         ids = torch.rand(count, EXPERTS).argsort(-1)[:, :CHOICES].sort(-1).values
         weights = torch.rand(count, CHOICES)
-        rows, _ = Scaled().pairs(fake_quantize_fp8(x), ids, weights)
-        first, second = rows.float().view(count, CHOICES, WIDTH).unbind(1)
+        rounded = fake_quantize_fp8(x)
+        first, second = (
+            output(rounded, ids[:, choice], weights[:, choice]).float() for choice in range(CHOICES)
+        )
         total = first + second
-        expected = total if is_exact else total.bfloat16().float()
-        assert_bitwise_equal(experts(x, ids, weights), expected)
+        wanted = total if is_exact else total.bfloat16().float()
+        assert_bitwise_equal(experts(x, ids, weights), wanted)
 
 
 def test_more_tokens_than_agreed_upon_are_refused() -> None:
-    experts, channels = routed(True)
-    channels.most_tokens = 2
+    experts, channel = routed(True)
+    channel.most_tokens = 2
     x, ids = torch.zeros(3, WIDTH).bfloat16(), torch.zeros(3, CHOICES, dtype=torch.int64)
     with pytest.raises(EngineError, match="3 tokens in a step, but the exchange has room for 2"):
         experts(x, ids, ids.float())

@@ -1,0 +1,93 @@
+"""Tokens that other ranks sent, from where they landed into the order of experts.
+
+Bytes stay as the sender rounded them: words of four E4M3 codes move to where the weight of the
+device wants them, and scales become what its products take.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.quant.triton_bits import bf16_pair, e4m3_value, e8m0_value
+
+from .triton_kernel import words_at
+
+
+@triton.jit(do_not_specialize=["scale_stride", "most_tokens", "capacity"])
+def gather_kernel(
+    arrivals,
+    row_pair,
+    used,
+    values,
+    scales,
+    scale_stride,
+    most_tokens,
+    capacity,
+    CHOICES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    PATH: tl.constexpr,
+    ORDER: tl.constexpr,
+):
+    """Arrivals as rows of experts, in the form in which ``quantize_activations`` gives them."""
+    word = tl.arange(0, WORDS)
+    inside = word < WIDTH // 4
+    pair = tl.arange(0, 2 * WORDS)
+    is_pair = pair < WIDTH // 2
+    block = tl.arange(0, BLOCKS)
+    is_block = block < WIDTH // BLOCK
+    end = tl.load(used)
+    for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
+        row = tl.cast(place, tl.int64)
+        # Rows that only fill a tile take any token.
+        token = tl.maximum(tl.load(row_pair + row), 0) // CHOICES
+        arrival = (token // most_tokens * capacity + token % most_tokens).to(tl.int64)
+        start = arrivals + arrival * ROW_BYTES
+        if PATH == 0:
+            codes = tl.load(words_at(start, tl.int16) + pair, mask=is_pair, other=0)
+            exponent = tl.load(start + WIDTH + pair // (BLOCK // 2), mask=is_pair, other=0)
+            scale = e8m0_value(exponent)
+            decoded = bf16_pair(_value(codes) * scale, _value(codes >> 8) * scale)
+            tl.store(values + row * (WIDTH // 2) + pair, decoded, mask=is_pair)
+        else:
+            codes = _codes(words_at(start, tl.int32), word, inside, ORDER)
+            exponent = tl.load(start + WIDTH + block, mask=is_block, other=0)
+            tl.store(values + row * (WIDTH // 4) + word, codes, mask=inside)
+            if PATH == 1:
+                target = block.to(tl.int64) * scale_stride + row
+                tl.store(scales + target, e8m0_value(exponent), mask=is_block)
+            else:
+                tl.store(scales + row * (WIDTH // BLOCK) + block, exponent, mask=is_block)
+
+
+@triton.jit
+def _codes(row, word, inside, ORDER: tl.constexpr):
+    """Words of four codes of a row, in the order of ``KOrder``."""
+    within = word % 32
+    if ORDER == 1:  # even numbers of each 128, then the odd ones
+        source = row + (word - within + within % 16 * 2)
+        first = tl.load(source, mask=inside, other=0) >> (within // 16 * 8)
+        second = tl.load(source + 1, mask=inside, other=0) >> (within // 16 * 8)
+        codes = _every_other_byte(first) | (_every_other_byte(second) << 16)
+    elif ORDER == 2:  # word 8 t + 2 i + h of each 32 moves to 8 i + 4 h + t
+        moved = word - within + within % 4 * 8 + within // 8 * 2 + within // 4 % 2
+        codes = tl.load(row + moved, mask=inside, other=0)
+    else:
+        codes = tl.load(row + word, mask=inside, other=0)
+    return codes
+
+
+@triton.jit
+def _value(code):
+    """fp32 of E4M3 codes, NaN included."""
+    is_nan = (code.to(tl.int32) & 0x7F) == 0x7F
+    return tl.where(is_nan, float("nan"), e4m3_value(code))
+
+
+@triton.jit
+def _every_other_byte(word):
+    return (word & 0xFF) | ((word >> 8) & 0xFF00)
