@@ -1,25 +1,28 @@
-"""What constraints add to a decode step of a GPU; needs torch, triton and numpy only.
+"""What constraints add to a decode step of a GPU.
 
-    python benchmarks/constraint_gpu.py
+    python -m benchmarks.constraint_gpu [--step-ms 40 10] [--constraints "json schema" regex gbnf]
 
-64 requests, a vocabulary of 129,280.  The model is a stand-in: matrix products in a CUDA graph that
-take as long as asked for, then logits of the real size.  The constraint is a stand-in, too: random
-masks that are ready after a given time, as long as llguidance needs for such a batch; its threads
-hold no lock of Python's meanwhile, so a sleep stands for them.  All the rest is the engine's own.
+64 requests, the V4 vocabulary of 129,280 tokens, real constraints: llguidance's masks for every
+position that is verified, its pushes, its drafts.  The model is a stand-in: matrix products in a
+CUDA graph that take as long as asked for, then logits of the real size in which the next token of
+an answer that matches is the largest by far.  Drafts are that answer's next tokens, three of four
+right.  All the rest is the engine's own.
 
-Three ways take turns, step by step: without constraints, with them, and without them but one step
-after the other, as they had to be run before masks were asked for beside the model.  Then steps
-that verify five drafts.  One JSON line for each case: milliseconds of a step, medians.
+Two ways take turns, some steps each: the same answers without constraints and with them; once
+without drafts, where a step is launched before the one before it is read, and once with five.  One
+JSON line for each case: milliseconds of a step, medians, and what the constraint adds.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,95 +30,96 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.constraint_masks import CONSTRAINTS, TYPICAL, v4_tokenizer
 from deepinfer.engine.execution.batch import DraftOutput
 from deepinfer.engine.execution.decode import DecodeWorker, DrawnDecode
 from deepinfer.engine.execution.decode_step import StepOutput
-from deepinfer.engine.execution.staging import host_zeros
-from deepinfer.engine.sampling.constraint import AnswerConstraint, Mask
+from deepinfer.engine.execution.staging import host_zeros, send
+from deepinfer.engine.sampling.constraint import AnswerConstraint
 from deepinfer.engine.sampling.sampler import Sampler
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.engine.types import Request, SamplingParams
-from deepinfer.errors import RowError
 from deepinfer.kernels.sampling import mask_logits, sample
+from deepinfer.recipes.constraints.compiler import CompiledConstraint, ConstraintCompiler
+from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
+from deepinfer.recipes.tokenizer import Tokenizer
 
 BATCH, VOCAB_SIZE, WIDTH, NUM_DRAFTS = 64, 129_280, 5_120, 5
-NUM_STEPS, WARM_STEPS = 24, 4
-STEP_MS = (10.0, 40.0)
-MASK_MS = (1.5, 4.0)
+NUM_STEPS, WARM_STEPS = 36, 4
+DRAFT_SHARE = 1 / 16  # of a step's time, for the draft stages
+RIGHT_SHARE = 0.75
+LONGEST_ANSWER = 120
 
 
-class StandInConstraint:
-    """Half of all tokens, another half after each; ``MASK_S`` for a batch without drafts."""
-
-    mask_s = 0.0
-    patterns = np.random.default_rng(0).integers(0, 2**32, (16, VOCAB_SIZE // 32), dtype=np.uint32)
-    is_finished = False
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.num_tokens = 0
-
-    @classmethod
-    def fill_masks(
-        cls, constraints: Sequence[Any], drafts: Sequence[Sequence[int]], out: Mask
-    ) -> list[RowError | None]:
-        row = 0
-        for rule, ids in zip(constraints, drafts, strict=True):
-            for place in range(1 + len(ids)):
-                out[row] = cls.patterns[(rule.number + rule.num_tokens + place) % 16]
-                row += 1
-        time.sleep(cls.mask_s * row / BATCH)
-        return [None] * len(constraints)
-
-    def forced_tokens(self) -> list[int]:
-        return []
-
-    def num_allowed(self, draft_token_ids: Sequence[int]) -> int:
-        return len(draft_token_ids)
-
-    def push(self, token_id: int) -> None:
-        self.num_tokens += 1
+def matching_answer(compiled: CompiledConstraint, tokenizer: Tokenizer, seed: int) -> list[int]:
+    """Tokens of one answer: a typical text as far as it is allowed, else chance."""
+    chance = random.Random(seed)
+    matcher = compiled.new_matcher()
+    rest, answer = TYPICAL, list[int]()
+    while not matcher.is_finished and len(answer) < LONGEST_ANSWER:
+        mask = matcher.mask()
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        wanted = tokenizer.encode_plain(rest)[:1]
+        fits = bool(wanted) and wanted[0] in allowed
+        answer.append(wanted[0] if fits else int(chance.choice(allowed)))
+        rest = rest[len(tokenizer.decode(wanted)) :] if fits else rest
+        matcher.push(answer[-1])
+    return answer
 
 
 @dataclass
 class StandInStep:
-    """What ``DecodeWorker`` uses of a ``DecodeStep``."""
+    """What ``DecodeWorker`` uses of a ``DecodeStep``.  ``answers``: the tokens of each slot."""
 
     sampler: Sampler
     seconds: float
+    answers: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.table = SimpleNamespace(device="cuda")
         self.vocab_size = VOCAB_SIZE
         self.newest = torch.zeros(BATCH, dtype=torch.int64, device="cuda")
-        self.position = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.graphs: dict[int, tuple[Any, Tensor]] = {}
+        self.graphs: dict[int, tuple[Any, Any]] = {}
+        self.chance = random.Random(0)
         self.hidden = torch.randn(4_096, WIDTH, device="cuda", dtype=torch.bfloat16) / WIDTH**0.5
         self.square = torch.randn(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
         self.head = torch.randn(WIDTH, VOCAB_SIZE, device="cuda", dtype=torch.bfloat16)
-        self.num_products = 1
         one = _seconds(torch.matmul, self.hidden, self.square)
         self.num_products = max(1, round(self.seconds / one))
+        self.num_draft_products = max(1, round(DRAFT_SHARE * self.seconds / one))
 
-    def run(self, states: Sequence[Any], first: object, drafts: object) -> StepOutput:
-        count = len(states) * (1 + (NUM_DRAFTS if drafts else 0))
-        if count not in self.graphs:
-            self._model(count)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                logits = self._model(count)
-            self.graphs[count] = graph, logits
-        graph, logits = self.graphs[count]
+    def run(
+        self, states: Sequence[Any], first: Sequence[int], drafts: Sequence[Sequence[int]] | None
+    ) -> StepOutput:
+        lengths = [1 + len(ids) for ids in drafts or [()] * len(states)]
+        slots = np.repeat([state.slot for state in states], lengths)
+        places = np.concatenate(
+            [range(at, at + n) for at, n in zip(first, lengths, strict=True)]
+        ).astype(np.int64)
+        wanted = [self._token(slot, place) for slot, place in zip(slots, places, strict=True)]
+        graph, logits = self._graph(BATCH * (1 + (NUM_DRAFTS if drafts else 0)))
         graph.replay()
-        self.position += 1
-        slots = torch.arange(len(states), device="cuda").repeat_interleave(count // len(states))
-        return StepOutput(logits, slots, self.position.expand(count).contiguous())
+        sent_slots, positions, ids = send([slots, places + 1, wanted], "cuda")
+        logits = logits[: len(slots)]
+        logits.scatter_(1, ids[:, None], 1e4)
+        return StepOutput(logits, sent_slots, positions)
 
     def draft(self, states: Sequence[Any]) -> DraftOutput:
+        graph, _ = self._graph(0)
+        graph.replay()
         shape = (len(states), NUM_DRAFTS)
+        ids = [
+            [
+                self._token(state.slot, state.next_position + place)
+                if self.chance.random() < RIGHT_SHARE
+                else self.chance.randrange(VOCAB_SIZE)
+                for place in range(NUM_DRAFTS)
+            ]
+            for state in states
+        ]
         return DraftOutput(
-            token_ids=torch.randint(0, VOCAB_SIZE, shape, device="cuda"),
+            token_ids=send(ids, "cuda"),
             logits=torch.empty((*shape, 1), device="cuda"),
             confidence=torch.ones(shape, device="cuda"),
         )
@@ -123,48 +127,87 @@ class StandInStep:
     def note_newest(self, states: object, token_ids: object) -> None:
         pass
 
-    def _model(self, count: int) -> Tensor:
+    def _token(self, slot: int, place: int) -> int:
+        """What comes after the token at ``place``; answers follow each other."""
+        answer = self.answers[slot]
+        return answer[place % len(answer)]
+
+    def _graph(self, count: int) -> tuple[Any, Any]:
+        """A step whose last products give ``count`` rows of logits; 0: the draft stages."""
+        if count not in self.graphs:
+            self._model(count)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                logits = self._model(count)
+            self.graphs[count] = graph, logits
+        return self.graphs[count]
+
+    def _model(self, count: int) -> Tensor | None:
         x = self.hidden
-        for _ in range(self.num_products):
+        for _ in range(self.num_products if count else self.num_draft_products):
             x = self.hidden @ self.square
-        logits: Tensor = (x[:count] @ self.head).float()
-        return logits
+        return (x[:count] @ self.head).float() if count else None
 
 
 class Feed:
     """One way of making steps; ``step`` gives its seconds."""
 
-    def __init__(self, step: StandInStep, *, is_held: bool, is_ahead: bool, drafts: int) -> None:
+    def __init__(
+        self, step: StandInStep, compiled: CompiledConstraint | None, *, drafts: int
+    ) -> None:
         self.worker = DecodeWorker(_any(step), calibration=_any(_Sure()))
-        self.states = [_state(slot, is_held) for slot in range(BATCH)]
+        self.compiled, self.answers = compiled, step.answers
+        self.states = [_state(slot) for slot in range(BATCH)]
+        for state in self.states:
+            self._restart(state)
         step.sampler.assign(self.states)
-        self.batch = DecodeBatch(states=self.states, num_drafts=[drafts] * BATCH)
-        self.is_ahead = is_ahead
+        self.drafts = drafts
         self.drawn: DrawnDecode | None = None
 
     def step(self) -> float:
         """As ``LLMEngine._run_ahead`` or ``DecodeWorker.run`` do it."""
+        most = [min(self.drafts, self._left(state) - 1) for state in self.states]
+        batch = DecodeBatch(states=self.states, num_drafts=most)
         begin = time.perf_counter()
-        if self.is_ahead:
-            launched = self.worker.launch(self.worker.plan(self.batch))
-            if self.drawn is not None:
-                self._push(self.worker.finish(self.drawn).tokens)
+        if self.drafts:
+            self._push(self.worker.run(batch).tokens)
+        else:
+            launched = self.worker.launch(self.worker.plan(batch))
+            for state in self.states:
+                state.num_in_flight += 1
+            self._finish()
             with self.worker.start_masks(launched.plan) as masks:
                 self.drawn = self.worker.draw(launched, masks)
-        else:
-            self._push(self.worker.run(self.batch).tokens)
         return time.perf_counter() - begin
 
     def drain(self) -> None:
-        if self.drawn is not None:
-            self._push(self.worker.finish(self.drawn).tokens)
-            self.drawn = None
+        self._finish()
         torch.cuda.synchronize()
+
+    def _finish(self) -> None:
+        drawn, self.drawn = self.drawn, None
+        if drawn is not None:
+            self._push(self.worker.finish(drawn).tokens)
+            for state in self.states:
+                state.num_in_flight -= 1
 
     def _push(self, tokens: list[list[int]]) -> None:
         for state, ids in zip(self.states, tokens, strict=True):
             for token_id in ids:
                 state.append(token_id)
+                state.num_computed_tokens += 1
+                if self._left(state) == len(self.answers[state.slot]):
+                    self._restart(state)
+
+    def _left(self, state: RequestState) -> int:
+        """Tokens until the end of this answer, or all of the next one at its end."""
+        length = len(self.answers[state.slot])
+        return length - state.num_output_tokens % length
+
+    def _restart(self, state: RequestState) -> None:
+        if self.compiled is not None:
+            state.constraint = AnswerConstraint(self.compiled.new_matcher())
+        state.finish_reason = None
 
 
 def _any(stand_in: Any) -> Any:
@@ -179,7 +222,7 @@ class _Sure:
         return confidence
 
 
-def _state(slot: int, is_held: bool) -> RequestState:
+def _state(slot: int) -> RequestState:
     sampling = SamplingParams(temperature=1.0)
     state = RequestState(
         request=Request(request_id=str(slot), prompt_token_ids=(0,), sampling=sampling, seed=slot),
@@ -187,12 +230,11 @@ def _state(slot: int, is_held: bool) -> RequestState:
         arrived_s=0.0,
         token_ids=[0],
         num_prompt_tokens=1,
-        max_output_tokens=1_000_000,
+        max_output_tokens=10**9,
         decoder_start=0,
         stop_token_ids=frozenset(),
     )
     state.slot = slot
-    state.constraint = AnswerConstraint(StandInConstraint(slot)) if is_held else None
     return state
 
 
@@ -223,35 +265,45 @@ def _kernels(rows: int) -> dict[str, float]:
     return {name: round(1e6 * value, 1) for name, value in seconds.items()}
 
 
+def measure(step: StandInStep, compiled: CompiledConstraint, drafts: int) -> dict[str, Any]:
+    """Both ways in turns of some steps, as a step ahead belongs to its way."""
+    ways = {"free": Feed(step, None, drafts=drafts), "held": Feed(step, compiled, drafts=drafts)}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(3):
+        for name, feed in ways.items():
+            seconds = [feed.step() for _ in range(WARM_STEPS + NUM_STEPS // 3)]
+            found[name] += seconds[WARM_STEPS:]
+            feed.drain()
+    medians = {f"{name}_ms": round(1e3 * statistics.median(s), 2) for name, s in found.items()}
+    added = statistics.median(found["held"]) / statistics.median(found["free"]) - 1
+    return {"drafts": drafts, **medians, "added": round(added, 4)}
+
+
 @torch.inference_mode()
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[40.0, 10.0])
+    parser.add_argument(
+        "--constraints", nargs="+", choices=CONSTRAINTS, default=["json schema", "regex", "gbnf"]
+    )
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         print("this needs an NVIDIA GPU", file=sys.stderr)
         return 1
     print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}))
     for rows in (BATCH, BATCH * (1 + NUM_DRAFTS)):
         print(json.dumps({"rows": rows, "us": _kernels(rows)}), flush=True)
-    for step_ms in STEP_MS:
-        step = StandInStep(Sampler(BATCH, "cuda"), step_ms / 1e3)
-        for drafts in (0, NUM_DRAFTS):
-            ways = {
-                "free": Feed(step, is_held=False, is_ahead=not drafts, drafts=drafts),
-                "held": Feed(step, is_held=True, is_ahead=not drafts, drafts=drafts),
-            }
-            if not drafts:
-                ways["one by one"] = Feed(step, is_held=True, is_ahead=False, drafts=0)
-            for mask_ms in MASK_MS:
-                StandInConstraint.mask_s = mask_ms / 1e3
-                found: dict[str, list[float]] = {name: [] for name in ways}
-                for _ in range(3):  # turns of some steps, as a step ahead belongs to its way
-                    for name, feed in ways.items():
-                        seconds = [feed.step() for _ in range(WARM_STEPS + NUM_STEPS // 3)]
-                        found[name] += seconds[WARM_STEPS:]
-                        feed.drain()
-                line = {"drafts": drafts, "masks_take_ms": mask_ms * (1 + drafts)}
-                line |= {f"{n}_ms": round(1e3 * statistics.median(s), 2) for n, s in found.items()}
-                line["added"] = round(line["held_ms"] / line["free_ms"] - 1, 4)
-                print(json.dumps(line), flush=True)
+    tokenizer = v4_tokenizer()
+    steps = [StandInStep(Sampler(BATCH, "cuda"), step_ms / 1e3) for step_ms in options.step_ms]
+    with ConstraintCompiler(ConstraintVocabulary(tokenizer, VOCAB_SIZE)) as compiler:
+        for name in options.constraints:
+            compiled = compiler.compile(CONSTRAINTS[name])
+            answers = [matching_answer(compiled, tokenizer, seed) for seed in range(8)]
+            for step in steps:
+                step.answers = answers * (BATCH // len(answers))
+                for drafts in (NUM_DRAFTS, 0):
+                    line = measure(step, compiled, drafts)
+                    print(json.dumps({"constraint": name, **line}), flush=True)
     return 0
 
 

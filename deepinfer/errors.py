@@ -7,10 +7,20 @@ command line returns when the error ends a run.
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """``text`` without what controls a terminal: messages quote rows, names and libraries."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 class DeepInferError(Exception):
     """Base of all errors meant for a user.  Exit code 1: the engine failed."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class EngineError(DeepInferError):

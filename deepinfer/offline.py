@@ -18,7 +18,6 @@ from .engine.memory.memory_plan import memory_plan
 from .engine.speculation.measure_steps import device_name
 from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
-from .machine import resolve_device
 from .outputs import RequestOutput
 from .rows.prompts import Prompt, numbered_row, prompt_rows, run_constraint, sampling_for_each
 from .session import HasProcesses, Session, open_session
@@ -127,18 +126,7 @@ class OfflineEngine:
             kernels=kernels,
             device=device,
         )
-        self._session: Session | None = open_session(
-            model_path,
-            arguments.engine_settings(),
-            sizes=arguments.parallel_sizes(),
-            cluster=cluster,
-            num_replicas=num_replicas,
-            device=resolve_device(device),
-            num_threads=num_threads,
-            profile_path=arguments.profile_file(),
-            kernels=arguments.kernels_folder(),
-            seed=seed,
-        )
+        self._session: Session | None = open_session(model_path, arguments)
         self._process = os.getpid()  # threads and locks of a model do not survive a fork
 
     def generate(

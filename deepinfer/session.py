@@ -9,15 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer.engine.types import EngineStats, SamplingParams
 from deepinfer.recipes.constraints.spec import ConstraintSpec
 from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.recipes.types import Thinking
 
+from .arguments import EngineArguments
 from .engine.checkpoint.weights import open_checkpoint
 from .loading import load_model
-from .machine import set_cpu_threads
+from .machine import resolve_device, set_cpu_threads
 from .outputs import RequestOutput
 from .ranks.messages import RankOrder
 from .rows.row_stream import ROWS_AHEAD, RowStream
@@ -81,60 +81,17 @@ class Session:
             set_cpu_threads(self.threads_before, self.model_config.hidden_size)
 
 
-def open_session(
-    model_path: str | Path | None,
-    settings: Mapping[str, Any],
-    *,
-    sizes: ParallelSizes,
-    device: str,
-    num_threads: int | None,
-    profile_path: Path | None,
-    kernels: Path | None,
-    seed: int,
-    cluster: str | None = None,
-    num_replicas: int | None = None,
-) -> Session:
-    """Load a model; ``None`` is the embedded one.  ``settings`` are fields of ``EngineConfig``."""
-    if sizes.world_size > 1 or cluster is not None:
-        checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
-        sizes.check_model(checkpoint.config)
-        order = RankOrder(
-            rank=0,
-            sizes=sizes,
-            host="127.0.0.1",
-            port=0,
-            model_path=model_path,
-            settings=dict(settings),
-            device=device,
-            num_threads=num_threads,
-            profile_path=profile_path,
-            kernels=kernels,
-            seed=seed,
-        )
-        if cluster is not None:
-            from .ranks.cluster import start_replicas
-
-            ranks = start_replicas(cluster, num_replicas, order)
-        else:
-            from .ranks.local_ranks import start_ranks
-
-            ranks = start_ranks(order)
-        return Session(
-            folder=ranks.folder,
-            model_config=ranks.model_config,
-            engine=ranks,
-            rows=ranks,
-            notes=ranks.notes,
-            threads_before=None,
-            num_expert_ranks=sizes.num_expert_ranks,
-        )
+def open_session(model_path: str | Path | None, arguments: EngineArguments) -> Session:
+    """Load a model; ``None`` is the embedded one."""
+    if arguments.cluster is not None or arguments.parallel_sizes().world_size > 1:
+        return _open_ranks(model_path, arguments)
     loaded = load_model(
         model_path,
-        settings,
-        device=device,
-        num_threads=num_threads,
-        profile_path=profile_path,
-        kernels=kernels,
+        arguments.engine_settings(),
+        device=resolve_device(arguments.device),
+        num_threads=arguments.num_threads,
+        profile_path=arguments.profile_file(),
+        kernels=arguments.kernels_folder(),
     )
     rows = RowStream(
         loaded.engine,
@@ -142,7 +99,7 @@ def open_session(
         max_model_len=loaded.engine.max_model_len,
         vocab_size=loaded.config.vocab_size,
         max_in_flight=ROWS_AHEAD * loaded.engine.config.max_num_seqs,
-        seed=seed,
+        seed=arguments.seed,
     )
     return Session(
         folder=loaded.folder,
@@ -151,4 +108,41 @@ def open_session(
         rows=rows,
         notes=loaded.notes,
         threads_before=loaded.threads_before,
+    )
+
+
+def _open_ranks(model_path: str | Path | None, arguments: EngineArguments) -> Session:
+    """The same with processes that share the model, or that each have all of it."""
+    sizes = arguments.parallel_sizes()
+    checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
+    sizes.check_model(checkpoint.config)
+    order = RankOrder(
+        rank=0,
+        sizes=sizes,
+        host="127.0.0.1",
+        port=0,
+        model_path=model_path,
+        settings=arguments.engine_settings(),
+        device=resolve_device(arguments.device),
+        num_threads=arguments.num_threads,
+        profile_path=arguments.profile_file(),
+        kernels=arguments.kernels_folder(),
+        seed=arguments.seed,
+    )
+    if arguments.cluster is not None:
+        from .ranks.cluster import start_replicas
+
+        ranks = start_replicas(arguments.cluster, arguments.num_replicas, order)
+    else:
+        from .ranks.local_ranks import start_ranks
+
+        ranks = start_ranks(order)
+    return Session(
+        folder=ranks.folder,
+        model_config=ranks.model_config,
+        engine=ranks,
+        rows=ranks,
+        notes=ranks.notes,
+        threads_before=None,
+        num_expert_ranks=sizes.num_expert_ranks,
     )

@@ -102,6 +102,8 @@ class TimedEngine:
             is_late = self.clock() - self.stage_began > _SMALL_SHARE * self.seconds
             if self.num_steady >= (_FEW_STEPS if is_late else _ENOUGH_STEPS):
                 self.stage, self.stage_began, self.num_steady = self.stage + 1, self.clock(), 0
+                # A run begins with a full batch: it keeps no choice that a small one would make.
+                self.engine.plan_drafts_anew()
         elif self.first_wave is None and self.num_steady:
             begun = self.engine.unfinished_lengths().items()
             self.first_wave = {name for name, length in begun if length} - self.endless

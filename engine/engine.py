@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -81,31 +82,12 @@ class LLMEngine:
         self.model_config = model.config
         assert self.config.num_blocks is not None and self.config.max_model_len is not None
         num_slots, device = self.config.max_num_seqs, self.config.device
+        num_drafts, window = self.config.num_speculative_tokens, model.config.sliding_window
         capacity = self.config.num_snapshots
         snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
         self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
-        num_drafts = self.config.num_speculative_tokens
-        window = model.config.sliding_window
-        backlog = DraftBacklog(num_slots, window, device) if num_drafts else None
-        bound = BoundModel(model, cache, backlog=backlog)
-        table = SlotTable(
-            num_slots,
-            self.config.max_model_len,
-            self.config.block_size,
-            device,
-            model.config.image_token_id,
-        )
         self.graphs = GraphCache(device, captures=captures)
-        sampler = Sampler(num_slots, device)
-        has_pieces = device.startswith("cuda") and not self.config.batch_invariant
-        step = DecodeStep(
-            bound,
-            table,
-            sampler,
-            num_drafts=num_drafts,
-            graphs=self.graphs,
-            piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
-        )
+        step = _make_step(model, cache, self.config, self.graphs)
         local = PrefillWorker(step)
         remote = None if remote_prefill is None else remote_prefill(local)
         self.transfer = remote or LocalTransfer()
@@ -118,20 +100,20 @@ class LLMEngine:
             window=window,
         )
         self.profile = None
-        if self.config.schedule_drafts and self.config.num_speculative_tokens:
+        if self.config.schedule_drafts and num_drafts:
             with torch.inference_mode():
                 self.profile = profile or measure_steps(
                     model, cache, self.config, captures=self.graphs.is_enabled
                 )
-        self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None = (
-            remote or local,
-            DecodeWorker(
-                step,
-                planner=make_planner(self.profile, device, window, calibration),
-                calibration=calibration,
-                rejects=self.config.rejection_sampling,
-            ),
+        self._new_planner = partial(make_planner, self.profile, device, window, calibration)
+        decode = DecodeWorker(
+            step,
+            planner=self._new_planner(),
+            calibration=calibration,
+            rejects=self.config.rejection_sampling,
         )
+        self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None
+        self._workers = remote or local, decode
         self._states: dict[str, RequestState] = {}
         self._refused: list[RequestState] = []
         self._num_arrived = 0
@@ -203,6 +185,10 @@ class LLMEngine:
     def is_waiting(self) -> bool:
         """Whether all that is left to do is on its way from other ranks."""
         return len(self.scheduler.transferring) == len(self._states) > 0
+
+    def plan_drafts_anew(self) -> None:
+        """Choose drafts as a new engine would: what was learned from steps so far is forgotten."""
+        self._open_workers()[1].planner = self._new_planner()
 
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
@@ -300,3 +286,24 @@ class LLMEngine:
         if self._workers is None:
             raise EngineError("this engine is closed: make a new one")
         return self._workers
+
+
+def _make_step(model: Runner, cache: Cache, config: EngineConfig, graphs: GraphCache) -> DecodeStep:
+    """The steps of a device, and what they keep on it for each slot."""
+    num_slots, device = config.max_num_seqs, config.device
+    num_drafts = config.num_speculative_tokens
+    assert config.max_model_len is not None
+    window = model.config.sliding_window
+    backlog = DraftBacklog(num_slots, window, device) if num_drafts else None
+    table = SlotTable(
+        num_slots, config.max_model_len, config.block_size, device, model.config.image_token_id
+    )
+    has_pieces = device.startswith("cuda") and not config.batch_invariant
+    return DecodeStep(
+        BoundModel(model, cache, backlog=backlog),
+        table,
+        Sampler(num_slots, device),
+        num_drafts=num_drafts,
+        graphs=graphs,
+        piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
+    )

@@ -142,10 +142,15 @@ def _notes(parsed: ParsedRow) -> dict[str, str]:
     return {"ignored_fields": ", ".join(parsed.ignored)} if parsed.ignored else {}
 
 
-def _num_characters(value: Any) -> int:
+def _num_characters(prompt: Any) -> int:
     """Of the text of a prompt: the string, or ``content`` of its messages and of their parts."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return _num_characters(value.get("content") or value.get("text"))
-    return sum(map(_num_characters, value)) if isinstance(value, list | tuple) else 0
+    count, left = 0, [prompt]
+    while left:  # no recursion: a row may be nested as deep as the stack
+        value = left.pop()
+        if isinstance(value, str):
+            count += len(value)
+        elif isinstance(value, Mapping):
+            left.append(value.get("content") or value.get("text"))
+        elif isinstance(value, list | tuple):
+            left += value
+    return count

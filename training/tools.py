@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import words
 from training.answers import fact
 from training.grammar import Writer, tidy
+from training.tool_talk import talk_about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,6 @@ REWORDED = (
     (" of a city", " in a place"),
     ("the current", "current"),
 )
-WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
 
 
 def offered_schema(writer: Writer, name: str) -> dict[str, Any]:
@@ -121,103 +120,14 @@ def tool_case(writer: Writer) -> ToolCase:
             reasoning=f"No tool is needed. {reasoning}",
             answer=answer,
         )
-    question, arguments, result, answer = _details(writer, name)
+    talk = talk_about(name, writer)
+    given = ", ".join(f"{k} {v}" for k, v in talk.arguments.items())
     return ToolCase(
-        tools=tuple(offered), question=writer.write(question),
-        reasoning=f"I need the tool {name} with {', '.join(f'{k} {v}' for k, v in arguments.items())}.",
-        name=name, arguments=arguments, result=result, answer=writer.write(answer),
-    )  # fmt: skip
-
-
-def _details(writer: Writer, name: str) -> tuple[str, dict[str, Any], str, str]:
-    """(question pattern, arguments, result, answer pattern) for one tool."""
-    city, person = writer.pick(words.CITIES), writer.pick(words.GIRLS + words.BOYS)
-    a, b = writer.random.randint(2, 99), writer.random.randint(2, 99)
-    if name == "get_weather":
-        sky, degrees = writer.pick(WEATHER), writer.random.randint(-5, 35)
-        result = json.dumps({"weather": sky, "degrees": degrees})
-        ask = f"[what is the weather in {city}?|how is the weather in {city} today?|weather in {city}|do i need an umbrella in {city}?]"
-        return ask, {"city": city}, result, f"it is {sky} in {city}, with {degrees} degrees."
-    if name == "get_time":
-        clock = f"{writer.random.randint(0, 23)}:{writer.random.randint(0, 59):02d}"
-        return (
-            f"[what time is it in {city}?|tell me the time in {city}.]",
-            {"city": city},
-            clock,
-            f"it is {clock} in {city}.",
-        )
-    if name in ("add", "multiply"):
-        sign, value = ("plus", a + b) if name == "add" else ("times", a * b)
-        return (
-            f"[what is|how much is|calculate] {a} {sign} {b}[?|]",
-            {"a": a, "b": b},
-            str(value),
-            f"{a} {sign} {b} is {value}.",
-        )
-    if name == "set_timer":
-        return (
-            f"[set a timer for {a} minutes.|wake me in {a} minutes.|start a {a} minute timer.]",
-            {"minutes": a},
-            "ok",
-            f"[the timer is set for {a} minutes.|done! the timer runs for {a} minutes.]",
-        )
-    if name == "send_message":
-        text = writer.write(
-            "[i will be late|dinner is ready|see you tomorrow|happy birthday|please call me|the train is here]"
-        )
-        return (
-            f"[tell {person}: {text}.|send {person} this message: {text}.]",
-            {"to": person, "text": text},
-            "sent",
-            f"[i sent the message to {person}.|done, {person} has the message.]",
-        )
-    if name == "search":
-        topic = writer.pick((*words.ANIMALS, *sorted(words.USES), *sorted(words.JOBS)))
-        result = f"{writer.random.randint(2, 90)} pages found"
-        return (
-            f"[search for {topic}.|look up {topic}.|find something about {topic}.]",
-            {"query": topic},
-            result,
-            f"i found {result.split()[0]} pages about {topic}.",
-        )
-    if name == "get_price":
-        thing, price = writer.pick(words.THINGS), writer.random.randint(1, 90)
-        ask = f"[how much is the {thing}?|what does the {thing} cost?|price of a {thing}]"
-        return ask, {"item": thing}, f"{price} dollars", f"the {thing} costs {price} dollars."
-    if name == "play_song":
-        title = writer.write(
-            f"[the {writer.pick(words.ADJECTIVES)} {writer.pick(words.THINGS)}|{person}'s song|{writer.pick(words.DAYS)} morning]"
-        )
-        ask = f'[play|please play|i want to hear] "{title}".'
-        return ask, {"title": title}, "playing", f'[now playing "{title}".|here is "{title}".]'
-    if name == "turn_on":
-        device = writer.pick(("lamp", "heater", "radio", "fan", "television", "oven"))
-        room = writer.pick(("kitchen", "bedroom", "bathroom", "hall", "office", "garage"))
-        ask = f"[turn|switch] on the {device} in the {room}."
-        return ask, {"device": device, "room": room}, "on", f"the {device} in the {room} is on."
-    if name == "book_table":
-        count = writer.random.randint(2, 9)
-        ask = f"[book a table for {count} people. my name is {person}.|a table for {count}, please, for {person}.]"
-        answer = f"the table for {count} people is booked for {person}."
-        return ask, {"name": person, "people": count}, "booked", answer
-    if name == "find_book":
-        topic, shelf = writer.pick((*words.ANIMALS, *words.PLACES)), writer.random.randint(1, 40)
-        ask = f"[find a book about the {topic}.|is there a book about the {topic}?]"
-        return (
-            ask,
-            {"topic": topic},
-            f"shelf {shelf}",
-            f"there is a book about the {topic} on shelf {shelf}.",
-        )
-    if name == "translate":
-        word = writer.pick((*words.ANIMALS, *words.FOODS))
-        language = writer.pick(("French", "German", "Spanish", "Italian", "Japanese"))
-        ask = f"[translate {word} to {language}.|what is {word} in {language}?]"
-        return ask, {"word": word, "language": language}, "done", "the translation is done."
-    item = writer.pick(words.FOODS)
-    return (
-        f"[put {item} on the shopping list.|add {item} to my list.|i need {item}.]",
-        {"item": item},
-        "ok",
-        f"[i put {item} on the list.|done, {item} is on the list.]",
+        tools=tuple(offered),
+        question=writer.write(talk.question),
+        reasoning=f"I need the tool {name} with {given}.",
+        name=name,
+        arguments=talk.arguments,
+        result=talk.result,
+        answer=writer.write(talk.answer),
     )

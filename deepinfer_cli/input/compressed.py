@@ -9,6 +9,8 @@ import io
 from typing import Any, BinaryIO, cast
 
 _CHUNK = 1 << 17
+# zstd gives all that its input stands for at once, and four bytes of that can be 128 KiB.
+_ZSTD_BYTES = 512
 
 
 class TruncatedError(Exception):
@@ -40,7 +42,7 @@ class _ZstdReader(io.RawIOBase):
         return count
 
     def _fill(self) -> bool:
-        self._input = self._input or self._source.read(_CHUNK)
+        self._input = self._input or self._source.read(_ZSTD_BYTES)
         if not self._input:
             if self._frame is not None:
                 raise TruncatedError("the zstd data ends in the middle")

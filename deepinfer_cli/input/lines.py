@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from deepinfer.errors import InputError, RowError
 
-from .rows import InputRow, encode_json, make_row
+from .rows import InputRow, encode_json, first_repeated, make_row
 
 _BOM = b"\xef\xbb\xbf"
 _KEPT_BYTES = 4_096
@@ -81,8 +81,8 @@ def _records(reader: Any, name: str) -> Iterator[InputRow]:
 
 def _check_header(cells: list[str], name: str) -> list[str]:
     if len(set(cells)) != len(cells):
-        twice = next(cell for cell in cells if cells.count(cell) > 1)
-        raise InputError(f"{name}: the header names column {twice!r} twice; rename one")
+        twice = first_repeated(cells)
+        raise InputError(f"{name}: the header names column {twice[:40]!r} twice; rename one")
     return cells
 
 

@@ -47,7 +47,7 @@ def open_reader(
     mapping = mapping or {}
     if not source:
         raise InputError("the name of the input is empty; give a file, or - for stdin")
-    if source != "-" and Path(source).is_dir():
+    if source != "-" and os.path.isdir(source):
         from .tables import open_dataset
 
         num_rows, rows = open_dataset(Path(source))
@@ -56,11 +56,13 @@ def open_reader(
     name = "stdin" if source == "-" else source
     head = _peek(stream, name)
     if head.startswith(b"PAR1") or source.endswith(".parquet"):
-        if source == "-":
-            raise InputError("Parquet cannot be read from stdin; give the file's path")
+        is_file = source != "-" and stream.seekable()
+        if source != "-":
+            stream.close()
+        if not is_file:
+            raise InputError(f"Parquet cannot be read from {_pipe(source)}; give the file's path")
         from .tables import open_parquet
 
-        stream.close()
         num_rows, rows = open_parquet(Path(source))
         return _reader(name, "parquet", rows, mapping, num_rows)
     try:
@@ -104,6 +106,10 @@ def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"cannot read {source}: {reason}") from error
+
+
+def _pipe(source: str) -> str:
+    return "stdin" if source == "-" else f"a pipe ({source})"
 
 
 def _stdin() -> io.BufferedReader[Any]:

@@ -13,9 +13,10 @@ from typing import Any
 
 from deepinfer.errors import InputError, RowError
 
-from .rows import InputRow, encode_json
+from .rows import InputRow, encode_json, first_repeated
 
 _BATCH_ROWS = 256
+_BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
@@ -27,9 +28,13 @@ def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path, memory_map=True)
+        # Not mapped, as a file that somebody cuts would then kill the process; and with a buffer,
+        # as the columns of a row group are otherwise read whole.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        _check_columns(file.schema_arrow.names, str(path))
         batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
-        return file.metadata.num_rows, _rows(batches, str(path))
+        num_rows = file.metadata.num_rows
+        return num_rows, _rows(batches, str(path), num_rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(str(path), error) from error
 
@@ -49,17 +54,25 @@ def open_dataset(folder: Path) -> tuple[int | None, Iterator[InputRow]]:
     return None, _rows(_arrow_batches([folder / name for name in names]), str(folder))
 
 
+def _check_columns(names: list[str], where: str) -> None:
+    """Of two columns of one name, one would be lost without a word."""
+    if len(set(names)) != len(names):
+        raise InputError(f"{where} has column {first_repeated(names)[:40]!r} twice; rename one")
+
+
 def _arrow_batches(paths: list[Path]) -> Iterator[Any]:
     import pyarrow as pa
 
     for path in paths:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
+            _check_columns(stream.schema.names, str(path))
             for batch in stream:
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
                     yield batch.slice(start, _BATCH_ROWS)
 
 
-def _rows(batches: Iterator[Any], name: str) -> Iterator[InputRow]:
+def _rows(batches: Iterator[Any], name: str, num_rows: int | None = None) -> Iterator[InputRow]:
+    """``num_rows``: how many there must be, where the file says it."""
     import pyarrow as pa
 
     index = 0
@@ -70,6 +83,8 @@ def _rows(batches: Iterator[Any], name: str) -> Iterator[InputRow]:
                 index += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(f"{name}: after row {index:,}", error) from error
+    if num_rows is not None and index < num_rows:  # one that was cut may end without a word
+        raise InputError(f"{name} ends after row {index:,} of {num_rows:,}; copy the file again")
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -46,6 +47,12 @@ class OutputPaths:
     @property
     def partial(self) -> Path:
         return self.results.with_name(self.results.name + ".partial")
+
+    @property
+    def written(self) -> list[Path]:
+        """All files that a run makes or replaces."""
+        inside = [self.partial / name for name in sorted(_OUR_FILES)]
+        return [self.results, self.errors, self.report, *inside]
 
 
 class PartialFolder:
@@ -88,6 +95,7 @@ class PartialFolder:
                 f"{changed[1]} to continue it, or --force to start over"
             )
         if earlier is not None and changed is None:
+            (self.path / "report.json").unlink(missing_ok=True)  # what an earlier part said last
             return True
         if self.paths.results.exists() and not force:
             if not any(path.name != "lock" for path in self.path.iterdir()):
@@ -220,21 +228,20 @@ class PartialFolder:
             return False
 
 
-def check_inputs_are_safe(sources: Iterable[str | Path], paths: OutputPaths) -> None:
+def check_inputs_are_safe(sources: Iterable[str | Path], written: Iterable[Path]) -> None:
     """Raise ConfigError if a file that this run would replace is one of ``sources``."""
-    for source in sources:
-        for path in (paths.results, paths.errors, paths.report):
-            try:
-                is_input = source != "-" and path.exists() and path.samefile(source)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
-            if is_input:
-                raise ConfigError(
-                    f"{source} is the input, and {path} would replace it; use another -o"
-                )
+    for source, path in product(sources, list(written)):
+        try:
+            is_input = source != "-" and path.exists() and path.samefile(source)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
+        if is_input:
+            raise ConfigError(
+                f"{source} is the input, and {path} would replace it; give that another name"
+            )
 
 
 def is_locked(folder: Path) -> bool:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
+from deepinfer.errors import printable
+
 from .background import every
 from .talk import talk
 
@@ -89,7 +91,8 @@ class PlainConsole:
         self._file = file
 
     def say(self, text: str) -> None:
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), text, file=self._file, flush=True)
+        moment = time.strftime("%Y-%m-%d %H:%M:%S")
+        print(moment, printable(text), file=self._file, flush=True)
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")

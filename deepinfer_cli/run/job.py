@@ -219,14 +219,15 @@ class Job:
         self._on_record(record)
 
     def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
-        ended = self._ended or time.monotonic()
+        now = time.monotonic()
+        ended = self._ended or now
         return build_report(
             Facts(
                 status=status,
                 exit_code=exit_code,
                 message=message,
                 began=self._began_at,
-                ended=time.time(),
+                ended=self._began_at + now - self._began,  # somebody may have set the clock since
                 input=InputFacts(
                     name=self.reader.name,
                     format=self.reader.format,

@@ -17,7 +17,7 @@ from deepinfer_cli.output.partial import OutputPaths, is_locked
 from deepinfer_cli.report.file import read_report
 
 from .console import duration
-from .status_file import read_status
+from .status_file import current_folder, read_status
 from .verb import default_output
 
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
@@ -83,7 +83,7 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
         eta_s = status.get("eta_s")
         state |= {
             "phase": status.get("phase", "starting"),
-            "seconds": time.time() - status["started"] if status else None,
+            "seconds": status["elapsed_s"] + silent_s if status else None,
             "silent_s": silent_s,
             "tokens_per_s": status.get("tokens_per_s"),
             "rows_per_s": status.get("rows_per_s"),
@@ -120,16 +120,14 @@ def _finished(paths: OutputPaths) -> dict[str, Any]:
 
 
 def _last_words(paths: OutputPaths) -> dict[str, Any]:
-    """How the latest part ended, by its report; a report of an earlier part says nothing."""
-    path = paths.partial / "report.json"
+    """How the latest part ended, by its report; one that was killed has left none."""
     with suppress(OSError, ConfigError):  # one that is damaged says nothing either
-        if path.stat().st_mtime >= (paths.partial / "lock").stat().st_mtime:
-            report = read_report(str(path)).report
-            return {
-                "state": report.status,
-                "exit_code": report.exit_code,
-                "message": report.message,
-            }
+        report = read_report(str(paths.partial / "report.json")).report
+        return {
+            "state": report.status,
+            "exit_code": report.exit_code,
+            "message": report.message,
+        }
     return {}
 
 
@@ -137,7 +135,8 @@ def _resume(status: dict[str, Any]) -> str | None:
     """The shell's line that continues the run."""
     if not status:
         return None
-    here = f"cd {shlex.quote(status['folder'])} && " if status["folder"] != str(Path.cwd()) else ""
+    folder = status["folder"]
+    here = "" if folder in (None, current_folder()) else f"cd {shlex.quote(folder)} && "
     same_input = "THE SAME INPUT | " if status["input"] == "-" else ""
     return f"{here}{same_input}{status['command']}"
 

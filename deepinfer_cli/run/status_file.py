@@ -20,8 +20,9 @@ from .console import Snapshot
 NAME = "status.json"
 _SCHEMA = "deepinfer.status/1"
 _NEEDED: dict[str, Any] = {
-    **dict.fromkeys(("folder", "command", "input", "host", "phase"), str),
-    **dict.fromkeys(("started", "updated", "tokens_per_s", "rows_per_s"), int | float),
+    **dict.fromkeys(("command", "input", "host", "phase"), str),
+    "folder": str | None,
+    **dict.fromkeys(("updated", "elapsed_s", "tokens_per_s", "rows_per_s"), int | float),
     **dict.fromkeys(("process", "rows", "errors", "running"), int),
     **dict.fromkeys(("total_rows", "eta_s"), int | float | None),
 }
@@ -39,8 +40,7 @@ class StatusFile:
             "schema": _SCHEMA,
             "process": os.getpid(),
             "host": socket.gethostname(),
-            "started": time.time(),
-            "folder": os.getcwd(),
+            "folder": current_folder(),
             "command": command,
             "input": source,
         }
@@ -65,6 +65,14 @@ def read_status(folder: Path) -> dict[str, Any] | None:
     is_ours = isinstance(status, dict) and status.get("schema") == _SCHEMA
     is_whole = is_ours and all(isinstance(status.get(n), kind) for n, kind in _NEEDED.items())
     return status if is_whole else None
+
+
+def current_folder() -> str | None:
+    """None if somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def command_line(arguments: Sequence[str], resolved: Resolved) -> str:

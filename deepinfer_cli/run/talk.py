@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import IO, cast
 
+from deepinfer.errors import printable
+
 
 class Talk(io.TextIOBase):
     """Text straight to a descriptor; what that does not take is dropped in silence.  Nothing is
@@ -43,7 +45,7 @@ def talk() -> IO[str] | None:
 def complain(message: str) -> None:
     """One line on stderr in the program's name."""
     if (stderr := talk()) is not None:
-        print(f"deepinfer: {message}", file=stderr, flush=True)
+        print(f"deepinfer: {printable(message)}", file=stderr, flush=True)
 
 
 def hold_standard_descriptors() -> None:

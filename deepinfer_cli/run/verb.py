@@ -84,6 +84,8 @@ def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> in
         raise ConfigError("--retry-failed: -o - keeps nothing to retry; give a file (-o FILE)")
     if request.force and request.retry_failed:
         raise ConfigError("--force answers all rows anew, --retry-failed the failed; keep one")
+    if resolved.settings.prometheus is not None:
+        check_inputs_are_safe([request.source], [Path(resolved.settings.prometheus)])
     console = make_console(quiet=request.quiet)
     try:
         if output == "-":
@@ -145,7 +147,7 @@ def _run_to_files(
     output = Shard.of(resolved.settings.shard).path(output)
     format = output_format(output)
     paths = OutputPaths(output)
-    check_inputs_are_safe([request.source], paths)
+    check_inputs_are_safe([request.source], paths.written)
     basis = _basis(request, resolved)
     with (
         closing(_open(request, resolved.settings)) as reader,

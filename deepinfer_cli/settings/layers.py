@@ -74,6 +74,7 @@ def _parse(name: str, value: object, origin: str) -> object:
     except (ValueError, TypeError, OverflowError):
         shown = value[0] if isinstance(value, list) and len(value) == 1 else value
         shown = str(shown) if isinstance(shown, str) else repr(shown)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
         subject = f"{origin}={shown}" if origin.isupper() or origin.startswith("--") else (
             f"{origin}: {name}: {shown}"
         )  # fmt: skip

@@ -17,6 +17,7 @@ from .values import (
     DRAFTS,
     ERROR_LIMIT,
     NUMBER,
+    PROM_FILE,
     SECONDS,
     SHARD,
     SWITCH,
@@ -223,8 +224,9 @@ class Settings:
     )  # fmt: skip
 
     prometheus: str | None = setting(
-        None, _FILE, "Report", "Write the numbers of the run there for Prometheus (.prom)."
-    )
+        None, optional(PROM_FILE), "Report",
+        "Write the numbers of the run there for Prometheus (.prom).",
+    )  # fmt: skip
     cost_per_hour: float | None = setting(
         None, optional(at_least(0, NUMBER)), "Report", "Price of this machine, for the report."
     )

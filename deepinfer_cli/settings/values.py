@@ -116,6 +116,14 @@ def parse_text(value: object) -> str:
     return str(value)
 
 
+def parse_prom_file(value: object) -> str:
+    """The collector of node_exporter reads no other files."""
+    text = parse_text(value)
+    if not text.endswith(".prom"):
+        raise ValueError(value)
+    return text
+
+
 def choice(*names: str) -> Kind:
     """One of ``names``.  YAML 1.1 reads a bare ``off`` as false, so false means ``off``."""
 
@@ -209,3 +217,4 @@ DRAFTS = Kind(
 )
 SHARD = Kind(expects="I/N such as 2/8, part 2 of 8", parse=parse_shard, metavar="I/N")
 TEXT = Kind(expects="text", parse=parse_text)
+PROM_FILE = Kind(expects="a file name that ends in .prom", parse=parse_prom_file, metavar="FILE")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.sampling.constraint import follow_constraints
+from deepinfer.engine.sampling.constraint import follow_constraints, forced_drafts
 from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
 from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
@@ -110,13 +110,17 @@ class DecodeWorker:
         self.planner = planner or VerifyAll()
         self.calibration = calibration or Calibration()
         self.rejects = rejects
+        # A device that computes by itself is set to work before anything else is; on the CPU,
+        # launching a model is running it.
+        self._runs_beside = torch.device(step.table.device).type != "cpu"
         self._clock = step_clock(step.table.device)
         self._finished = self._clock()
 
     def run(self, batch: DecodeBatch) -> DecodeResult:
         plan = self.plan(batch)
+        launched = self.launch(plan) if self._runs_beside else None
         with self.start_masks(plan) as masks:
-            drawn = self.draw(self.launch(plan), masks)
+            drawn = self.draw(launched or self.launch(plan), masks)
         return self.finish(drawn)
 
     def plan(self, batch: DecodeBatch) -> PlannedDecode:
@@ -177,13 +181,15 @@ class DecodeWorker:
     def _draft(self, states: Sequence[RequestState], most: Sequence[int]) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
         output = self.step.draft(states)
+        constraints = [state.constraint for state in states]
+        forced = forced_drafts(constraints, most)  # while the device drafts
         is_greedy = [state.request.sampling.temperature == 0 for state in states]
         survival = self.calibration.survival(output.confidence, output.logits, is_greedy).tolist()
         token_ids = output.token_ids.tolist()
         ends = map(_num_to_stop, token_ids, [state.stop_token_ids for state in states])
         lengths = self.planner.lengths(survival, list(map(min, most, ends)))
         drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
-        drafts = follow_constraints(drafts, [state.constraint for state in states], most)
+        drafts = follow_constraints(drafts, constraints, forced)
         return DraftBlock(
             token_ids=drafts,
             survival=[row[: len(ids)] for row, ids in zip(survival, drafts, strict=True)],

@@ -62,16 +62,24 @@ class AnswerConstraint:
         self.rule = constraint
         self.error: RowError | None = None
 
-    def drafts(self, draft_token_ids: list[int], most: int) -> list[int]:
-        """The drafts to verify: those allowed, or forced tokens where these are more."""
+    def forced(self, most: int) -> list[int]:
+        """At most so many of the tokens that must follow here."""
         if self.error is None:
             try:
-                forced = self.rule.forced_tokens()[:most]
-                allowed = draft_token_ids[: self.rule.num_allowed(draft_token_ids)]
-                return max(allowed, forced, key=len)  # the longer begins with the shorter
+                return self.rule.forced_tokens()[:most]
             except RowError as error:
                 self.error = error
         return []
+
+    def drafts(self, draft_token_ids: list[int], forced: list[int]) -> list[int]:
+        """The drafts to verify: those allowed, or the forced tokens where these are more."""
+        try:
+            if self.error is None and len(draft_token_ids) > len(forced):
+                allowed = draft_token_ids[: self.rule.num_allowed(draft_token_ids)]
+                forced = max(allowed, forced, key=len)  # the longer begins with the shorter
+        except RowError as error:
+            self.error = error
+        return [] if self.error else forced
 
     def push(self, token_id: int) -> bool:
         """Take the next token of the answer; whether it ends here."""
@@ -83,13 +91,21 @@ class AnswerConstraint:
         return False
 
 
+def forced_drafts(
+    constraints: Sequence[AnswerConstraint | None], most: Sequence[int]
+) -> list[list[int]]:
+    """What must follow in each request whatever is drafted, at most ``most[i]`` tokens."""
+    pairs = zip(constraints, most, strict=True)
+    return [[] if constraint is None else constraint.forced(limit) for constraint, limit in pairs]
+
+
 def follow_constraints(
     drafts: Sequence[list[int]],
     constraints: Sequence[AnswerConstraint | None],
-    most: Sequence[int],
+    forced: Sequence[list[int]],
 ) -> list[list[int]]:
-    """Each request's drafts as far as its constraint allows them, at most ``most[i]``."""
+    """Each request's drafts as far as its constraint allows them, or what is ``forced``."""
     return [
-        ids if constraint is None else constraint.drafts(ids, limit)
-        for ids, constraint, limit in zip(drafts, constraints, most, strict=True)
+        ids if constraint is None else constraint.drafts(ids, must)
+        for ids, constraint, must in zip(drafts, constraints, forced, strict=True)
     ]

@@ -27,9 +27,9 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
     """
     matcher = llguidance.LLMatcher
     if spec.kind == "json_object":
-        return _json_grammar({"type": "object"})
+        return json_grammar({"type": "object"})
     if spec.kind == "json_schema":
-        return _json_grammar(checked_schema(json.loads(spec.text)))
+        return json_grammar(checked_schema(json.loads(spec.text)))
     if spec.kind == "regex":
         return str(matcher.grammar_from_lark(regex_as_lark(spec.text)))
     if spec.kind == "lark":
@@ -61,7 +61,8 @@ def regex_as_lark(expression: str) -> str:
     return f"start: /{llguidance.regex_to_lark(expression, 'dws')}/"
 
 
-def _json_grammar(schema: Any) -> str:
+def json_grammar(schema: Any) -> str:
+    """The grammar of JSON values that a checked schema allows."""
     if schema is False:
         raise RowError("invalid_schema", "json_schema: false matches no value")
     text = json.dumps({} if schema is True else schema)

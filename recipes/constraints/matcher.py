@@ -76,23 +76,13 @@ class ConstraintMatcher:
 
     def plan(self, draft_token_ids: Sequence[int]) -> MaskPlan:
         """How the masks here and after each draft come about, up to a draft that is not allowed."""
-        rows = [self._row()]
-        for token_id in draft_token_ids:
-            if not self._allows(token_id):
-                break
-            self.push(token_id)
-            rows.append(self._row())
+        rows = self._walk(draft_token_ids)
         self.rollback(len(rows) - 1)
         return MaskPlan(self._matcher, rows, draft_token_ids)
 
     def num_allowed(self, draft_token_ids: Sequence[int]) -> int:
         """How many of the drafts, from the first on, may follow each other here."""
-        num_allowed = 0
-        for token_id in draft_token_ids:
-            if not self._allows(token_id):
-                break
-            self.push(token_id)
-            num_allowed += 1
+        num_allowed = len(self._walk(draft_token_ids)) - 1
         self.rollback(num_allowed)
         return num_allowed
 
@@ -122,13 +112,10 @@ class ConstraintMatcher:
         elif self._is_waiting:
             self._num_before += 1
             self._is_waiting = token_id != self._start_after
-        elif not self._takes(token_id):
+        elif self._consume(token_id):
             self._raise_if_failed()
-            raise ValueError(f"token {token_id} is not allowed by the constraint")
         else:
-            self._matcher.consume_token(token_id)
-            self._num_inside += 1
-            self._raise_if_failed()
+            raise ValueError(f"token {token_id} is not allowed by the constraint")
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last ``num_tokens`` tokens."""
@@ -145,20 +132,39 @@ class ConstraintMatcher:
             self._num_before -= num_tokens - inside
             self._is_waiting = True
 
-    def _allows(self, token_id: int) -> bool:
-        """Whether the mask here has the bit of ``token_id``."""
-        is_end = token_id == self.vocabulary.eos_id
-        if self._is_ended or self._is_waiting:
-            return not (self._is_ended or is_end)
-        forced = self._forced_token()
-        if forced is not None:
-            return token_id == forced
-        return self.is_accepting if is_end else self._takes(token_id)
+    def _walk(self, token_ids: Sequence[int]) -> list[int]:
+        """``MaskPlan.rows`` here and after each of the tokens, up to one that is not allowed; those
+        before it are pushed."""
+        rows = [self._row()]
+        for token_id in token_ids:
+            if not self._advance(rows[-1], token_id):
+                break
+            rows.append(self._row())
+        return rows
 
-    def _takes(self, token_id: int) -> bool:
-        if self._matcher.is_stopped() or token_id >= self.vocabulary.num_tokens:
+    def _advance(self, row: int, token_id: int) -> bool:
+        """Take a token if the mask here, of kind ``row``, has its bit."""
+        if self._is_ended or (row >= 0 and token_id != row):
             return False
-        return bool(self._matcher.validate_tokens([token_id]) == 1)
+        if token_id == self.vocabulary.eos_id:
+            is_allowed = self.is_accepting
+        elif not self._is_waiting:
+            return self._consume(token_id)
+        else:
+            is_allowed = True
+        if is_allowed:
+            self.push(token_id)
+        return is_allowed
+
+    def _consume(self, token_id: int) -> bool:
+        """Let the grammar take a token, if it does."""
+        if token_id >= self.vocabulary.num_tokens or self._matcher.is_stopped():
+            return False
+        if self._matcher.try_consume_tokens([token_id]) != 1:
+            self._raise_if_failed()
+            return False
+        self._num_inside += 1
+        return True
 
     def _forced_token(self) -> int | None:
         if self._matcher.is_stopped():

@@ -99,9 +99,18 @@ def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
     )
 
 
-def parse_json(text: str, where: str, *, parse_float: Callable[[str], Any] = float) -> Any:
-    """Strict JSON, without NaN.  Raises: RowError ``invalid_schema`` naming the position."""
+def parse_json(text: str, where: str) -> Any:
+    """Strict JSON, without NaN.  Raises: RowError ``invalid_schema`` naming the position, or
+    ``constraint_too_complex``."""
     _check_size(text, where)
+    try:
+        return strict_json(text, where)
+    except RecursionError as error:
+        raise RowError("constraint_too_complex", f"{where}: nested too deeply") from error
+
+
+def strict_json(text: str, where: str, *, parse_float: Callable[[str], Any] = float) -> Any:
+    """The same for a text of any size.  Raises: RowError ``invalid_schema``, RecursionError."""
 
     def refuse(constant: str) -> NoReturn:
         raise RowError("invalid_schema", f"{where}: {constant} is not JSON")
@@ -113,8 +122,6 @@ def parse_json(text: str, where: str, *, parse_float: Callable[[str], Any] = flo
             "invalid_schema",
             f"{where}: not JSON at line {error.lineno}, column {error.colno}: {error.msg}",
         ) from error
-    except RecursionError as error:
-        raise RowError("constraint_too_complex", f"{where}: nested too deeply") from error
     except ValueError as error:
         raise RowError("invalid_schema", f"{where}: {error}") from error
 

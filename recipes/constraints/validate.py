@@ -15,9 +15,16 @@ import llguidance
 from deepinfer.errors import RowError
 from deepinfer.recipes.types import Answer, ParsedToolCall
 
-from .gbnf_lark import gbnf_to_lark
-from .grammar import regex_as_lark
-from .spec import JSON_KINDS, TOOL_KINDS, ConstraintSpec, parse_json
+from .grammar import to_grammar
+from .patterns import KEYWORDS
+from .spec import (
+    JSON_KINDS,
+    TOOL_KINDS,
+    ConstraintSpec,
+    any_json_object,
+    json_schema,
+    strict_json,
+)
 from .tool_calls import checked_parameters
 from .trial_process import byte_tokenizer
 
@@ -36,22 +43,24 @@ def judge(spec: ConstraintSpec, answer: Answer, finish_reason: str) -> Verdict:
 
 def matches(spec: ConstraintSpec, text: str) -> bool:
     """Whether ``text`` as a whole meets a JSON, regex or grammar constraint."""
-    if spec.kind in JSON_KINDS:
-        return _json_matches(spec, text)
+    if spec.kind not in JSON_KINDS:
+        return _grammar_takes(spec, text)
+    try:
+        value = strict_json(text, "answer", parse_float=_exact)
+        if spec.kind == "json_object":
+            return isinstance(value, dict)
+        return bool(_validator(spec.text).is_valid(value))
+    except RecursionError:  # deeper than Python's own stack
+        return _grammar_takes(spec, text)
+    except RowError:
+        return False
+
+
+def _grammar_takes(spec: ConstraintSpec, text: str) -> bool:
     matcher = _prototype(spec).deep_copy()
     data = text.encode("utf-8", "replace")
     is_read = matcher.try_consume_tokens(list(data)) == len(data)
     return is_read and bool(matcher.is_accepting()) and not matcher.is_error()
-
-
-def _json_matches(spec: ConstraintSpec, text: str) -> bool:
-    try:
-        value = parse_json(text, "answer", parse_float=_exact)
-    except RowError:
-        return False
-    if spec.kind == "json_object":
-        return isinstance(value, dict)
-    return bool(_validator(spec.text).is_valid(value))
 
 
 def _calls_match(spec: ConstraintSpec, calls: Sequence[ParsedToolCall]) -> bool:
@@ -62,16 +71,12 @@ def _calls_match(spec: ConstraintSpec, calls: Sequence[ParsedToolCall]) -> bool:
 
 
 def _call_matches(function: dict[str, Any], call: ParsedToolCall) -> bool:
-    try:
-        arguments = parse_json(call.arguments, "arguments", parse_float=_exact)
-    except RowError:
-        return False
-    if not isinstance(arguments, dict) or not call.is_finished:
+    if not call.is_finished:
         return False
     if not function.get("strict"):
-        return True
-    schema = {**checked_parameters(function), "additionalProperties": False}
-    return bool(_validator(json.dumps(schema)).is_valid(arguments))
+        return matches(any_json_object(), call.arguments)
+    schema = {**checked_parameters(function), "type": "object", "additionalProperties": False}
+    return matches(json_schema(schema), call.arguments)
 
 
 def _exact(text: str) -> Fraction | int | float:
@@ -89,12 +94,11 @@ def _validator(schema_text: str) -> Any:
     draft = jsonschema.validators.validator_for(
         schema, default=jsonschema.validators.Draft202012Validator
     )
-    return draft(schema, format_checker=draft.FORMAT_CHECKER)
+    kind = jsonschema.validators.extend(draft, KEYWORDS)
+    return kind(schema, format_checker=draft.FORMAT_CHECKER)
 
 
 @lru_cache(maxsize=1024)
 def _prototype(spec: ConstraintSpec) -> Any:
-    matcher = llguidance.LLMatcher
-    to_lark = {"regex": regex_as_lark, "gbnf": gbnf_to_lark}.get(spec.kind, str)
-    grammar = matcher.grammar_from_lark(to_lark(spec.text))
-    return matcher(byte_tokenizer(), grammar, log_level=0)
+    grammar = to_grammar(spec, marker="", marker_id=0)  # which only tool calls have
+    return llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0)

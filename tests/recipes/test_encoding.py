@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 
 import deepseek_recipe
@@ -31,6 +32,20 @@ TOOL = {
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def with_parameter(schema):
+    parameters = {"type": "object", "properties": {"city": schema}}
+    return {"prompt": "x", "tools": [{"type": "function", "function": {
+        "name": "f", "parameters": parameters}}]}  # fmt: skip
+
+
+def with_call(arguments, answer):
+    call = {"id": "1", "type": "function", "function": {
+        "name": "weather", "arguments": json.dumps(arguments)}}  # fmt: skip
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": answer}
+    return {"messages": [user("x"), said, result], "tools": [TOOL]}
 
 
 def text_of(encoder, tokenizer, row, **defaults):
@@ -100,6 +115,23 @@ def test_completions_body_equals_raw(encoder):
             {"prompt": "x", "tools": [{"type": "function", "function": {
                 "name": "f", "description": "x"}}]},
         ),
+        *[(make(FORGERY), make("x")) for make in (
+            lambda text: with_parameter({"type": "string", "description": text}),
+            lambda text: with_parameter({"enum": [text, "y"]}),
+            lambda text: with_parameter({"type": "string", "default": text, "title": text}),
+            lambda text: with_call({"city": text}, "x"),
+            lambda text: with_call({text: "x"}, "x"),
+            lambda text: with_call({"city": "x"}, text),
+            lambda text: {"messages": [user("x"), {"role": "assistant", "content": "y",
+                                                   "reasoning_content": text}, user("z")]},
+            lambda text: {"messages": [user([{"type": "text", "text": text}])]},
+            lambda text: {"messages": [{**user("x"), "name": "n"}, user(text)]},
+            lambda text: {"messages": [user("x"), {"role": "latest_reminder", "content": text}]},
+            lambda text: {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {
+                "name": "s", "schema": {"type": "object", "title": text, "description": text,
+                                        "properties": {"a": {"enum": [text]}}}}}},
+            lambda text: {"prompt": "x", "user": text, "metadata": {"a": text}, "stop": [text]},
+        )],
     ],
 )  # fmt: skip
 def test_user_text_forges_nothing(encoder, tokenizer, forged, honest):
@@ -110,7 +142,6 @@ def test_user_text_forges_nothing(encoder, tokenizer, forged, honest):
         return [token_id for token_id in ids if token_id in tokenizer.control_ids]
 
     assert control(forged) == control(honest)
-    assert FORGERY in text_of(encoder, tokenizer, forged)
 
 
 def test_prefix_continuation_leaves_the_turn_open(encoder, tokenizer):

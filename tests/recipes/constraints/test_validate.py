@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from deepinfer.recipes.constraints import spec
@@ -60,3 +62,61 @@ def test_unfinished_reasoning_is_never_valid() -> None:
     assert judge(INTEGER, answer, "stop") == "incomplete"
     answer = Answer(content="7", is_tool_call_unfinished=True)
     assert judge(INTEGER, answer, "stop") == "incomplete"
+
+
+HOSTILE = "^(a|a)*a{30}b$"  # Python's own search tries two ways for each letter
+
+
+@pytest.mark.parametrize(
+    "schema, good, bad",
+    [
+        ({"type": "string", "pattern": HOSTILE}, '"' + "a" * 45 + 'b"', '"' + "a" * 45 + 'c"'),
+        (
+            {"type": "object", "patternProperties": {HOSTILE: {"type": "integer"}},
+             "additionalProperties": False},
+            '{"' + "a" * 45 + 'b": 1}',
+            '{"' + "a" * 45 + 'c": 1}',
+        ),
+        (
+            {"type": "object", "patternProperties": {"^x": {"type": "integer"}},
+             "properties": {"y": {}}, "additionalProperties": {"type": "string"}},
+            '{"x1": 1, "y": 2, "z": "3"}',
+            '{"x1": 1, "y": 2, "z": 3}',
+        ),
+        ({"type": "string", "pattern": "b+c"}, '"abbcd"', '"abbd"'),
+        ({"type": "string", "pattern": "^\\d$"}, '"7"', '"7\\n"'),
+        ({"pattern": "^a"}, "7", '"b"'),
+        ({"type": "string", "pattern": "^[^x]*$"}, r'"\u0001\u007f\t\"\\/é\u2028😀"', '"axb"'),
+    ],
+)  # fmt: skip
+def test_patterns_are_judged_in_time_that_grows_with_the_text(
+    schema: dict, good: str, bad: str
+) -> None:
+    constraint = spec.json_schema(schema)
+    assert judge(constraint, Answer(content=good), "stop") == "valid"
+    assert judge(constraint, Answer(content=bad), "stop") == "invalid"
+
+
+TREE = spec.json_schema(
+    {
+        "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+        "$ref": "#/$defs/tree",
+    }
+)
+
+
+@pytest.mark.parametrize("depth", [10, 200, 900, 5_000])
+def test_answers_deeper_than_the_stack(depth: int) -> None:
+    """The masks allow them, so a model may write them."""
+    whole = "[" * depth + "]" * depth
+    assert judge(TREE, Answer(content=whole), "stop") == "valid"
+    assert judge(TREE, Answer(content=whole[:-1]), "stop") == "invalid"
+    anything = f'{{"a": {whole}}}'
+    assert judge(spec.any_json_object(), Answer(content=anything), "stop") == "valid"
+
+
+def test_answers_longer_than_a_constraint_may_be() -> None:
+    text = json.dumps(["x" * 100] * 5_000)
+    assert len(text) > spec.MAX_TEXT_CHARS
+    constraint = spec.json_schema({"type": "array", "items": {"type": "string"}})
+    assert judge(constraint, Answer(content=text), "stop") == "valid"
