@@ -115,8 +115,11 @@ class EngineArguments:
             exact_exchange=self.exact_exchange,
         )
 
-    def profile_file(self) -> Path | None:
-        return None if self.profile_path is None else Path(self.profile_path)
-
-    def kernels_folder(self) -> Path | None:
-        return None if self.kernels is None else Path(self.kernels)
+    def loading(self) -> dict[str, Any]:
+        """What ``load_model`` is told besides the model and ``engine_settings``."""
+        return {
+            "device": resolve_device(self.device),
+            "num_threads": self.num_threads,
+            "profile_path": None if self.profile_path is None else Path(self.profile_path),
+            "kernels": None if self.kernels is None else Path(self.kernels),
+        }

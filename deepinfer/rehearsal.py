@@ -16,7 +16,7 @@ from .arguments import EngineArguments
 from .engine.limits.step_times import StepTimes, fit_step_times
 from .engine.speculation.step_profile import step_clock
 from .loading import load_model
-from .machine import resolve_device, set_cpu_threads
+from .machine import set_cpu_threads
 from .rows.prompts import run_constraint
 from .rows.row_stream import RowStream
 from .timed_engine import TimedEngine, TimeIsUp
@@ -65,11 +65,8 @@ def rehearse(
     loaded = load_model(
         model_path,
         arguments.engine_settings(),
-        device=resolve_device(arguments.device),
-        num_threads=arguments.num_threads,
-        profile_path=arguments.profile_file(),
-        kernels=arguments.kernels_folder(),
         observer=lambda result: timed[0].observe(result),
+        **arguments.loading(),
     )
     engine = loaded.engine
     try:

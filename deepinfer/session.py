@@ -17,7 +17,7 @@ from deepinfer.recipes.types import Thinking
 from .arguments import EngineArguments
 from .engine.checkpoint.weights import open_checkpoint
 from .loading import load_model
-from .machine import resolve_device, set_cpu_threads
+from .machine import set_cpu_threads
 from .outputs import RequestOutput
 from .ranks.messages import RankOrder
 from .rows.row_stream import ROWS_AHEAD, RowStream
@@ -85,14 +85,7 @@ def open_session(model_path: str | Path | None, arguments: EngineArguments) -> S
     """Load a model; ``None`` is the embedded one."""
     if arguments.cluster is not None or arguments.parallel_sizes().world_size > 1:
         return _open_ranks(model_path, arguments)
-    loaded = load_model(
-        model_path,
-        arguments.engine_settings(),
-        device=resolve_device(arguments.device),
-        num_threads=arguments.num_threads,
-        profile_path=arguments.profile_file(),
-        kernels=arguments.kernels_folder(),
-    )
+    loaded = load_model(model_path, arguments.engine_settings(), **arguments.loading())
     rows = RowStream(
         loaded.engine,
         loaded.tokenizer,
@@ -123,11 +116,8 @@ def _open_ranks(model_path: str | Path | None, arguments: EngineArguments) -> Se
         port=0,
         model_path=model_path,
         settings=arguments.engine_settings(),
-        device=resolve_device(arguments.device),
-        num_threads=arguments.num_threads,
-        profile_path=arguments.profile_file(),
-        kernels=arguments.kernels_folder(),
         seed=arguments.seed,
+        **arguments.loading(),
     )
     if arguments.cluster is not None:
         from .ranks.cluster import start_replicas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -189,35 +189,8 @@ def _add_ratio(ratios: array[float], a: float | None, b: float | None) -> None:
 
 
 def _metrics(a: Report, b: Report) -> Iterator[Metric]:
-    a_ms, b_ms = a.latency_ms, b.latency_ms
-    pairs = {
-        "rows answered": (a.rows.results, b.rows.results),
-        "rows failed": (a.rows.errors, b.rows.errors),
-        "prompt tokens": (a.tokens.prompt_tokens, b.tokens.prompt_tokens),
-        "prompt tokens from the cache": (a.tokens.cached_tokens, b.tokens.cached_tokens),
-        "answer tokens": (a.tokens.completion_tokens, b.tokens.completion_tokens),
-        "rows per second": (a.throughput.rows_per_s, b.throughput.rows_per_s),
-        "answer tokens per second": (
-            a.throughput.completion_tokens_per_s, b.throughput.completion_tokens_per_s,
-        ),
-        "seconds to load": (a.throughput.load_s, b.throughput.load_s),
-        "seconds to answer": (a.throughput.answer_s, b.throughput.answer_s),
-        "seconds of prefill": (a.time_s.prefill, b.time_s.prefill),
-        "seconds of decode": (a.time_s.decode, b.time_s.decode),
-        "seconds of processor time": (a.time_s.cpu, b.time_s.cpu),
-        "ms to the first token, median": (a_ms.first_token.p50, b_ms.first_token.p50),
-        "ms to the last token, median": (a_ms.finished.p50, b_ms.finished.p50),
-        "ms to the last token, 99 %": (a_ms.finished.p99, b_ms.finished.p99),
-        "answers per decode step": (_occupancy(a), _occupancy(b)),
-        "tokens per answer and step": (
-            a.speculation.accepted_length, b.speculation.accepted_length,
-        ),
-        "preemptions": (a.preemptions, b.preemptions),
-        "cost": (a.cost.total, b.cost.total),
-        "joules": (a.cost.energy_j, b.cost.energy_j),
-        "joules of the GPUs": (a.cost.gpu_energy_j, b.cost.gpu_energy_j),
-    }  # fmt: skip
-    for name, (one, two) in pairs.items():
+    for name, number in _NUMBERS.items():
+        one, two = number(a), number(b)
         if one is not None or two is not None:
             ratio = round(two / one, 4) if one and two is not None else None
             yield Metric(name=name, a=one, b=two, ratio=ratio)
@@ -228,6 +201,31 @@ def _occupancy(report: Report) -> float | None:
     if stats is None or not stats.num_decode_steps:
         return None
     return round(stats.num_decode_rows / stats.num_decode_steps, 2)
+
+
+_NUMBERS: dict[str, Callable[[Report], float | None]] = {
+    "rows answered": lambda run: run.rows.results,
+    "rows failed": lambda run: run.rows.errors,
+    "prompt tokens": lambda run: run.tokens.prompt_tokens,
+    "prompt tokens from the cache": lambda run: run.tokens.cached_tokens,
+    "answer tokens": lambda run: run.tokens.completion_tokens,
+    "rows per second": lambda run: run.throughput.rows_per_s,
+    "answer tokens per second": lambda run: run.throughput.completion_tokens_per_s,
+    "seconds to load": lambda run: run.throughput.load_s,
+    "seconds to answer": lambda run: run.throughput.answer_s,
+    "seconds of prefill": lambda run: run.time_s.prefill,
+    "seconds of decode": lambda run: run.time_s.decode,
+    "seconds of processor time": lambda run: run.time_s.cpu,
+    "ms to the first token, median": lambda run: run.latency_ms.first_token.p50,
+    "ms to the last token, median": lambda run: run.latency_ms.finished.p50,
+    "ms to the last token, 99 %": lambda run: run.latency_ms.finished.p99,
+    "answers per decode step": _occupancy,
+    "tokens per answer and step": lambda run: run.speculation.accepted_length,
+    "preemptions": lambda run: run.preemptions,
+    "cost": lambda run: run.cost.total,
+    "joules": lambda run: run.cost.energy_j,
+    "joules of the GPUs": lambda run: run.cost.gpu_energy_j,
+}
 
 
 def _circumstances(report: Report) -> dict[str, object]:

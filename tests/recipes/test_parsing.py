@@ -110,7 +110,8 @@ def test_any_ids_parse(tiny, data):
     token_ids = data.draw(st.lists(token, max_size=25))
     form = data.draw(st.sampled_from([PLAIN, CHAT, THINKING, TOOLS]))
     answer = AnswerParser(tiny).parse(token_ids, form)
-    answer.content.encode()
+    said = answer.content + (answer.reasoning or "")
+    assert said.encode().decode() == said and len(said) <= len(tiny.decode(token_ids))
 
 
 @given(data=st.data())

@@ -22,4 +22,5 @@ def test_half_a_pair_is_named(content: Any) -> None:
 
 def test_a_whole_pair_and_its_spelling_are_text() -> None:
     for content in ("\U0001f600", "\\ud800"):
-        convert({"messages": [{"role": "user", "content": content}]})
+        request = convert({"messages": [{"role": "user", "content": content}]})
+        assert len(request.conversation.messages) == 1

@@ -1,0 +1,124 @@
+"""What may happen to the files of a run, and to itself, while it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from run_files import counts, prompts, read_report, write_rows
+
+Cli = Callable[..., Any]
+Process = Callable[..., Any]
+
+
+def _begun(start: Any, count: int = 300, least: int = 8) -> subprocess.Popen[bytes]:
+    """A run in the folder ``work`` that has finished some rows."""
+    write_rows("in.jsonl", prompts(count))
+    Path("work").mkdir()
+    running: subprocess.Popen[bytes] = start(
+        "run", "in.jsonl", "-o", "work/out.jsonl", "-q", seconds_per_row=0.005
+    )
+    journal = Path("work/out.jsonl.partial/journal")
+    until = time.monotonic() + 30
+    while not journal.exists() or journal.read_bytes().count(b"\n") < least:
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    return running
+
+
+def _line(running: subprocess.Popen[bytes]) -> str:
+    _, err = running.communicate(timeout=60)
+    assert b"Traceback" not in err
+    return err.decode()
+
+
+def test_the_folder_of_the_output_is_moved(start: Any, process: Process) -> None:
+    """The rows went with it: the run says where it cannot write, and goes on at the new place."""
+    running = _begun(start)
+    Path("work").rename("moved")
+    said = _line(running)
+    assert running.returncode == 1 and "work/out.jsonl.partial" in said
+    assert not Path("work").exists()
+    again = process("run", "in.jsonl", "-o", "moved/out.jsonl", "-q")
+    assert again.exit_code == 0
+    assert counts("moved/out.jsonl") == (300, 0)
+    assert read_report("moved/out.jsonl")["rows"]["resumed"] >= 8
+
+
+def test_the_input_is_removed_meanwhile(start: Any) -> None:
+    """It is open: every row of it is answered."""
+    running = _begun(start)
+    Path("in.jsonl").unlink()
+    assert _line(running) == "" and running.returncode == 0
+    assert counts("work/out.jsonl") == (300, 0)
+
+
+def test_the_lock_is_removed_meanwhile(start: Any, process: Process) -> None:
+    """Another run may begin then; the end of both is one whole output."""
+    running = _begun(start, count=150)
+    Path("work/out.jsonl.partial/lock").unlink()
+    second = process("run", "in.jsonl", "-o", "work/out.jsonl", "-q")
+    _line(running)
+    assert {running.returncode, second.exit_code} <= {0, 1, 2}
+    if not Path("work/out.jsonl").exists():
+        assert process("run", "in.jsonl", "-o", "work/out.jsonl", "-q").exit_code == 0
+    assert counts("work/out.jsonl") == (150, 0)
+
+
+def test_the_journal_is_cut_meanwhile(start: Any, process: Process) -> None:
+    running = _begun(start)
+    os.truncate("work/out.jsonl.partial/journal", 700)
+    said = _line(running)
+    assert running.returncode == 1 and "run the same command again" in said
+    assert process("run", "in.jsonl", "-o", "work/out.jsonl", "-q").exit_code == 0
+    assert counts("work/out.jsonl") == (300, 0)
+
+
+def test_stopped_and_continued(start: Any) -> None:
+    running = _begun(start)
+    for _ in range(3):
+        running.send_signal(signal.SIGSTOP)
+        time.sleep(0.05)
+        running.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+    assert _line(running) == "" and running.returncode == 0
+    assert counts("work/out.jsonl") == (300, 0)
+
+
+def test_signals_before_the_first_row(start: Any) -> None:
+    """Waiting for a pipe that nobody writes is no reason not to leave."""
+    os.mkfifo("silent.jsonl")
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        running = start("run", "silent.jsonl", "-o", "out.jsonl")
+        time.sleep(1.0)
+        running.send_signal(number)
+        _, err = running.communicate(timeout=20)
+        assert running.returncode in (code, -number), err
+        assert b"Traceback" not in err
+    assert [path.name for path in Path().iterdir()] == ["silent.jsonl"]
+
+
+def test_text_of_a_row_does_not_reach_the_terminal_as_it_is(cli: Cli) -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07\x9b31m"
+    write_rows("in.jsonl", [{"prompt": "a", "fail": hostile}] * 3)
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", "0")
+    assert done.exit_code == 4
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.err)
+
+
+def test_a_copy_of_an_unfinished_run_goes_on(start: Any, process: Process) -> None:
+    """As from one machine to another."""
+    running = _begun(start)
+    running.kill()
+    running.wait(30)
+    shutil.copytree("work", "copy")
+    assert process("run", "in.jsonl", "-o", "copy/out.jsonl", "-q").exit_code == 0
+    assert counts("copy/out.jsonl") == (300, 0)
+    assert read_report("copy/out.jsonl")["rows"]["resumed"] >= 8
