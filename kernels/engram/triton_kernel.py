@@ -8,17 +8,18 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
-    e4m3_value,
+    e4m3_values,
     e8m0_value,
     even_bf16,
     odd_bf16,
 )
 
 _TILE_TOKENS = 64
-_TILE_ROWS = 16
+_BLOCK = 32
+_TILE_BLOCKS = 128
 _TILE_PAIRS = 1024
 _NORM_EPS = 1e-20
 _MIN_DOT = 1e-6
@@ -53,15 +54,16 @@ def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
     ):
         if held.dtype != dtype or not held.is_contiguous():
             raise TensorError(f"{name}: expected contiguous {dtype}, found {describe(held)}")
-    if width % 32 or scales.shape != (len(table), width // 32):
+    if width % _BLOCK or scales.shape != (len(table), width // _BLOCK):
         raise TensorError(f"scales: expected one per 32 values, found {describe(scales)}")
     check_tensor("rows", rows, torch.int64, (None, None), rows)
     out = torch.empty(len(rows), rows.shape[1] * width, dtype=torch.bfloat16, device=rows.device)
     if out.numel():
-        lookup_kernel[(triton.cdiv(rows.numel(), _TILE_ROWS),)](
+        blocks = rows.numel() * (width // _BLOCK)
+        lookup_kernel[(triton.cdiv(blocks, _TILE_BLOCKS),)](
             table.view(torch.int16), scales.view(torch.uint8), rows, bf16_pairs("out", out),
-            rows.numel(), PAIRS=width // 2, TILE_PAIRS=triton.next_power_of_2(width // 2),
-            TILE_ROWS=_TILE_ROWS, num_warps=4, enable_fp_fusion=True,
+            blocks, BLOCKS=width // _BLOCK, TILE=_TILE_BLOCKS,
+            NATIVE=has_native_fp8(rows.device), num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -112,20 +114,22 @@ def hash_kernel(
         tl.store(rows_ptr + place, row, mask=is_token[:, None] & is_head[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_blocks"])
 def lookup_kernel(
-    table_ptr, scales_ptr, rows_ptr, out_ptr, num_rows,
-    PAIRS: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
+    table_ptr, scales_ptr, rows_ptr, out_ptr, num_blocks,
+    BLOCKS: tl.constexpr, TILE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    row = tl.load(rows_ptr + place, mask=place < num_rows, other=0)[:, None]
-    pair = tl.arange(0, TILE_PAIRS)[None, :]
-    is_value = (place < num_rows)[:, None] & (pair < PAIRS)
-    codes = tl.load(table_ptr + row * PAIRS + pair, mask=is_value, other=0)
-    scale_place = row * (PAIRS // 16) + pair // 16
-    scale = e8m0_value(tl.load(scales_ptr + scale_place, mask=is_value, other=0))
-    values = bf16_pair(e4m3_value(codes) * scale, e4m3_value(codes >> 8) * scale)
-    tl.store(out_ptr + place[:, None] * PAIRS + pair, values, mask=is_value)
+    """Blocks of 32 values with a scale each, BLOCKS of them a row."""
+    target = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = target < num_blocks
+    row = tl.load(rows_ptr + target // BLOCKS, mask=inside, other=0)
+    source = row * BLOCKS + target % BLOCKS
+    pair = tl.arange(0, 16)[None, :]
+    codes = tl.load(table_ptr + source[:, None] * 16 + pair, mask=inside[:, None], other=0)
+    scale = e8m0_value(tl.load(scales_ptr + source, mask=inside, other=0))[:, None]
+    even, odd = e4m3_values(codes, NATIVE)
+    values = bf16_pair(even * scale, odd * scale, NATIVE)
+    tl.store(out_ptr + target[:, None] * 16 + pair, values, mask=inside[:, None])
 
 
 @triton.jit

@@ -12,24 +12,28 @@ _NORM_EPS = tl.constexpr(1e-20)
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def finish_kernel(
-    collapsed_ptr, weight_ptr, normed_ptr, values_ptr, scales_ptr, scale_stride, padded, norm_eps,
+    collapsed_ptr, weight_ptr, normed_ptr, values_ptr, scales_ptr, scale_stride, norm_eps,
     sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
     num_tokens, num_pieces, inverse_size, eps,
     S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
-    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
-    ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The first programs normalise a token each, the rest make coefficients of TILE_T tokens."""
+    """The first programs make coefficients of TILE_T tokens, the rest normalise a token each.
+
+    The former take longer and little of the memory's bandwidth, so they are begun first.
+    """
     program = tl.program_id(0)
-    if program < num_tokens:
-        row = program.to(tl.int64)
+    num_tiles = tl.cdiv(num_tokens, TILE_T)
+    if program >= num_tiles:
+        row = (program - num_tiles).to(tl.int64)
         normed_row(
             collapsed_ptr + row * (D // 2), weight_ptr, normed_ptr, values_ptr, scales_ptr, row,
-            scale_stride, padded, norm_eps, D, BLOCKS, BLOCK, PATH, ORDER, NATIVE,
+            scale_stride, norm_eps, D, BLOCKS, NUM_BLOCKS, BLOCK, PATH, ORDER, NATIVE,
         )  # fmt: skip
     else:
         _coefficients(
-            program - num_tokens, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+            program, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
             num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T, TILE_PIECES,
         )  # fmt: skip
 
@@ -62,11 +66,12 @@ def _coefficients(
     post = post * factor[:, None] * tl.load(scale_ptr + 1) + tl.load(base + S)[None, :]
     comb = comb * factor[:, None, None] * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + pair)
     comb = tl.exp(comb - tl.max(comb, 2)[:, :, None])
-    comb = comb / tl.sum(comb, 2)[:, :, None] + eps
-    comb = comb / (tl.sum(comb, 1)[:, None, :] + eps)
+    # A division for each sum, not for each number.
+    comb = comb * (1.0 / tl.sum(comb, 2))[:, :, None] + eps
+    comb = comb * (1.0 / (tl.sum(comb, 1) + eps))[:, None, :]
     for _ in range(ROUNDS - 1):
-        comb = comb / (tl.sum(comb, 2)[:, :, None] + eps)
-        comb = comb / (tl.sum(comb, 1)[:, None, :] + eps)
+        comb = comb * (1.0 / (tl.sum(comb, 2) + eps))[:, :, None]
+        comb = comb * (1.0 / (tl.sum(comb, 1) + eps))[:, None, :]
     place = token[:, None] * S + stream[None, :]
     tl.store(pre_ptr + place, 1.0 / (1.0 + tl.exp(-pre)) + eps, mask=is_token[:, None])
     tl.store(post_ptr + place, 2.0 / (1.0 + tl.exp(-post)), mask=is_token[:, None])

@@ -27,7 +27,7 @@ from .triton_finish import finish_kernel
 _PIECE = 64
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
-_TILE_TOKENS_SUM = 2
+_TILE_TOKENS_SUM = 4
 
 
 def collapse_streams_triton(streams: Tensor, pre: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _finish(
     if tokens:
         finish_kernel[(tokens + triton.cdiv(tokens, _TILE_TOKENS_SUM),)](
             pairs, weight, normed.view(torch.int32), *acts.writer,
-            acts.scale_stride, acts.values.shape[1], entrance.eps,
+            acts.scale_stride, entrance.eps,
             sums, mixer.scale, mixer.base, *mix,
             tokens, len(sums), 1.0 / (num_streams * width), mixer.eps,
             S=num_streams, ROUNDS=mixer.iterations, TILE_T=_TILE_TOKENS_SUM,

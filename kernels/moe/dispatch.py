@@ -47,7 +47,7 @@ def route(
 def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
     """``swiglu_reference``."""
     if on_accelerator(gate_up):
-        from .triton_kernel import swiglu_triton
+        from .triton_swiglu import swiglu_triton
 
         return swiglu_triton(gate_up, limit, weights)
     return swiglu_reference(gate_up, limit, weights)
@@ -58,7 +58,7 @@ def swiglu_quantized(
 ) -> Tensor | Activations:
     """``swiglu`` as ``quantized_linear`` takes it for ``linear``: on a GPU quantised in passing."""
     if on_accelerator(gate_up):
-        from .triton_kernel import swiglu_for_triton
+        from .triton_swiglu import swiglu_for_triton
 
         return swiglu_for_triton(gate_up, limit, linear)
     return swiglu_reference(gate_up, limit)

@@ -15,7 +15,8 @@ from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
 
 from .pair_order import order_pairs
-from .triton_kernel import expert_activations, sum_of_pairs, swiglu_quantized
+from .triton_kernel import expert_activations, sum_of_pairs
+from .triton_swiglu import swiglu_of_experts
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
@@ -70,6 +71,6 @@ def expert_parts_gluon(
     rows = order_pairs(ids, gate_up.members, tile.rows)
     acts = expert_activations(x, MatrixPath.FP8, gate_up.order, rows)
     hidden = expert_linear_gluon(acts, gate_up, rows, tile)
-    activated = swiglu_quantized(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
+    activated = swiglu_of_experts(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
     for columns in parts:
         yield expert_linear_gluon(activated, down, rows, tile, columns), rows

@@ -1,4 +1,4 @@
-"""Mixture of experts in Triton: choice of experts, gated activation, experts, sum of their outputs.
+"""Mixture of experts in Triton: choice of experts, experts, sum of their outputs.
 
 T tokens, E experts, K chosen per token, P = T K pairs, d model width, I expert width.
 """
@@ -13,14 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm import HopperWeight, Weight
-from deepinfer.kernels.gemm.activations import (
-    MOST_PROGRAMS,
-    Activations,
-    chunk_pairs,
-    quantize_activations,
-    store_quantized,
-)
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
@@ -29,16 +23,11 @@ from deepinfer.kernels.gemm.triton_kernel import (
     expert_linear_triton,
     fp32_linear_parts_triton,
 )
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
-from deepinfer.kernels.quant.triton_bits import (
-    bf16_bits,
-    bf16_pair,
-    even_bf16,
-    odd_bf16,
-    round_bf16,
-)
+from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.quant.triton_bits import bf16_bits
 
 from .pair_order import order_pairs
+from .triton_swiglu import swiglu_of_experts
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
@@ -46,7 +35,6 @@ if TYPE_CHECKING:
 _ROUTED_ROWS = 4
 _ROUTER_PARTS = 4
 _COLUMNS = 1024
-_PLAIN_OUTPUT = {"BLOCK": 128, "PATH": -1, "ORDER": 0, "NATIVE": False}
 
 
 def route_triton(
@@ -80,24 +68,6 @@ def route_triton(
             enable_fp_fusion=True,
         )  # fmt: skip
     return ids, weights
-
-
-def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
-    """As ``swiglu_reference``."""
-    rows, both = gate_up.shape
-    halves = _halves(gate_up)
-    out = torch.empty(rows, both // 2, dtype=torch.bfloat16, device=gate_up.device)
-    if weights is not None:
-        check_tensor("weights", weights, torch.float32, (rows,), gate_up)
-    if rows:
-        words = out.view(torch.int32)
-        chunks = triton.cdiv(both // 2, 1024)
-        _swiglu_kernel[(min(rows, MOST_PROGRAMS), chunks)](
-            halves, words if weights is None else weights, words, words, rows, words, words,
-            0, both // 4, both // 2, limit,
-            WEIGHT=0 if weights is None else 1, **_PLAIN_OUTPUT, enable_fp_fusion=True,
-        )  # fmt: skip
-    return out
 
 
 def experts_triton(
@@ -150,7 +120,7 @@ def expert_pairs_triton(
     rows = order_pairs(ids, num_experts, tile.tokens)
     acts = expert_activations(x, path, gate_up.order, rows)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
-    activated = swiglu_quantized(hidden, limit, weights, rows, path, down.order)
+    activated = swiglu_of_experts(hidden, limit, weights, rows, path, down.order)
     return expert_linear_triton(activated, down, rows, tile), rows
 
 
@@ -161,47 +131,6 @@ def expert_activations(
     if isinstance(x, Tensor):
         return quantize_activations(x, path, order, rows)
     return x.activations(path, order, rows)
-
-
-def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeight) -> Activations:
-    """The gated activation, [N, 2 I] bf16, as activations for ``linear``."""
-    out = Activations.empty_for(linear, len(gate_up), gate_up.shape[1] // 2)
-    return _swiglu_into(out, gate_up, limit)
-
-
-def swiglu_quantized(
-    gate_up: Tensor,
-    limit: float,
-    weights: Tensor,
-    rows: ExpertRows,
-    path: MatrixPath,
-    order: KOrder,
-) -> Activations:
-    """The same of experts' rows [R, 2 I] bf16, each times its routing weight."""
-    count, both = gate_up.shape
-    out = Activations.empty(count, both // 2, path, order, gate_up.device)
-    return _swiglu_into(out, gate_up, limit, weights, rows)
-
-
-def _swiglu_into(
-    out: Activations,
-    gate_up: Tensor,
-    limit: float,
-    weights: Tensor | None = None,
-    rows: ExpertRows | None = None,
-) -> Activations:
-    halves = _halves(gate_up)
-    count, both = gate_up.shape
-    if count:
-        _swiglu_kernel[(min(count, MOST_PROGRAMS), out.num_chunks)](
-            halves,
-            halves if weights is None else weights,
-            halves if rows is None else rows.pair,
-            halves if rows is None else rows.used,
-            count, *out.writer, out.scale_stride, both // 4, out.values.shape[1], limit,
-            WEIGHT=0 if rows is None else 2, **out.layout, enable_fp_fusion=True,
-        )  # fmt: skip
-    return out
 
 
 def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
@@ -223,15 +152,6 @@ def sum_rows_triton(
             is_bf16, enable_fp_fusion=True,
         )  # fmt: skip
     return out
-
-
-def _halves(gate_up: Tensor) -> Tensor:
-    """Gate and up rows as pairs of bf16; each half must be whole pairs."""
-    if gate_up.shape[1] % 4 or not gate_up.is_contiguous():
-        raise TensorError(
-            f"gate_up: expected contiguous [N, 2 I] with an even I, found {describe(gate_up)}"
-        )
-    return bf16_pairs("gate_up", gate_up)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -294,62 +214,6 @@ def _softplus(x):
     kept = one_more - 1.0
     log = tl.where(kept == 0.0, grown, tl.log(one_more) * (grown / tl.where(kept == 0, 1.0, kept)))
     return tl.where(x > 20.0, x, log)
-
-
-# Sizes that follow the batch must not make new variants of the kernel.
-@triton.jit(do_not_specialize=["num_rows"])
-def _swiglu_kernel(
-    gate_up,
-    weights,
-    row_pair,
-    used,
-    num_rows,
-    values,
-    scales,
-    scale_stride,
-    num_pairs,
-    padded,
-    limit,
-    WEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PATH: tl.constexpr,
-    ORDER: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
-    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row (any for rows of none)."""
-    pair = chunk_pairs(tl.program_id(1), BLOCK)
-    inside = pair < num_pairs
-    end = tl.load(used) if WEIGHT == 2 else num_rows
-    # The next rows are on their way while one is worked on.
-    for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
-        row = tl.cast(place, tl.int64)
-        source = gate_up + row * (2 * num_pairs) + pair
-        gate = tl.load(source, mask=inside, other=0)
-        up = tl.load(source + num_pairs, mask=inside, other=0)
-        even = _gated(even_bf16(gate), even_bf16(up), limit)
-        odd = _gated(odd_bf16(gate), odd_bf16(up), limit)
-        if WEIGHT > 0:
-            factor = row
-            if WEIGHT == 2:
-                factor = tl.maximum(tl.load(row_pair + row), 0).to(tl.int64)
-            weight = tl.load(weights + factor)
-            even = even * weight
-            odd = odd * weight
-        if PATH < 0:
-            tl.store(values + row * num_pairs + pair, bf16_pair(even, odd), mask=inside)
-        else:
-            store_quantized(
-                round_bf16(even), round_bf16(odd), pair, values, scales, row, scale_stride, padded,
-                BLOCK, PATH, ORDER, NATIVE,
-            )  # fmt: skip
-
-
-@triton.jit
-def _gated(gate, up, limit):
-    """Comparisons, not minima, so that NaN passes through."""
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    return gate / (tl.exp(-gate) + 1.0) * up
 
 
 @triton.jit

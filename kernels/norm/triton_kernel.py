@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.gemm.activations import Activations, store_quantized
+from deepinfer.kernels.gemm.activations import Activations
+from deepinfer.kernels.gemm.triton_blocks import kept_pairs, store_quantized
 from deepinfer.kernels.launch import bf16_pairs, check_tensor
-from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
+from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16
 
 _PAIRS_PER_WARP = 512
 
@@ -22,39 +23,38 @@ def norm_operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def norm_layout(width: int, acts: Activations) -> dict[str, int]:
     """Compile-time arguments of a kernel that calls ``normed_row``."""
-    block = acts.layout["BLOCK"]
-    return acts.layout | {
-        "D": width,
-        "BLOCKS": triton.next_power_of_2(acts.values.shape[1] // block),
-    }
+    layout = acts.layout
+    return layout | {"D": width, "BLOCKS": triton.next_power_of_2(layout["NUM_BLOCKS"])}
 
 
 def norm_warps(width: int) -> int:
     """Warps that share a row."""
     warps: int = triton.next_power_of_2(width // 2) // _PAIRS_PER_WARP
-    return max(1, min(8, warps))
+    return max(1, min(4, warps))
 
 
 @triton.jit
 def normed_row(
-    x_ptr, weight_ptr, out_ptr, values_ptr, scales_ptr, row, scale_stride, padded, eps,
-    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
-    ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, values_ptr, scales_ptr, row, scale_stride, eps,
+    D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise one row of pairs at ``x_ptr``: bf16 to row ``row`` of ``out_ptr``, the same
+    """Normalise one row of pairs at ``x_ptr``: bf16 to row ``row`` (i64) of ``out_ptr``, the same
     quantised to that of the activations (see ``store_quantized``)."""
-    block = tl.arange(0, BLOCKS)[:, None]
-    pair = block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    block = tl.arange(0, BLOCKS)
+    pair = kept_pairs(block, BLOCK, ORDER)
     inside = pair < D // 2
     packed = tl.load(x_ptr + pair, mask=inside, other=0)
     weight = tl.load(weight_ptr + pair, mask=inside, other=0)
     even, odd = even_bf16(packed), odd_bf16(packed)
     squares = tl.sum(tl.sum(even * even + odd * odd, 1), 0)
     factor = tl.rsqrt(squares * (1.0 / D) + eps)
-    even = round_bf16(even_bf16(weight) * (even * factor))
-    odd = round_bf16(odd_bf16(weight) * (odd * factor))
-    tl.store(out_ptr + row * (D // 2) + pair, bf16_pair(even, odd), mask=inside)
+    normed = bf16_pair(
+        even_bf16(weight) * (even * factor), odd_bf16(weight) * (odd * factor), NATIVE
+    )
+    tl.store(out_ptr + row * (D // 2) + pair, normed, mask=inside)
     store_quantized(
-        even, odd, pair, values_ptr, scales_ptr, row, scale_stride, padded, BLOCK, PATH, ORDER,
+        even_bf16(normed), odd_bf16(normed), row + tl.zeros([BLOCKS], tl.int64), block,
+        block < NUM_BLOCKS, values_ptr, scales_ptr, scale_stride, NUM_BLOCKS, BLOCK, PATH, ORDER,
         NATIVE,
     )  # fmt: skip

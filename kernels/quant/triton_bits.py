@@ -53,9 +53,53 @@ def round_bf16(x):
 
 
 @triton.jit
-def bf16_pair(even, odd):
-    """Two fp32 rounded to bf16, as one i32."""
-    return bf16_bits(even) | (bf16_bits(odd) << 16)
+def bf16_pair(even, odd, NATIVE: tl.constexpr = False):
+    """Two fp32 rounded to bf16, as one i32; NATIVE (see ``has_native_fp8``): by one instruction."""
+    if NATIVE:
+        pair = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;",
+            "=r,f,f",
+            [even, odd],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        pair = bf16_bits(even) | (bf16_bits(odd) << 16)
+    return pair
+
+
+@triton.jit
+def rounded_pair(even, odd, NATIVE: tl.constexpr):
+    """Both rounded to the nearest bf16, still as fp32."""
+    pair = bf16_pair(even, odd, NATIVE)
+    return even_bf16(pair), odd_bf16(pair)
+
+
+@triton.jit
+def sigmoid(x, NATIVE: tl.constexpr):
+    """``1 / (1 + exp(-x))`` in fp32; NATIVE: without what division and exp do for extremes, which
+    have the same results here."""
+    if NATIVE:
+        result = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .f32 t;
+            mul.f32 t, $1, 0fBFB8AA3B;
+            ex2.approx.ftz.f32 t, t;
+            add.f32 t, t, 0f3F800000;
+            rcp.approx.ftz.f32 $0, t;
+            }
+            """,
+            "=f,f",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        result = 1.0 / (1.0 + tl.exp(-x))
+    return result
 
 
 @triton.jit
@@ -64,6 +108,20 @@ def e4m3_value(code):
     bits = code.to(tl.int32)
     half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
     return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def e4m3_values(pair, NATIVE: tl.constexpr):
+    """Two ``e4m3_value`` of an i16, that of the low byte first; NATIVE: NaN stays NaN."""
+    if NATIVE:
+        halves = tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", [pair], dtype=tl.int32, is_pure=True, pack=1
+        )
+        even = halves.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        odd = (halves >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        even, odd = e4m3_value(pair), e4m3_value(pair >> 8)
+    return even, odd
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from deepinfer.kernels.quant.triton_bits import (
     even_bf16,
     exponent_above,
     odd_bf16,
-    round_bf16,
+    rounded_pair,
 )
 
 from .reference import RowFormat
@@ -201,7 +201,7 @@ def row_tile(
         else:
             w_even = tl.load(weight_ptr + 2 * pair, mask=pair < D // 2, other=0)
             w_odd = tl.load(weight_ptr + 2 * pair + 1, mask=pair < D // 2, other=0)
-        even, odd = round_bf16(w_even * (even * factor)), round_bf16(w_odd * (odd * factor))
+        even, odd = rounded_pair(w_even * (even * factor), w_odd * (odd * factor), NATIVE)
     if ROTARY > 0:
         turning = pair - (D // 2 - ROTARY)
         # triton-ascend 3.2 loses a load that takes every second value in rows that are not next to
@@ -211,10 +211,12 @@ def row_tile(
         cos = tl.load(cos_ptr + place, mask=is_turned, other=1.0)
         sin = tl.load(sin_ptr + place + 1, mask=is_turned, other=0.0)
         sin = -sin if INVERSE else sin
-        turned_even, turned_odd = even * cos - odd * sin, odd * cos + even * sin
+        turned_even, turned_odd = rounded_pair(
+            even * cos - odd * sin, odd * cos + even * sin, NATIVE
+        )
         # Pairs that do not turn keep their bits, infinities included.
-        even = tl.where(turning >= 0, round_bf16(turned_even), even)
-        odd = tl.where(turning >= 0, round_bf16(turned_odd), odd)
+        even = tl.where(turning >= 0, turned_even, even)
+        odd = tl.where(turning >= 0, turned_odd, odd)
 
     target = row
     if HAS_ROWS:
@@ -222,7 +224,7 @@ def row_tile(
     is_target = (target >= 0)[:, None] & is_value
     value_ptr = values_ptr + target[:, None] * values_stride + pair
     if FORM == 0:
-        tl.store(value_ptr, bf16_pair(even, odd), mask=is_target)
+        tl.store(value_ptr, bf16_pair(even, odd, NATIVE), mask=is_target)
     elif FORM == 3:
         even, odd, scale = _scaled_by_e4m3(even, odd, TILE_ROWS, TILE_PAIRS, NATIVE)
         tl.store(value_ptr, (e2m1_code(even) | (e2m1_code(odd) << 4)).to(tl.uint8), mask=is_target)

@@ -44,7 +44,7 @@ def split_projection_triton(
     if tokens:
         projection_kernel[(tokens + triton.cdiv(tokens, _TILE_ROWS),)](
             q_pairs, q_weight, bf16_pairs("normed", normed), *acts.writer, acts.scale_stride,
-            acts.values.shape[1], kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values,
+            kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values,
             scales, tokens, q_pairs.stride(0), values.stride(0), scales.stride(0), eps,
             WIDTH=width, ROTARY=rope[0].shape[1] // 2, FP8_PAIRS=values.dtype == torch.int16,
             TILE_ROWS=_TILE_ROWS, TILE_PAIRS=max(16, triton.next_power_of_2(width // 2)),
@@ -55,12 +55,12 @@ def split_projection_triton(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def projection_kernel(
-    q_ptr, q_weight_ptr, normed_ptr, acts_ptr, acts_scales_ptr, scale_stride, padded,
+    q_ptr, q_weight_ptr, normed_ptr, acts_ptr, acts_scales_ptr, scale_stride,
     kv_ptr, kv_weight_ptr, cos_ptr, sin_ptr, rows_ptr, values_ptr, scales_ptr,
     num_tokens, stride, values_stride, scales_stride, eps,
     WIDTH: tl.constexpr, ROTARY: tl.constexpr, FP8_PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
-    TILE_PAIRS: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    TILE_PAIRS: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a query row each, the rest TILE_ROWS key rows."""
     program = tl.program_id(0)
@@ -68,7 +68,7 @@ def projection_kernel(
         row = program.to(tl.int64)
         normed_row(
             q_ptr + row * stride, q_weight_ptr, normed_ptr, acts_ptr, acts_scales_ptr, row,
-            scale_stride, padded, eps, D, BLOCKS, BLOCK, PATH, ORDER, NATIVE,
+            scale_stride, eps, D, BLOCKS, NUM_BLOCKS, BLOCK, PATH, ORDER, NATIVE,
         )  # fmt: skip
     else:
         row_tile(

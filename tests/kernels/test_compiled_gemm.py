@@ -106,7 +106,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         triton_kernel,
     )
     from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
-    from deepinfer.kernels.moe import pair_order
+    from deepinfer.kernels.moe import pair_order, triton_swiglu
     from deepinfer.kernels.moe import triton_kernel as moe
 
     compiled: dict[str, dict[str, Any]] = {}
@@ -163,20 +163,21 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
     add_gemm("plain", 1000, 0, MatrixPath.DECODED, False)
     if arch == 90:
         add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, False)
-        layout = {"BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
-        types = "*i32 *i32 *i32 n {} *fp32 n16 n16 n16 n16"
+        layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True, "TILE": 16}
+        types = "*i32 *i32 *i32 n {} *fp32 n16 n16"
         add(
-            "quantise", activations._quantize_kernel, types.format("*u8"),
-            {**layout, "PER_TOKEN": 0},
+            "quantise", activations.quantize_kernel, types.format("*u8"),
+            {**layout, "PAIRS": 2560, "PER_TOKEN": 0},
         )  # fmt: skip
         layout["ORDER"] = 2
         add(
-            "quantise pairs", activations._quantize_kernel, types.format("*i16"),
-            {**layout, "PER_TOKEN": 6},
+            "quantise pairs", activations.quantize_kernel, types.format("*i16"),
+            {**layout, "PAIRS": 2560, "PER_TOKEN": 6},
         )  # fmt: skip
+        layout["NUM_BLOCKS"] = 18
         add(
-            "swiglu", moe._swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 n16 n16 fp32",
-            {**layout, "WEIGHT": 2},
+            "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
+            {**layout, "PAIRS": 1152, "WEIGHT": 2},
         )  # fmt: skip
         route = {
             "CHOSEN": 6,

@@ -89,11 +89,13 @@ def cases(arch: int) -> dict[str, Case]:
     streams = {"S": 4, "PER_TOKEN": 6, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
     mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
     path = {90: 1, 100: 2, 103: 2}[arch]
-    acts = {"BLOCK": 128 if path == 1 else 32, "PATH": path, "ORDER": 0, "NATIVE": True}
-    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 2, "TILE_PIECES": 128, "D": 5120}
-    finish |= acts | {"BLOCKS": 8192 // acts["BLOCK"]}
+    block = 128 if path == 1 else 32
+    acts = {"BLOCK": block, "PATH": path, "ORDER": 0, "NATIVE": True}
+    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 4, "TILE_PIECES": 128, "D": 5120}
+    finish |= acts | {"BLOCKS": 8192 // block, "NUM_BLOCKS": 5120 // block}
     projection = {"WIDTH": 512, "ROTARY": 32, "FP8_PAIRS": True, "TILE_ROWS": 4}
-    projection |= acts | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // acts["BLOCK"]}
+    projection |= acts | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // block}
+    projection |= {"NUM_BLOCKS": 1280 // block}
     scales = "*fp32" if path == 1 else "*u8"
     score = {
         "H": 32,
@@ -150,19 +152,19 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "entry": Case(
             finish_kernel,
-            f"*i32 *i32 *i32 *i16 {scales} i32 i32 fp32 "
+            f"*i32 *i32 *i32 *i16 {scales} i32 fp32 "
             "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
             finish,
-            8,
-            multiples_of_16=("scale_stride", "padded", "num_pieces"),
+            4,
+            multiples_of_16=("scale_stride", "num_pieces"),
         ),
         "projection": Case(
             projection_kernel,
-            f"*i32 *i32 *i32 *i16 {scales} i32 i32 "
+            f"*i32 *i32 *i32 *i16 {scales} i32 "
             "*i32 *i32 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
             projection,
             fp_fusion=False,
-            multiples_of_16=("scale_stride", "padded", "stride", "values_stride", "scales_stride"),
+            multiples_of_16=("scale_stride", "stride", "values_stride", "scales_stride"),
         ),
         "engram_hash": Case(
             hash_kernel,
@@ -172,7 +174,7 @@ def cases(arch: int) -> dict[str, Case]:
         "engram_lookup": Case(
             lookup_kernel,
             "*i16 *u8 *i64 *i32 i32",
-            {"PAIRS": 128, "TILE_PAIRS": 128, "TILE_ROWS": 8},
+            {"BLOCKS": 8, "TILE": 128, "NATIVE": True},
         ),
         "engram_gate": Case(gate_kernel, "*i32 *i32 *i32 *i32 *i32 i32 i32 fp32", gate),
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),

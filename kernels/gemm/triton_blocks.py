@@ -1,0 +1,85 @@
+"""Device functions that leave rows quantised by blocks, as ``Activations`` holds them.
+
+A tile is some blocks of rows that lie one after the other, so that no width leaves threads idle.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deepinfer.kernels.quant.triton_bits import (
+    bf16_pair,
+    e4m3_code,
+    e4m3_pair,
+    e4m3_value,
+    e8m0_value,
+    exponent_above,
+)
+
+
+@triton.jit
+def block_tile(tile, num_rows, NUM_BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """Of each block of a tile: its row, its place in the row, and whether the row is there."""
+    place = tile * TILE + tl.arange(0, TILE)
+    row = place // NUM_BLOCKS
+    return row, place - row * NUM_BLOCKS, row < num_rows
+
+
+@triton.jit
+def kept_pairs(block, BLOCK: tl.constexpr, ORDER: tl.constexpr):
+    """Which pairs of its row a block [N] holds, in the order in which ``store_quantized`` keeps
+    them: [N, BLOCK / 2].  Whoever loads them so need not move them later."""
+    place = tl.arange(0, BLOCK // 2)
+    if ORDER == 2:  # number 32 t + 8 i + 4 h + j is kept at 32 i + 16 h + 4 t + j
+        place = place // 2 % 4 * 16 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2
+        place = tl.max_contiguous(tl.multiple_of(place, 2), 2)
+    return block[:, None] * (BLOCK // 2) + place[None, :]
+
+
+@triton.jit
+def store_quantized(
+    even, odd, row, block, inside, values, scales, scale_stride, NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Quantise the even and odd numbers of ``kept_pairs`` of blocks [N], f32, and store them.
+
+    ``values`` and ``scales`` are ``Activations.writer``; ``inside`` says which blocks exist.
+    """
+    even_size, odd_size = tl.abs(even), tl.abs(odd)
+    if not NATIVE:  # where maxima may not leave NaN out by themselves
+        even_size = tl.where(even == even, even_size, 0.0)
+        odd_size = tl.where(odd == odd, odd_size, 0.0)
+    largest = tl.max(tl.maximum(even_size, odd_size), axis=1)
+    exponent = tl.minimum(exponent_above(tl.maximum(largest, 1e-4) * (1.0 / 448.0)), 246)
+    inverse = e8m0_value(254 - exponent)[:, None]
+    even, odd = even * inverse, odd * inverse
+    if not NATIVE:  # the instruction ends at 448 by itself
+        even, odd = _clamped(even), _clamped(odd)
+    first = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * (BLOCK // 2))
+    place = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    inside_row = inside[:, None]
+    if PATH == 0:
+        scale = e8m0_value(exponent)[:, None]
+        even = tl.where(even == even, e4m3_value(e4m3_code(even, NATIVE)) * scale, even)
+        odd = tl.where(odd == odd, e4m3_value(e4m3_code(odd, NATIVE)) * scale, odd)
+        tl.store(first + place, bf16_pair(even, odd), mask=inside_row)
+    elif ORDER == 1:  # bytes: the even numbers of a block, then the odd ones
+        byte = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * BLOCK) + place
+        byte += block[:, None] * (BLOCK // 2)
+        tl.store(byte, e4m3_code(even, NATIVE).to(tl.uint8), mask=inside_row)
+        tl.store(byte + BLOCK // 2, e4m3_code(odd, NATIVE).to(tl.uint8), mask=inside_row)
+    else:
+        tl.store(first + place, e4m3_pair(even, odd, NATIVE), mask=inside_row)
+    if PATH == 1:
+        scale_place = block.to(tl.int64) * scale_stride + row
+        tl.store(scales + scale_place, e8m0_value(exponent), mask=inside)
+    elif PATH == 2:
+        scale_place = row.to(tl.int64) * NUM_BLOCKS + block
+        tl.store(scales + scale_place, exponent.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _clamped(x):
+    """Within +-448; NaN stays."""
+    return tl.where(x == x, tl.minimum(tl.maximum(x, -448.0), 448.0), x)
