@@ -297,7 +297,7 @@ def main() -> int:
     steps = [StandInStep(Sampler(BATCH, "cuda"), step_ms / 1e3) for step_ms in options.step_ms]
     with ConstraintCompiler(ConstraintVocabulary(tokenizer, VOCAB_SIZE)) as compiler:
         for name in options.constraints:
-            compiled = compiler.compile(CONSTRAINTS[name])
+            compiled = [compiler.compile(CONSTRAINTS[name]) for _ in range(BATCH)][-1]  # by row
             answers = [matching_answer(compiled, tokenizer, seed) for seed in range(8)]
             for step in steps:
                 step.answers = answers * (BATCH // len(answers))

@@ -5,36 +5,73 @@ from __future__ import annotations
 import queue
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import llguidance
 
 from .grammar import to_grammar
 from .limits import ConstraintLimits
+from .masks import num_threads
 from .matcher import ConstraintMatcher
 from .spec import ConstraintSpec
 from .trial import Trial, compile_error
 from .vocabulary import ConstraintVocabulary
 
+# Masks of one prototype's answers are computed one after the other.
+ROWS_OF_A_PROTOTYPE, MOST_PROTOTYPES = 16, 4
 
-@dataclass(frozen=True)
+
 class CompiledConstraint:
-    """A spec ready to make matchers, which share what has been computed lazily."""
+    """A spec ready to make matchers.
 
-    spec: ConstraintSpec
-    vocabulary: ConstraintVocabulary
-    prototype: Any
+    Those of one prototype share what its grammar has computed lazily, and llguidance locks that
+    while it computes a mask.  So a constraint of many rows has several prototypes, whose masks
+    threads can compute side by side.
+    """
+
+    def __init__(
+        self, spec: ConstraintSpec, vocabulary: ConstraintVocabulary, compile: Callable[[], Any]
+    ) -> None:
+        self.spec = spec
+        self.vocabulary = vocabulary
+        self._compile = compile
+        self._prototypes = [compile()]
+        self._num_made = [0]
+
+    @property
+    def num_prototypes(self) -> int:
+        return len(self._prototypes)
+
+    def is_enough_for(self, num_rows: int) -> bool:
+        """Whether there are prototypes for so many rows, or for all threads."""
+        most = min(MOST_PROTOTYPES, num_threads())
+        return self.num_prototypes >= min(-(-num_rows // ROWS_OF_A_PROTOTYPE), most)
+
+    def grow(self) -> None:
+        """Compile one more prototype."""
+        self._num_made.append(0)
+        self._prototypes.append(self._compile())
 
     def new_matcher(self, *, start_after: int | None = None) -> ConstraintMatcher:
         """A matcher for one answer.
 
         ``start_after`` is the id that ends the reasoning, if the answer begins inside of it.
         """
-        return ConstraintMatcher(
-            self.prototype.deep_copy(), self.vocabulary, start_after=start_after
-        )
+        place = min(range(self.num_prototypes), key=self._num_made.__getitem__)
+        self._num_made[place] += 1
+        copy = self._prototypes[place].deep_copy()
+        return ConstraintMatcher(copy, self.vocabulary, start_after=start_after)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """``num_rows``: how often this constraint was asked for."""
+
+    num_rows: int = 0
+    future: Future[CompiledConstraint] = field(init=False)
 
 
 class ConstraintCompiler:
@@ -55,7 +92,7 @@ class ConstraintCompiler:
         self.vocabulary = vocabulary
         self._limits = limits or ConstraintLimits()
         self._max_cached = max_cached
-        self._cache: OrderedDict[ConstraintSpec, Future[CompiledConstraint]] = OrderedDict()
+        self._cache: OrderedDict[ConstraintSpec, _Entry] = OrderedDict()
         self._lock = threading.Lock()
         self._trials: queue.LifoQueue[Trial] = queue.LifoQueue()  # the last used is warm
         self.trials = [Trial(self._limits) for _ in range(num_workers)]
@@ -64,15 +101,20 @@ class ConstraintCompiler:
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="constraint")
 
     def submit(self, spec: ConstraintSpec) -> Future[CompiledConstraint]:
-        """Start to compile ``spec``, or find it.  The future raises RowError for a bad one."""
+        """Start to compile ``spec`` for one more row, or find it.  The future raises RowError for
+        a bad one."""
         with self._lock:
-            future = self._cache.get(spec)
-            if future is None:
-                future = self._cache[spec] = self._pool.submit(self._compile, spec)
+            entry = self._cache.get(spec)
+            if entry is None:
+                entry = self._cache[spec] = _Entry()
+                entry.future = self._pool.submit(self._compile, spec, entry)
+            entry.num_rows += 1
+            if _is_small(entry):
+                entry.future = self._pool.submit(_grown, entry.future.result(), entry)
             self._cache.move_to_end(spec)
             while len(self._cache) > self._max_cached:
                 self._cache.popitem(last=False)
-            return future
+            return entry.future
 
     def compile(self, spec: ConstraintSpec) -> CompiledConstraint:
         """The same, waiting.  Raises: RowError."""
@@ -93,7 +135,7 @@ class ConstraintCompiler:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _compile(self, spec: ConstraintSpec) -> CompiledConstraint:
+    def _compile(self, spec: ConstraintSpec, entry: _Entry) -> CompiledConstraint:
         vocabulary = self.vocabulary
         grammar = to_grammar(spec, marker=vocabulary.marker, marker_id=vocabulary.marker_id)
         trial = self._trials.get()
@@ -101,8 +143,12 @@ class ConstraintCompiler:
             trial.check(spec.kind, _without_token_ids(grammar, vocabulary))
         finally:
             self._trials.put(trial)
+        compiled = CompiledConstraint(spec, vocabulary, lambda: self._prototype(spec, grammar))
+        return _grown(compiled, entry)
+
+    def _prototype(self, spec: ConstraintSpec, grammar: str) -> Any:
         matcher = llguidance.LLMatcher(
-            vocabulary.ll_tokenizer,
+            self.vocabulary.ll_tokenizer,
             grammar,
             log_level=0,
             limits=llguidance.LLParserLimits(**self._limits.for_llguidance()),
@@ -110,7 +156,22 @@ class ConstraintCompiler:
         matcher.compute_bitmask()  # copies know it from then on: the first mask costs nothing
         if matcher.is_error():
             raise compile_error(spec.kind, matcher.get_error())
-        return CompiledConstraint(spec, vocabulary, matcher)
+        return matcher
+
+
+def _is_small(entry: _Entry) -> bool:
+    """Whether it is compiled, with fewer prototypes than its rows want."""
+    future = entry.future
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return False
+    return not future.result().is_enough_for(entry.num_rows)
+
+
+def _grown(compiled: CompiledConstraint, entry: _Entry) -> CompiledConstraint:
+    """The same with enough prototypes for the rows that have asked until then."""
+    while not compiled.is_enough_for(entry.num_rows):
+        compiled.grow()
+    return compiled
 
 
 def _without_token_ids(grammar: str, vocabulary: ConstraintVocabulary) -> str:

@@ -109,9 +109,14 @@ def _run(
         out[:, :width] = masks[:, :width]
 
 
+def num_threads() -> int:
+    """How many threads compute masks."""
+    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
 @cache
 def _executor() -> Any:
-    return llguidance.LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    return llguidance.LLExecutor(num_threads())
 
 
 def is_allowed(mask: Mask, token_id: int) -> bool:

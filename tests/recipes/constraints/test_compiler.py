@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,11 +13,16 @@ import warnings
 from concurrent.futures import CancelledError, wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deepinfer.errors import RowError
 from deepinfer.recipes.constraints import spec
-from deepinfer.recipes.constraints.compiler import ConstraintCompiler
+from deepinfer.recipes.constraints.compiler import (
+    MOST_PROTOTYPES,
+    ROWS_OF_A_PROTOTYPE,
+    ConstraintCompiler,
+)
 from deepinfer.recipes.constraints.limits import ConstraintLimits
 from deepinfer.recipes.constraints.trial import Trial, compile_error
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
@@ -96,6 +102,45 @@ def test_a_spec_compiles_once(vocabulary: ConstraintVocabulary) -> None:
         with pytest.raises(RowError) as two:
             compiler.compile(spec.regex("a("))
         assert one.value is two.value
+
+
+def test_many_rows_of_one_constraint_have_several_prototypes(
+    vocabulary: ConstraintVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one prototype wait for each other; what may come does not depend on which it is."""
+    monkeypatch.setattr("deepinfer.recipes.constraints.compiler.num_threads", lambda: 8)
+    schema = spec.json_schema({"type": "object", "properties": {"a": {"type": "string"}}})
+    with ConstraintCompiler(vocabulary) as compiler:
+        first = compiler.compile(schema)
+        assert first.num_prototypes == 1
+        futures = [compiler.submit(schema) for _ in range(5 * ROWS_OF_A_PROTOTYPE)]
+        assert {future.result() for future in futures} == {first}
+        assert compiler.compile(schema).num_prototypes == MOST_PROTOTYPES
+        burst = [compiler.submit(spec.regex("[ab]+")) for _ in range(40)]
+        assert burst[-1].result().num_prototypes >= 1
+        rows = [first.new_matcher() for _ in range(2 * MOST_PROTOTYPES)]
+        choice = random.Random(0)
+        while not rows[0].is_finished and rows[0].num_tokens < 60:
+            masks = {row.mask().tobytes() for row in rows}
+            assert len(masks) == 1
+            bits = np.unpackbits(np.frombuffer(masks.pop(), np.uint8), bitorder="little")
+            token_id = int(choice.choice(np.flatnonzero(bits)))
+            for row in rows:
+                row.push(token_id)
+        assert rows[0].num_tokens > 3
+
+
+def test_a_constraint_of_few_rows_is_compiled_once(
+    vocabulary: ConstraintVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer.recipes.constraints.compiler.num_threads", lambda: 8)
+    with ConstraintCompiler(vocabulary) as compiler:
+        for _ in range(ROWS_OF_A_PROTOTYPE):
+            assert compiler.compile(spec.regex("a+b")).num_prototypes == 1
+    monkeypatch.setattr("deepinfer.recipes.constraints.compiler.num_threads", lambda: 1)
+    with ConstraintCompiler(vocabulary) as compiler:  # threads that are not there need none
+        for _ in range(5 * ROWS_OF_A_PROTOTYPE):
+            assert compiler.compile(spec.regex("a+b")).num_prototypes == 1
 
 
 def test_cache_is_bounded(vocabulary: ConstraintVocabulary) -> None:
