@@ -78,7 +78,7 @@ class StandInStep:
 
     def __post_init__(self) -> None:
         self.table = SimpleNamespace(device="cuda")
-        self.vocab_size = VOCAB_SIZE
+        self.vocab_size, self.num_drafts = VOCAB_SIZE, NUM_DRAFTS
         self.newest = torch.zeros(BATCH, dtype=torch.int64, device="cuda")
         self.graphs: dict[int, tuple[Any, Any]] = {}
         self.chance = random.Random(0)
@@ -105,6 +105,7 @@ class StandInStep:
         logits.scatter_(1, ids[:, None], 1e4)
         return StepOutput(logits, sent_slots, positions)
 
+<<<<<<< HEAD
     def draft(self, states: Sequence[Any]) -> DraftOutput:
         graph, _ = self._graph(0)
         graph.replay()
@@ -121,6 +122,15 @@ class StandInStep:
         return DraftOutput(
             token_ids=send(ids, "cuda"),
             logits=torch.empty((*shape, 1), device="cuda"),
+=======
+    num_drafts = NUM_DRAFTS
+
+    def draft(self, states: Sequence[Any], depth: int) -> DraftOutput:
+        shape = (len(states), depth)
+        return DraftOutput(
+            token_ids=torch.randint(0, VOCAB_SIZE, shape, device="cuda"),
+            logits=None,
+>>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
             confidence=torch.ones(shape, device="cuda"),
         )
 

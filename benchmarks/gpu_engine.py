@@ -3,8 +3,8 @@
     PYTHONPATH=.:tests/gpu python benchmarks/gpu_engine.py
 
 The embedded model, token ids of ``tests/gpu/data``, greedy.  Needs torch, triton, numpy and
-safetensors only.  Each line is the third run of the same requests: kernels are compiled and the
-graphs of the sizes that they meet captured.
+safetensors only.  Each line is the third run of the same requests, with the seconds of the first
+one and of what was captured before it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ def speed(num_requests: int, num_drafts: int, *, captures: bool) -> dict[str, li
     requests = stored + [
         dataclasses.replace(stored[i % len(stored)], request_id=f"again {i}") for i in extra
     ]
+    first_s = 0.0
     for warm in range(2):
+        started = time.perf_counter()
         gpu_models.ask(
             engine,
             [dataclasses.replace(r, request_id=f"warm {warm} {r.request_id}") for r in requests],
         )
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        first_s = first_s or time.perf_counter() - started
     before, started = engine.stats(), time.perf_counter()
     done = gpu_models.ask(engine, requests)
     torch.cuda.synchronize()
@@ -53,7 +56,8 @@ def speed(num_requests: int, num_drafts: int, *, captures: bool) -> dict[str, li
     print(
         f"{num_requests} requests, {'auto' if num_drafts == AUTO else num_drafts} drafts, "
         f"{engine.graphs.num_captured if captures else 'no'} graphs: {steps} decode steps of "
-        f"{step_ms:.2f} ms, {tokens / seconds:,.0f} tokens/s with prefill",
+        f"{step_ms:.2f} ms, {tokens / seconds:,.0f} tokens/s with prefill; captured in "
+        f"{after.capture_s:.1f} s, first run {first_s:.1f} s, this one {seconds:.1f} s",
         flush=True,
     )
     return {name: list(completion.output_token_ids) for name, completion in done.items()}

@@ -61,7 +61,7 @@ def imagined_profile() -> StepProfile:
     """Large batches on a large model: drafting is cheap, verification takes its share."""
     return StepProfile(
         device=device_name("cpu"), block_size=5, num_requests=(1,),
-        draft_s=(0.05,), seed_s=(1e-6,), single_s=(1.0,), block_s=(BLOCK_S,),
+        draft_s=(0.05,), first_s=(0.05,), seed_s=(1e-6,), single_s=(1.0,), block_s=(BLOCK_S,),
     )  # fmt: skip
 
 

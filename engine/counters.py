@@ -25,6 +25,7 @@ class Counters:
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.schedule_s = 0.0
+        self.capture_s = 0.0
 
     def add_step(self, batch: Batch | None, schedule_s: float, run_s: float) -> None:
         self.schedule_s += schedule_s
@@ -49,7 +50,13 @@ class Counters:
         self.num_cached_tokens += state.num_cached_tokens
 
     def stats(
-        self, *, num_preemptions: int, most_running: int, num_blocks: int, peak_blocks: int
+        self,
+        *,
+        num_preemptions: int,
+        most_running: int,
+        num_blocks: int,
+        peak_blocks: int,
+        num_graphs: int,
     ) -> EngineStats:
         return EngineStats(
             num_steps=self.num_steps,
@@ -75,4 +82,6 @@ class Counters:
             schedule_s=self.schedule_s,
             num_blocks=num_blocks,
             peak_blocks=peak_blocks,
+            num_graphs=num_graphs,
+            capture_s=self.capture_s,
         )

@@ -25,6 +25,7 @@ from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker
 from .execution.runner import Cache, Runner
 from .execution.slot_table import SlotTable
+from .execution.step_sizes import StepSize, time_first_steps
 from .memory.capacity import plan_cache
 from .memory.out_of_memory import free_unused, is_out_of_memory
 from .sampling.sampler import Sampler
@@ -35,7 +36,8 @@ from .scheduling.scheduler import Scheduler
 from .speculation.calibration import Calibration
 from .speculation.draft_backlog import DraftBacklog
 from .speculation.draft_planner import make_planner
-from .speculation.measure_steps import measure_steps
+from .speculation.graph_profile import graph_profile
+from .speculation.measure_steps import device_name, measure_steps
 from .speculation.step_profile import StepProfile
 from .types import Completion, EngineStats, Request
 
@@ -87,7 +89,22 @@ class LLMEngine:
         snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
         self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
         self.graphs = GraphCache(device, captures=captures)
+<<<<<<< HEAD
         step = _make_step(model, cache, self.config, self.graphs)
+=======
+        sampler = Sampler(num_slots, device)
+        calibration = calibration or Calibration()
+        has_pieces = device.startswith("cuda") and not self.config.batch_invariant
+        step = DecodeStep(
+            bound,
+            table,
+            sampler,
+            num_drafts=num_drafts,
+            graphs=self.graphs,
+            piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
+            keeps_draft_logits=self.config.rejection_sampling or calibration.reads_logits,
+        )
+>>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
         local = PrefillWorker(step)
         remote = None if remote_prefill is None else remote_prefill(local)
         self.transfer = remote or LocalTransfer()
@@ -99,6 +116,7 @@ class LLMEngine:
             transfer=self.transfer,
             window=window,
         )
+<<<<<<< HEAD
         self.profile = None
         if self.config.schedule_drafts and num_drafts:
             with torch.inference_mode():
@@ -111,13 +129,36 @@ class LLMEngine:
             planner=self._new_planner(),
             calibration=calibration,
             rejects=self.config.rejection_sampling,
+=======
+        chooses = self.config.schedule_drafts and num_drafts > 0
+        self._counters = Counters()
+        captures_now = self.graphs.is_enabled and (is_alone or chooses)
+        times = self._first_steps(step, chooses) if captures_now else {}
+        self.profile = profile if chooses else None
+        if chooses and profile is None:
+            self.profile = (
+                graph_profile(times, device_name(device), num_drafts)
+                if times
+                else measure_steps(model, cache, self.config)
+            )
+        planner = None
+        if self.profile is not None:
+            planner = make_planner(self.profile, device, window, calibration)
+        self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None = (
+            remote or local,
+            DecodeWorker(
+                step,
+                planner=planner,
+                calibration=calibration,
+                rejects=self.config.rejection_sampling,
+            ),
+>>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
         )
         self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None
         self._workers = remote or local, decode
         self._states: dict[str, RequestState] = {}
         self._refused: list[RequestState] = []
         self._num_arrived = 0
-        self._counters = Counters()
         self._observer = observer
         self._shrinks = is_alone
         if overlaps_steps is None:
@@ -197,6 +238,7 @@ class LLMEngine:
             most_running=self.scheduler.max_running,
             num_blocks=self.blocks.num_blocks,
             peak_blocks=self.blocks.peak_blocks,
+            num_graphs=self.graphs.num_captured,
         )
 
     def check_integrity(self) -> None:
@@ -209,6 +251,19 @@ class LLMEngine:
         self._drawn = None
         for request_id in list(self._states):
             self.abort(request_id)
+
+    def _first_steps(self, step: DecodeStep, chooses_drafts: bool) -> dict[StepSize, float]:
+        """Steps of all sizes before the first request; none if one did not fit into memory."""
+        started = time.monotonic()
+        try:
+            return time_first_steps(step, chooses_drafts=chooses_drafts)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            free_unused(self.config.device)
+            return {}
+        finally:
+            self._counters.capture_s = time.monotonic() - started
 
     def _run(self, batch: Batch | None) -> list[RequestState]:
         """Run a batch and note what it computed; the requests that finished.

@@ -175,6 +175,8 @@ class EngineStats:
     ``verify_lengths`` are the drafts verified per request, over equal stretches of decode steps.
     Occupancy: ``num_decode_rows`` requests took part in ``num_decode_steps`` steps, one each;
     ``decode_batches`` is their mean number per step, over equal stretches of decode steps.
+    Start: decode steps of ``num_graphs`` sizes were captured by now, those before the first request
+    in ``capture_s`` seconds.
     Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` requests may run at a time.
     Ranks that share experts: the largest load of a rank over the mean, at worst before experts were
     placed anew and after the last time, and how many layers were placed anew.
@@ -203,6 +205,8 @@ class EngineStats:
     schedule_s: float = 0.0
     num_blocks: int = 0
     peak_blocks: int = 0
+    num_graphs: int = 0
+    capture_s: float = 0.0
     expert_imbalance_before: float | None = None
     expert_imbalance_after: float | None = None
     num_expert_moves: int = 0

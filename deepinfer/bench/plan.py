@@ -52,7 +52,7 @@ class BenchPlan:
     context: int = LAUNCH_CONTEXT
     lengths: tuple[int, ...] = ()
     tokens: tuple[int, ...] = (4_096, 16_384, 65_536)
-    drafts: tuple[int | None, ...] = (5,)
+    drafts: tuple[int | None, ...] = (None, 5)
     acceptance: float = LAUNCH_ACCEPTANCE
     decode_ranks: tuple[int, ...] = (8,)
     prefill_ranks: tuple[int, ...] = (8,)
@@ -106,8 +106,9 @@ class BenchPlan:
     def decodes_as_fp8(
         self, model: ModelConfig, ranks: int, requests: int, drafts: int | None
     ) -> bool:
-        """Whether ranks that decode so many requests keep their experts so, if there is room."""
-        most = model.dspark_block_size if drafts is None else drafts
+        """Whether ranks that decode so many requests keep their experts so, if there is room.
+        Where as many drafts are verified as pay, it is about one of each in large batches."""
+        most = 1 if drafts is None else drafts
         return self._as_fp8(model, ranks * requests * (1 + most))
 
     def prefills_as_fp8(self, model: ModelConfig, ranks: int, tokens: int) -> bool:

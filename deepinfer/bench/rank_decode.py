@@ -62,7 +62,8 @@ def _fixed(
     timed = timed_steps(once, plan.num_steps, rank.device)
     row = decode_row(plan, flash, rank.ranks, number, drafts)
     parts = kernel_parts(once, rank.device)
-    return measured_row(name, row, timed, plan, _exchanges(rank, drafts), parts)
+    exchanges = _exchanges(rank, drafts)
+    return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
 
 
 def _auto(
@@ -79,7 +80,8 @@ def _auto(
         found.timed,
         plan,
         _exchanges(rank, most),
-        {},
+        kernel_parts(found.once, rank.device),
+        rank.present,
     )
     return dataclasses.replace(
         row,

@@ -11,6 +11,7 @@ import torch
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
+from deepinfer.engine.execution.runner import Runner
 from deepinfer.engine.execution.slot_table import SlotTable
 from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.model.config import ModelConfig
@@ -36,7 +37,8 @@ class RankModel:
 
     ``experts_as_fp8``: the form of the experts' weights, see ``EngineConfig.expert_weights``.
     ``share.routing`` says what the other ranks send; graphs captured before it changed replay the
-    old one, so a change needs a new ``worker``."""
+    old one, so a change needs a new ``worker``.  ``present`` ranks are really here; ``runner`` is
+    the model as they make their passes together, None for one."""
 
     config: ModelConfig
     ranks: int
@@ -47,6 +49,8 @@ class RankModel:
     num_slots: int
     device: torch.device
     experts_as_fp8: bool = False
+    present: int = 1
+    runner: Runner | None = None
 
     @classmethod
     def make(
@@ -134,7 +138,7 @@ class RankModel:
         table = SlotTable(self.num_slots, longest, BLOCK_SIZE, str(self.device))
         window, device = self.config.sliding_window, str(self.device)
         backlog = DraftBacklog(self.num_slots, window, device) if num_drafts else None
-        bound = BoundModel(self.model, self.cache, backlog=backlog)
+        bound = BoundModel(self.runner or self.model, self.cache, backlog=backlog)
         sampler = Sampler(self.num_slots, str(self.device))
         pieces = pieces_for((num_requests or self.num_slots) * (1 + num_drafts))
         return DecodeStep(
@@ -142,6 +146,7 @@ class RankModel:
             table,
             sampler,
             num_drafts=num_drafts,
+            keeps_draft_logits=False,
             piece_keys=None if is_batch_invariant or self.device.type != "cuda" else pieces,
         )
 

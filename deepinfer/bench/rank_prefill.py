@@ -55,7 +55,7 @@ def _row(
     timed = timed_steps(once, max(_LEAST_STEPS, plan.num_steps // 4), rank.device)
     row = prefill_row(plan, flash, rank.ranks, number, replay)
     parts = kernel_parts(once, rank.device)
-    return measured_row(name, row, timed, plan, exchanges, parts)
+    return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
 
 
 def batches(states: Sequence[RequestState]) -> Iterator[PrefillBatch]:

@@ -1,41 +1,116 @@
-"""All rows of a plan, measured on one rank's share."""
+"""All rows of a plan, measured on one rank's share, or on those of the ranks that are here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import torch
-
+from deepinfer.engine.execution.ladder import ladder_size
 from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.share import Share
 from deepinfer.errors import ConfigError
 from deepinfer.machine import is_hopper
 
 from .limits import rank_weight_bytes
-from .plan import BenchPlan
+from .plan import CHUNK_TOKENS, BenchPlan
 from .rank_decode import measure_decode
 from .rank_model import RankModel, num_that_fit
 from .rank_prefill import measure_prefill
 from .results import Measurement
 
+_MEASURES = {"decode": measure_decode, "prefill": measure_prefill}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is measured with one number of ranks and one form of experts, by phase."""
+
+    model: ModelConfig
+    ranks: int
+    experts_as_fp8: bool
+    parts: tuple[tuple[str, BenchPlan], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.ranks} ranks{', experts as FP8' if self.experts_as_fp8 else ''}"
+
+    @property
+    def plan(self) -> BenchPlan:
+        """One of the plans: they differ in which rows there are."""
+        return self.parts[0][1]
+
+    @property
+    def num_slots(self) -> int:
+        """Most requests or prompts at once."""
+        return max(_num_slots(phase, part) for phase, part in self.parts)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any pass of a rank."""
+        return max(self._most_tokens(phase, part) for phase, part in self.parts)
+
+    def _most_tokens(self, phase: str, part: BenchPlan) -> int:
+        if phase == "prefill":
+            return CHUNK_TOKENS
+        block, requests = self.model.dspark_block_size, max(part.requests)
+        drafts = max(block if number is None else number for number in part.drafts)
+        return max(ladder_size(requests * (1 + drafts)), ladder_size(requests) * block)
+
+    def make_rank(self, device: str, real_share: Share | None = None) -> RankModel:
+        """``real_share`` is that of a rank whose others are there."""
+        plan = self.plan
+        return RankModel.make(
+            self.model,
+            ranks=self.ranks,
+            context=plan.longest,
+            num_slots=self.num_slots,
+            seed=plan.seed,
+            device=device,
+            num_redundant=int("balanced" in plan.routing),
+            real_share=real_share,
+            experts_as_fp8=self.experts_as_fp8,
+        )
+
+    def measure(self, rank: RankModel, tick: Callable[[str], None]) -> Iterator[Measurement]:
+        """The rows that this rank gives."""
+        for phase, part in self.parts:
+            tick(f"{phase} of {rank.present} of {self.ranks} ranks")
+            yield from _MEASURES[phase](part, self.model, rank)
+
 
 def measure_rank(
     plan: BenchPlan,
     flash: ModelConfig,
-    device: torch.device | str,
+    devices: Sequence[str],
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """All rows of the plan, one size of the deployment after the other.
+    """All rows of the plan, one size of the deployment after the other, on as many of ``devices``
+    as it has ranks.
 
-    Raises: ConfigError if a phase has a size that does not fit the device's free memory.
+    Raises: ConfigError if a phase has a size that does not fit a device's free memory.
     """
-    measures = {"decode": measure_decode, "prefill": measure_prefill}
+    for deployment in deployments(plan, flash, devices[0]):
+        _check_memory(deployment, devices[0])
+        present = min(deployment.ranks, len(devices))
+        if present > 1 and plan.routing == ("even",):
+            from .together import measure_together
+
+            yield from measure_together(deployment, devices[:present], tick)
+            continue
+        tick(f"random weights of 1 of {deployment.name}")
+        rank = deployment.make_rank(devices[0])
+        yield from deployment.measure(rank, tick)
+        del rank  # frees its memory before the next one takes it
+
+
+def deployments(plan: BenchPlan, model: ModelConfig, device: str) -> Iterator[Deployment]:
+    """Each number of ranks, and for each the forms of experts that its rows have."""
     sizes = {"decode": plan.decode_ranks, "prefill": plan.prefill_ranks}
-    wanted = [phase for phase in measures if phase in plan.phases]
+    wanted = [phase for phase in sizes if phase in plan.phases]
     for ranks in dict.fromkeys(size for phase in wanted for size in sizes[phase]):
         plans = {
-            phase: _with_form_that_fits(plan, flash, ranks, phase, device)
+            phase: _with_form_that_fits(plan, model, ranks, phase, device)
             for phase in wanted
             if ranks in sizes[phase]
         }
@@ -43,31 +118,14 @@ def measure_rank(
             parts = [
                 (phase, part)
                 for phase, own in plans.items()
-                for part in _rows_of_form(own, flash, ranks, phase, as_fp8)
+                for part in _rows_of_form(own, model, ranks, phase, as_fp8)
             ]
-            if not parts:
-                continue
-            num_slots = max(_num_slots(phase, part) for phase, part in parts)
-            _check_memory(plan, flash, ranks, num_slots, device, as_fp8)
-            tick(f"random weights of 1 of {ranks} ranks{', experts as FP8' if as_fp8 else ''}")
-            rank = RankModel.make(
-                flash,
-                ranks=ranks,
-                context=plan.longest,
-                num_slots=num_slots,
-                seed=plan.seed,
-                device=device,
-                num_redundant=int("balanced" in plan.routing),
-                experts_as_fp8=as_fp8,
-            )
-            for phase, part in parts:
-                tick(f"{phase} of 1 of {ranks} ranks")
-                yield from measures[phase](part, flash, rank)
-            del rank  # frees its memory before the next one takes it
+            if parts:
+                yield Deployment(model, ranks, as_fp8, tuple(parts))
 
 
 def _with_form_that_fits(
-    plan: BenchPlan, flash: ModelConfig, ranks: int, phase: str, device: torch.device | str
+    plan: BenchPlan, flash: ModelConfig, ranks: int, phase: str, device: str
 ) -> BenchPlan:
     """``plan``, but ``auto`` is FP4 for a phase where FP8 is no faster or has no room."""
     parts = _rows_of_form(plan, flash, ranks, phase, as_fp8=True)
@@ -75,7 +133,7 @@ def _with_form_that_fits(
         return plan
     num_slots = max(_num_slots(phase, part) for part in parts)
     fit = num_that_fit(flash, ranks, plan.longest, device, experts_as_fp8=True)
-    has_room = fit is not None and fit >= num_slots and is_hopper(str(device))
+    has_room = fit is not None and fit >= num_slots and is_hopper(device)
     return plan if has_room else replace(plan, expert_weights="fp4")
 
 
@@ -108,18 +166,13 @@ def _num_slots(phase: str, plan: BenchPlan) -> int:
     return max(len(plan.prompts(number)) for number in plan.tokens)
 
 
-def _check_memory(
-    plan: BenchPlan,
-    flash: ModelConfig,
-    ranks: int,
-    num_slots: int,
-    device: torch.device | str,
-    as_fp8: bool,
-) -> None:
-    fit = num_that_fit(flash, ranks, plan.longest, device, experts_as_fp8=as_fp8)
+def _check_memory(deployment: Deployment, device: str) -> None:
+    plan, model, ranks = deployment.plan, deployment.model, deployment.ranks
+    as_fp8, num_slots = deployment.experts_as_fp8, deployment.num_slots
+    fit = num_that_fit(model, ranks, plan.longest, device, experts_as_fp8=as_fp8)
     if fit is not None and fit < num_slots:
-        weights = rank_weight_bytes(flash, ranks)
-        weights += more_bytes_as_fp8(flash) / ranks if as_fp8 else 0
+        weights = rank_weight_bytes(model, ranks)
+        weights += more_bytes_as_fp8(model) / ranks if as_fp8 else 0
         raise ConfigError(
             f"{num_slots} requests of {plan.longest:,} tokens and the weights of 1 of {ranks} "
             f"ranks ({weights / 1e9:,.0f} GB) do not fit the free memory of this GPU: {fit} "

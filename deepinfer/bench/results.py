@@ -34,10 +34,10 @@ class LimitRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured row.  ``step_s`` are the raw times of this rank, the exchange not included;
-    ``link_s`` is modelled.  ``num_drafts`` is the mean of
-    those verified, ``accepted_length`` of the tokens of a request and step; ``energy_j`` are this
-    device's joules of a step."""
+    """One measured row.  ``step_s`` are the raw times of a rank, the slowest of those ``present``;
+    the exchange between these is in it.  ``link_s`` is modelled: the exchange with the others.
+    ``num_drafts`` is the mean of those verified, ``accepted_length`` of the tokens of a request and
+    step; ``energy_j`` are a device's joules of a step."""
 
     phase: str
     name: str
@@ -52,6 +52,7 @@ class Measurement:
     parts_s: Mapping[str, float] = field(default_factory=dict)
     accepted_length: float | None = None
     energy_j: float | None = None
+    present: int = 1
 
     @property
     def local_s(self) -> float:

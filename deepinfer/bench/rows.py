@@ -16,17 +16,22 @@ def measured_row(
     plan: BenchPlan,
     exchanges: int,
     parts: Mapping[str, float],
+    present: int = 1,
 ) -> Measurement:
-    """The link is modelled: bytes, and a latency for each exchange there and back."""
-    link_s = row.limit.link_s
-    if row.ranks > 1:
-        link_s += 2 * exchanges * plan.exchange(row.ranks).latency_s
+    """The link is modelled: bytes, and a latency for each exchange there and back.  Between
+    ``present`` ranks the exchange is in the step."""
+    link, link_s = plan.exchange(row.ranks), 0.0
+    if row.ranks > present:
+        absent = link.num_receivers(row.ranks) - max(1, present // link.ranks_per_node)
+        share = absent / max(1, link.num_receivers(row.ranks) - 1)
+        link_s = share * row.limit.link_s + 2 * exchanges * link.latency_s
     return Measurement(
         phase=row.phase,
         name=name,
         size=row.size,
         context=row.context,
         ranks=row.ranks,
+        present=present,
         num_drafts=row.num_drafts,
         num_tokens=row.limit.num_tokens,
         step_s=timed.step_s,

@@ -10,7 +10,7 @@ from typing import Any
 from deepinfer.engine.types import EngineStats
 
 # Engines run at the same time, and ranks that share experts place them together.
-_LARGEST = {"prefill_s", "decode_s", "schedule_s", "num_expert_moves"}
+_LARGEST = {"prefill_s", "decode_s", "schedule_s", "capture_s", "num_expert_moves"}
 _WORST = {"expert_imbalance_before", "expert_imbalance_after"}
 
 

@@ -64,7 +64,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         ] = None,
         drafts: Annotated[
             str | None, option("--drafts", "Drafts verified per step, a list; auto: as many as "
-                                "pay. [5]", "N,N")
+                                "pay. [auto,5]", "N,N")
         ] = None,
         modes: Annotated[
             str | None, option("--modes", "Prefill rows more: exact, batch-invariant, or none. "

@@ -76,7 +76,8 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     for row in rows:
         cells = [row.name, str(len(row.step_s)), _ms(row.local_s)]
         if has_link:
-            cells.append(f"{_ms(row.link_s)} (modelled)")
+            real = row.present == row.ranks
+            cells.append("in the step" if real else f"{_ms(row.link_s)} (modelled)")
         cells += [f"{row.num_tokens:,.1f}"] if is_decode else []
         cells.append(_rate(row.tokens_per_s))
         cells += [_rate(row.serial_tokens_per_s)] if has_link else []
@@ -89,7 +90,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
         if price is not None:
             cells.append(f"{cost_per_million(price, row.tokens_per_s):,.2f}")
         body.append(cells)
-    deployment = f", 1 of {first.ranks} ranks" if has_link else ""
+    deployment = f", {first.present} of {first.ranks} ranks" if has_link else ""
     title = f"### {first.phase.capitalize()}, {record.measured_model}{deployment}\n\n"
     return title + table(head, body)
 
@@ -110,7 +111,7 @@ def _split(row: Measurement) -> str:
         [name, _ms(seconds), _percent(seconds / total)]
         for name, seconds in sorted(parts.items(), key=lambda item: -item[1])
     ]
-    deployment = f", 1 of {row.ranks} ranks" if row.ranks > 1 else ""
+    deployment = f", {row.present} of {row.ranks} ranks" if row.ranks > 1 else ""
     return f"#### Where the step goes: {row.name}{deployment}\n\n" + table(
         ["part", "ms", "share"], body
     )

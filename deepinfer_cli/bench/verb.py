@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from deepinfer import OfflineEngine
 from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile, gpu_ceilings
 from deepinfer.bench.embedded import EnginePlan, measure_engine
@@ -48,6 +50,13 @@ class BenchRequest:
     as_json: bool = False
 
 
+AUTO_NOTE = (
+    "auto: random weights know no confidence, so the chance of each draft is drawn anew, with the "
+    "acceptance as its mean (u ** (1 / mean - 1) of an even u); the planner sees these chances, "
+    "and tokens are counted by those of the drafts that it verified"
+)
+
+
 def bench(request: BenchRequest, console: Console) -> int:
     """Run it and return the exit code; what was measured before Ctrl-C is written.
 
@@ -76,16 +85,22 @@ def bench(request: BenchRequest, console: Console) -> int:
         ceilings=tuple(ceilings),
         limits=limits,
         price_per_hour=request.price_per_hour,
-        notes=tuple(_notes(plan, limits)),
+        notes=(*_notes(plan, limits), *([AUTO_NOTE] if is_on_gpu and None in plan.drafts else ())),
     )
     if is_on_gpu:
-        rows = measure_rank(plan, flash, device, console.say)
+        rows = measure_rank(plan, flash, _devices(device), console.say)
     else:
         rows = _engine_rows(request, record, console)
     found, code = collect(rows)
     record = replace(record, measurements=tuple(found), is_complete=code == 0)
     _write(record, old, request, console)
     return code
+
+
+def _devices(device: str) -> list[str]:
+    """All GPUs unless one of them was named: as many ranks really run."""
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    return [f"cuda:{number}" for number in range(count)] if count > 1 else [device]
 
 
 def _engine_rows(
@@ -108,7 +123,7 @@ def _engine_rows(
 
 def _measured_model(request: BenchRequest, is_on_gpu: bool) -> str:
     if is_on_gpu:
-        return "one rank of DeepSeek-V4.1-Flash, random weights"
+        return "DeepSeek-V4.1-Flash, random weights"
     return "the embedded model" if request.model is None else request.model
 
 

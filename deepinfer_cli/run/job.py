@@ -265,6 +265,10 @@ class Job:
         self._facts = engine.facts()
         for name, note in self._engine_notes.items():
             self._console.warn(f"{name}: {note}")
+        stats = engine.stats()
+        if stats.num_graphs:
+            sizes = f"{stats.num_graphs} sizes of decode steps"
+            self._console.say(f"captured {sizes} as CUDA graphs in {stats.capture_s:.1f} s")
         self._loaded = time.monotonic()
         self._cpu_at_load = time.process_time()
         self._timeline.start()

@@ -139,9 +139,9 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOutput:
-    """token_ids [R, B] i64, logits [R, B, V] f32 (Markov bias included), confidence [R, B] f32
-    (after the sigmoid): the drafts of one block for R requests."""
+    """token_ids [R, D] i64, confidence [R, D] f32 (after the sigmoid), and where they are kept
+    logits [R, D, V] f32 (Markov bias included): the first D drafts of a block for R requests."""
 
     token_ids: Tensor
-    logits: Tensor
+    logits: Tensor | None
     confidence: Tensor

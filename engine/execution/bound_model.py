@@ -63,10 +63,12 @@ class BoundModel:
         slots: Tensor,
         starts: Tensor,
         sample: Callable[[Tensor, Tensor, Tensor], Tensor],
+        depth: int,
+        keeps_logits: bool,
     ) -> DraftOutput:
-        """Drafts after each anchor; all [R] i64 as in ``Model.draft``.  ``sample`` maps logits
-        [R, V] f32, slots [R] and the positions [R] of the drawn tokens to ids [R], -1 where there
-        is no usable logit."""
+        """``depth`` drafts after each anchor; all [R] i64 as in ``Model.draft``.  ``sample`` maps
+        logits [R, V] f32, slots [R] and the positions [R] of the drawn tokens to ids [R], -1 where
+        there is no usable logit."""
         return self.model.draft(
             anchors,
             positions,
@@ -74,4 +76,6 @@ class BoundModel:
             starts,
             self.cache,
             lambda logits, positions: sample(logits, slots, positions).clamp(min=0),
+            depth,
+            keeps_logits,
         )

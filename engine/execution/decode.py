@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -29,12 +30,13 @@ from .staging import Returned
 class DraftBlock:
     """By request: the drafts to verify, and how likely each was thought to survive.
 
-    logits [R, B, V] f32 is what drafts were drawn from; num_proposed counts all that were drafted.
+    logits [R, D, V] f32, where they are kept, is what drafts were drawn from; num_proposed counts
+    all that were drafted.
     """
 
     token_ids: list[list[int]]
     survival: list[list[float]]
-    logits: Tensor
+    logits: Tensor | None
     num_proposed: int
 
 
@@ -107,7 +109,7 @@ class DecodeWorker:
     ) -> None:
         self.step = step
         self.sampler = step.sampler
-        self.planner = planner or VerifyAll()
+        self.planner = planner or VerifyAll(step.num_drafts)
         self.calibration = calibration or Calibration()
         self.rejects = rejects
         # A device that computes by itself is set to work before anything else is; on the CPU,
@@ -126,9 +128,8 @@ class DecodeWorker:
     def plan(self, batch: DecodeBatch) -> PlannedDecode:
         """Waits for the device if it drafts."""
         started = self._clock()
-        block = None
-        if any(batch.num_drafts) and self.planner.is_worth_drafting(batch.num_drafts):
-            block = self._draft(batch.states, batch.num_drafts)
+        depth = self.planner.depth(batch.num_drafts) if any(batch.num_drafts) else 0
+        block = self._draft(batch.states, batch.num_drafts, depth) if depth else None
         counts = [1 + len(ids) for ids in block.token_ids] if block else [1] * len(batch.states)
         return PlannedDecode(batch=batch, block=block, counts=counts, started=started)
 
@@ -159,6 +160,8 @@ class DecodeWorker:
         """What a step gave; waits for the device."""
         states, block, counts = step.plan.batch.states, step.plan.block, step.plan.counts
         drawn = step.drawn
+        if block is not None:
+            self.planner.look_ahead(step.plan.batch.num_drafts)
         tokens = _split(step.returned.tolist(), counts)
         if block is not None:
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
@@ -178,21 +181,20 @@ class DecodeWorker:
             num_proposed=block.num_proposed if block else 0,
         )
 
-    def _draft(self, states: Sequence[RequestState], most: Sequence[int]) -> DraftBlock:
+    def _draft(self, states: Sequence[RequestState], most: Sequence[int], depth: int) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
-        output = self.step.draft(states)
+        output = self.step.draft(states, depth)
         constraints = [state.constraint for state in states]
         forced = forced_drafts(constraints, most)  # while the device drafts
         is_greedy = [state.request.sampling.temperature == 0 for state in states]
-        survival = self.calibration.survival(output.confidence, output.logits, is_greedy).tolist()
-        token_ids = output.token_ids.tolist()
-        ends = map(_num_to_stop, token_ids, [state.stop_token_ids for state in states])
-        lengths = self.planner.lengths(survival, list(map(min, most, ends)))
+        survival = self.calibration.survival(output.confidence, output.logits, is_greedy)
+        chances, token_ids = survival.cpu().numpy(), output.token_ids.tolist()
+        lengths = self.planner.lengths(chances, _to_stops(token_ids, states, most))
         drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
         drafts = follow_constraints(drafts, constraints, forced)
         return DraftBlock(
             token_ids=drafts,
-            survival=[row[: len(ids)] for row, ids in zip(survival, drafts, strict=True)],
+            survival=[row[: len(ids)] for row, ids in zip(chances.tolist(), drafts, strict=True)],
             logits=output.logits,
             num_proposed=output.token_ids.numel(),
         )
@@ -207,7 +209,7 @@ class DecodeWorker:
         states, block, logits = step.plan.batch.states, step.plan.block, step.used
         slots, positions = step.output.slots, step.output.positions
         drawn = step.drawn.clone()
-        assert block is not None
+        assert block is not None and block.logits is not None
         first = 0
         for row, (state, drafts) in enumerate(zip(states, block.token_ids, strict=True)):
             rows = slice(first, first + len(drafts) + 1)
@@ -231,8 +233,19 @@ def can_follow(states: Sequence[RequestState]) -> bool:
     return not any(state.request.sampling.logprobs for state in states)
 
 
+def _to_stops(
+    token_ids: Sequence[Sequence[int]], states: Sequence[RequestState], most: Sequence[int]
+) -> Sequence[int]:
+    """How many of each request's drafts can be part of its answer: up to ``most``, and to the first
+    that ends it."""
+    stops: set[int] = set().union(*(state.stop_token_ids for state in states))
+    if stops.isdisjoint(chain.from_iterable(token_ids)):
+        return most
+    ends = map(_num_to_stop, token_ids, (state.stop_token_ids for state in states))
+    return list(map(min, most, ends))
+
+
 def _num_to_stop(token_ids: Sequence[int], stop_token_ids: Set[int]) -> int:
-    """How many of the tokens can be part of the answer: up to the first that ends it."""
     stops = (place for place, token in enumerate(token_ids) if token in stop_token_ids)
     return next(stops, len(token_ids) - 1) + 1
 

@@ -54,7 +54,8 @@ class StepOutput:
 
 class DecodeStep:
     """Steps over one model, cache and slot table; at most ``num_drafts`` drafts per request.
-    ``piece_keys`` as in ``ForwardBatch``.
+    ``piece_keys`` as in ``ForwardBatch``; ``keeps_draft_logits``: with drafts comes what they were
+    drawn from.
 
     newest [num_slots] i64 on the device: the last token of each slot's request, drawn but not run.
     """
@@ -68,6 +69,7 @@ class DecodeStep:
         num_drafts: int = 0,
         graphs: GraphCache | None = None,
         piece_keys: int | None = None,
+        keeps_draft_logits: bool = True,
     ) -> None:
         self.model = model
         self.vocab_size = model.model.config.vocab_size
@@ -76,8 +78,9 @@ class DecodeStep:
         self.graphs = GraphCache(table.device) if graphs is None else graphs
         num_slots = len(table.blocks)
         self.newest = torch.zeros(num_slots, dtype=torch.int64, device=table.device)
-        self._num_drafts = num_drafts
+        self.num_drafts = num_drafts
         self.piece_keys = piece_keys
+        self._keeps_draft_logits = keeps_draft_logits
         self._most_requests = ladder_size(num_slots)
         self._most_tokens = ladder_size(num_slots * (1 + num_drafts))
         self._staged = StagedInts(
@@ -104,7 +107,7 @@ class DecodeStep:
             # As many requests as tokens, which costs nothing: one ladder of sizes, fewer graphs.
             tokens = _padded(tokens, ladder_size(num_tokens))
             requests = _padded(requests, min(self._most_requests, tokens.shape[1]))
-            query_lens = [1 if is_plain else 1 + self._num_drafts] * requests.shape[1]
+            query_lens = [1 if is_plain else 1 + self.num_drafts] * requests.shape[1]
             context_lens = [self._context(max(context_lens))] * requests.shape[1]
         sent = self._staged.send(*requests, *tokens)
         with turn_of(self.model.model, tokens.shape[1]) as turn:
@@ -122,8 +125,9 @@ class DecodeStep:
             self.model.note(sent[0])
         return StepOutput(logits[:num_tokens], token_slots, at + 1)
 
-    def draft(self, states: Sequence[RequestState]) -> DraftOutput:
-        """Drafts after each request's newest token, drawn with the noise of their positions."""
+    def draft(self, states: Sequence[RequestState], depth: int) -> DraftOutput:
+        """``depth`` drafts after each request's newest token, drawn with the noise of their
+        positions."""
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
@@ -132,11 +136,13 @@ class DecodeStep:
         sent = self._staged.send(*requests)
         num_tokens = requests.shape[1] * self.model.model.config.dspark_block_size
         with turn_of(self.model.model, num_tokens, is_draft=True) as turn:
-            output = self.graphs.run(("draft", requests.shape), lambda: self._draft(*sent), turn)
+            output = self.graphs.run(
+                ("draft", requests.shape, depth), lambda: self._draft(depth, *sent), turn
+            )
         count = len(states)
         return DraftOutput(
             token_ids=output.token_ids[:count],
-            logits=output.logits[:count],
+            logits=None if output.logits is None else output.logits[:count],
             confidence=output.confidence[:count],
         )
 
@@ -178,22 +184,24 @@ class DecodeStep:
         output = self.model.forward(batch, is_plain=is_plain)
         return self._keep("logits", output.logits, self._most_tokens), output.main_hidden
 
-    def _draft(self, slots: Tensor, positions: Tensor, starts: Tensor) -> DraftOutput:
+    def _draft(self, depth: int, slots: Tensor, positions: Tensor, starts: Tensor) -> DraftOutput:
         anchors = self.newest[slots]
-        output = self.model.draft(anchors, positions, slots, starts, self.sampler.draw)
-        most = self._most_requests
+        output = self.model.draft(
+            anchors, positions, slots, starts, self.sampler.draw, depth, self._keeps_draft_logits
+        )
+        most, name, logits = self._most_requests, f"of {depth} drafts", output.logits
         return DraftOutput(
-            token_ids=self._keep("draft token_ids", output.token_ids, most),
-            logits=self._keep("draft logits", output.logits, most),
-            confidence=self._keep("draft confidence", output.confidence, most),
+            token_ids=self._keep(f"token_ids {name}", output.token_ids, most),
+            logits=None if logits is None else self._keep(f"logits {name}", logits, most),
+            confidence=self._keep(f"confidence {name}", output.confidence, most),
         )
 
     def _check_size(self, num_requests: int, num_tokens: int) -> None:
         most = len(self.newest)
-        if num_requests > most or num_tokens > most * (1 + self._num_drafts):
+        if num_requests > most or num_tokens > most * (1 + self.num_drafts):
             raise EngineError(
                 f"a decode step of {num_requests} requests and {num_tokens} tokens: this engine is "
-                f"made for {most} requests with {self._num_drafts} drafts each; make it with a "
+                f"made for {most} requests with {self.num_drafts} drafts each; make it with a "
                 "larger max_num_seqs"
             )
 

@@ -52,4 +52,6 @@ class Runner(Protocol):
         draft_start: Tensor,
         cache: Any,
         sample: Callable[[Tensor, Tensor], Tensor],
+        depth: int,
+        keeps_logits: bool,
     ) -> DraftOutput: ...

@@ -92,31 +92,42 @@ class DraftModel:
         start: Tensor,
         cache: KVCache,
         sample: DraftSampler,
+        depth: int,
+        keeps_logits: bool,
     ) -> DraftOutput:
         """See ``Model.draft``."""
-        hidden = self._block_hidden(anchor_token_ids, positions, slots, start, cache)
+        hidden = self._block_hidden(anchor_token_ids, positions, slots, start, cache, depth)
         normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
         base = fp32_linear(normed.flatten(0, 1), self.head)
         base = torch.unflatten(base, 0, hidden.shape[:2])
         previous = anchor_token_ids
-        ids, logits, embedded = [], [], []
-        for step in range(self.config.dspark_block_size):
+        ids, kept, embedded = [], [], []
+        for step in range(depth):
             embedded.append(self.markov_embed[previous])
-            logits.append(markov_logits(base[:, step], embedded[-1], self.markov_head))
-            previous = sample(logits[-1], positions + 1 + step)
+            logits = markov_logits(base[:, step], embedded[-1], self.markov_head)
+            previous = sample(logits, positions + 1 + step)
             ids.append(previous)
+            if keeps_logits:
+                kept.append(logits)
         markov = torch.stack(embedded, dim=1)
         confidence = confidence_logits(hidden.flatten(0, 1), markov.flatten(0, 1), self.confidence)
         return DraftOutput(
             token_ids=torch.stack(ids, dim=1),
-            logits=torch.stack(logits, dim=1),
+            logits=torch.stack(kept, dim=1) if keeps_logits else None,
             confidence=sigmoid(confidence).view(hidden.shape[:2]),
         )
 
     def _block_hidden(
-        self, anchors: Tensor, positions: Tensor, slots: Tensor, start: Tensor, cache: KVCache
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        start: Tensor,
+        cache: KVCache,
+        depth: int,
     ) -> Tensor:
-        """What the stages make of [anchor, noise, noise, ...], [R, B, d] bf16."""
+        """What the stages make of the first ``depth`` of [anchor, noise, noise, ...], [R, depth, d]
+        bf16.  All of the block see each other, so only the last stage can leave the others out."""
         config = self.config
         size = config.dspark_block_size
         token_ids = anchors.new_full((len(anchors), size), config.dspark_noise_token_id)
@@ -146,6 +157,12 @@ class DraftModel:
         embedded = self.embed[token_ids.flatten()]
         residual: Residual = Settled(*initial_streams(embedded, config.hc_mult))
         for stage, block in enumerate(self.blocks):
-            residual = block.run(block.enter(residual), tokens, cache.draft[stage], None)
+            entered, ring = block.enter(residual), cache.draft[stage]
+            if block is self.blocks[-1] and depth < size:
+                rope, index = tokens.rope[rope_key(block.plan)], tokens.window.write_index
+                block.attention.store_window(entered.rows.values, rope, ring.flatten(0, 1), index)
+                tokens, kept = tokens.first_of_each(size, depth)
+                entered = entered.at(kept)
+            residual = block.run(entered, tokens, ring, None)
         last = residual.settle()
-        return collapse_streams(last.streams, last.pre).view(len(anchors), size, -1)
+        return collapse_streams(last.streams, last.pre).view(len(anchors), depth, -1)

@@ -170,16 +170,21 @@ class Model:
         draft_start: Tensor,
         cache: KVCache,
         sample: DraftSampler = greedy_sampler,
+        depth: int | None = None,
+        keeps_logits: bool = True,
     ) -> DraftOutput:
-        """Guess the ``dspark_block_size`` tokens after each anchor.
+        """Guess the ``depth`` tokens after each anchor, by default ``dspark_block_size``.  Those
+        that are not asked for cost less, and change none before them.
 
         Shapes: all [R] i64: ``anchor_token_ids`` the newest token, whose position in ``positions``
         the backbone has not run yet; ``draft_start`` the first position that was ever seeded.
         ``sample`` turns logits [R, V] f32 and the positions [R] of the tokens drawn into ids [R].
         """
+        depth = self.config.dspark_block_size if depth is None else depth
         return self._drafts().draft(
-            anchor_token_ids, positions, state_slots, draft_start, cache, sample
-        )
+            anchor_token_ids, positions, state_slots, draft_start, cache, sample, depth,
+            keeps_logits,
+        )  # fmt: skip
 
     def assist(self, first_layer: int = 0) -> None:
         """Help the other ranks' tokens through the layers from ``first_layer`` on."""

@@ -42,6 +42,29 @@ class Tokens:
         """The same tokens with another window."""
         return replace(self, window=window)
 
+    def first_of_each(self, size: int, count: int) -> tuple[Tokens, Tensor]:
+        """Of requests with ``size`` tokens each, only the first ``count``, and their indices.  They
+        read and write the window as before."""
+        places = torch.arange(len(self.positions), device=self.positions.device)
+        kept = places.view(-1, size)[:, :count].flatten()
+        window = replace(
+            self.window,
+            read_index=self.window.read_index[kept],
+            write_index=self.window.write_index[kept],
+        )
+        tokens = replace(
+            self,
+            positions=self.positions[kept],
+            request_rows=self.request_rows[kept],
+            places=places[: len(kept)],
+            offsets=self.offsets[kept],
+            slots=self.slots[kept],
+            query_lens=(count,) * len(self.query_lens),
+            rope={key: (cos[kept], sin[kept]) for key, (cos, sin) in self.rope.items()},
+            window=window,
+        )
+        return tokens, kept
+
     def store_newest(self, ring: Tensor, values: Tensor) -> None:
         """Values [T, ...] of each request's last tokens into ``ring`` [num_slots, size, ...]."""
         slots, places = self.slots, self.positions % ring.shape[1]

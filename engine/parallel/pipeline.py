@@ -77,9 +77,9 @@ class PipelineModel:
         call(*others, cache.own)
 
     def draft(self, *arguments: Any) -> DraftOutput:
-        *others, cache, sample = arguments
+        *others, cache, sample, depth, keeps_logits = arguments
         call: Callable[..., DraftOutput] = self.model.draft
-        return call(*others, cache.own, sample)
+        return call(*others, cache.own, sample, depth, keeps_logits)
 
     def end(self) -> None:
         """Let the other rank go."""

@@ -49,16 +49,16 @@ class LeadingModel:
         self._call("seed_draft", *arguments)
 
     def draft(self, *arguments: Any) -> DraftOutput:
-        *others, cache, sample = arguments
+        *others, cache, sample, depth, keeps_logits = arguments
 
         def sample_for_all(*values: Tensor) -> Tensor:
             token_ids: Tensor = sample(*values)
             self.control.broadcast(on_device(token_ids, "cpu"))
             return token_ids
 
-        self.control.broadcast(("draft", on_device(others, "cpu")))
+        self.control.broadcast(("draft", (depth, on_device(others, "cpu"))))
         call: Callable[..., DraftOutput] = self.model.draft
-        return call(*others, cache.own, sample_for_all)
+        return call(*others, cache.own, sample_for_all, depth, keeps_logits)
 
     def assist(self, first_layer: int = 0) -> None:
         self.control.broadcast(("assist", (first_layer,)))
@@ -118,8 +118,9 @@ def follow(
         elif name in ("assist", "assist_draft"):
             getattr(model, name)(*arguments)
         elif name == "draft":
+            depth, others = arguments
             call: Callable[..., Any] = model.draft
-            call(*arguments, cache, _received(control, device))
+            call(*others, cache, _received(control, device), depth, False)
         else:
             getattr(model, name)(*arguments, cache)
 

@@ -116,6 +116,8 @@ def new_logprobs(
     Request i has ``row_counts[i]`` consecutive rows of raw logits [N, V] and drawn ids [N]; its new
     tokens are those of the first rows.
     """
+    if not any(state.request.sampling.logprobs for state in states):
+        return [[] for _ in states]
     rows: list[int] = []
     counts: list[int] = []
     first = 0

@@ -62,11 +62,19 @@ class Calibration:
                 "training/calibrate.py, or delete it to draft without calibration"
             ) from error
 
-    def survival(self, confidence: Tensor, logits: Tensor, greedy_rows: Sequence[bool]) -> Tensor:
+    @property
+    def reads_logits(self) -> bool:
+        """Whether ``survival`` needs the logits of greedy requests."""
+        return bool(self.greedy)
+
+    def survival(
+        self, confidence: Tensor, logits: Tensor | None, greedy_rows: Sequence[bool]
+    ) -> Tensor:
         """How likely each draft is accepted together with all drafts before it.
 
-        Shapes: confidence [R, B] f32 (of each draft, given those before), logits [R, B, V] f32 that
-        drafts were drawn from, greedy_rows R flags; returns [R, B] f32, falling along the block.
+        Shapes: confidence [R, D] f32 (of the first D drafts of each block, given those before),
+        logits [R, D, V] f32 that they were drawn from, greedy_rows R flags; returns [R, D] f32,
+        falling along the block.
         Evidence that is not a number counts as 0.
         Source: sequential scaling after arXiv 2607.05147, with an offset beside the temperature.
         """
@@ -74,6 +82,7 @@ class Calibration:
         if self.sampled:
             chances = _scaled(confidence, self.sampled)
         if self.greedy and any(greedy_rows):
+            assert logits is not None
             is_greedy = torch.tensor(greedy_rows, device=confidence.device)[:, None]
             peak = torch.exp(logits.amax(-1) - logits.logsumexp(-1))
             chances = torch.where(is_greedy, _scaled(peak, self.greedy), chances)
@@ -81,7 +90,7 @@ class Calibration:
 
 
 def _scaled(evidence: Tensor, scales: Scales) -> Tensor:
-    factor, offset = torch.tensor(scales, device=evidence.device).T
+    factor, offset = torch.tensor(scales[: evidence.shape[1]], device=evidence.device).T
     return torch.sigmoid(torch.logit(evidence, eps=_LEAST) * factor + offset)
 
 

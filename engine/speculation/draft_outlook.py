@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .step_profile import StepProfile
+from .verify_lengths import Floats
 
 # Share of its time that a drafting step must save, to begin with drafting and to go on with it.
 SAVED_TO_BEGIN, SAVED_TO_GO_ON = 0.10, 0.02
@@ -25,6 +27,7 @@ LEAST_STEPS_TO_PROBE = 64
 NEWEST_TIME, NEWEST_COMPARISON, NEWEST_SURVIVAL = 0.2, 0.5, 0.1
 # A single time or comparison counts as at most so many times what it was before.
 MOST_CHANGE = 2.0
+_LEAST_SURVIVAL = 1e-6
 
 
 class Pace:
@@ -73,6 +76,7 @@ class DraftOutlook:
             self._num_noted = round(1 / NEWEST_SURVIVAL)
         self._window = window
         self._pace = Pace()
+        self._depth = profile.block_size  # drafts guessed for each request when there last were any
         self._is_drafting = False
         self._num_steps = 0  # since drafting began or ended
         self._num_missed = 0  # tokens of each request that the draft stages have not seen
@@ -106,18 +110,24 @@ class DraftOutlook:
         self._probe_steps -= is_probe
         return is_worth_it != is_probe
 
-    def note(self, survival: Sequence[Sequence[float]]) -> None:
-        """The survival of each request's drafts, as confidence promises it."""
+    def note(self, survival: ArrayLike) -> Floats:
+        """The survival [R, D] of each request's drafts, as confidence promises it; returned for
+        whole blocks [R, B], where further drafts would fare as they did when there were any."""
+        seen = np.asarray(survival, dtype=np.float64)
+        self._depth = depth = seen.shape[1]
+        later = self.survival[depth:] / max(self.survival[depth - 1], _LEAST_SURVIVAL)
+        whole = np.concatenate([seen, seen[:, -1:] * later], axis=1)
         self._num_noted += 1
         weight = max(NEWEST_SURVIVAL, 1 / self._num_noted)
-        self.survival += weight * (np.asarray(survival).mean(0) - self.survival)
+        self.survival += weight * (whole.mean(0) - self.survival)
+        return whole
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         """How long a step took; ``num_drafts`` verified in all, None without drafting."""
         expected_s = self.profile.plain_step_s(num_requests)
         if num_drafts is not None:
-            base_s, per_draft_s = self.profile.draft_step_s(num_requests)
-            expected_s = base_s + per_draft_s * num_drafts
+            expected_s = self.profile.drafting_s(num_requests, self._depth)
+            expected_s += float(self.profile.verify_s(num_requests, num_drafts))
         self._saved_up_s += PROBE_SHARE * expected_s
         if num_drafts is None or not self._num_missed:
             self._pace.note(num_drafts is not None, seconds, expected_s)
@@ -125,14 +135,15 @@ class DraftOutlook:
         self._num_missed = min(missed, self._window)
 
     def _times(self, most: Sequence[int]) -> tuple[float, float, float]:
-        """Seconds of a step without drafting; of the best step with it; and the time that the
-        tokens of the latter would take without."""
-        count = len(most)
-        reaching = np.bincount(most, minlength=self.profile.block_size + 1)[::-1].cumsum()[::-1]
-        drafts = reaching[1:].cumsum()
+        """Seconds of a step without drafting; of the best step with it that verifies all it
+        guesses; and the time that the tokens of the latter would take without."""
+        count, block_size = len(most), self.profile.block_size
+        reaching = np.bincount(most, minlength=block_size + 1)[::-1].cumsum()[::-1][1:]
+        depths = range(1, block_size + 1)
         plain_s = self.profile.plain_step_s(count)
-        base_s, per_draft_s = self.profile.draft_step_s(count)
-        drafting_s = (base_s + per_draft_s * drafts) * self._pace.comparison
-        worth_s = plain_s * (1 + (reaching[1:] * self.survival).cumsum() / count)
+        drafting_s = np.array([self.profile.drafting_s(count, depth) for depth in depths])
+        drafting_s += self.profile.verify_s(count, reaching.cumsum())
+        drafting_s *= self._pace.comparison
+        worth_s = plain_s * (1 + (reaching * self.survival).cumsum() / count)
         best = int((worth_s / drafting_s).argmax())
         return plain_s, float(drafting_s[best]), float(worth_s[best])

@@ -1,4 +1,4 @@
-"""Decides in every decode step whether to draft at all, and how many drafts of each request count.
+"""Decides in every decode step how many drafts to guess, none among them, and which to verify.
 
 ``VerifyAll`` has a fixed length.  The two others ask ``DraftOutlook`` whether to draft.
 ``EarlyStopping`` then looks at this step's confidences, so the host waits for them; ``StaleBudget``
@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from deepinfer.engine.execution.ladder import ladder_size
+import numpy as np
+from numpy.typing import ArrayLike
 
 from .calibration import Calibration
 from .draft_outlook import DraftOutlook
 from .step_profile import StepProfile
-from .verify_lengths import StepSeconds, best_budget, early_stopping_lengths, top_lengths
+from .verify_lengths import Floats, StepSeconds, best_budget, early_stopping_lengths, top_lengths
 
 STALE_STEPS = 2
 
@@ -25,12 +26,17 @@ STALE_STEPS = 2
 class DraftPlanner(Protocol):
     """What the decode worker asks.  ``most`` has the limit of each request."""
 
-    def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        """Whether to draft in this step; asked once a step, before ``lengths``."""
+    def depth(self, most: Sequence[int]) -> int:
+        """How many drafts to guess for every request, 0: none; asked once a step, before
+        ``lengths``."""
         ...
 
-    def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
-        """Drafts to verify for each request, given each draft's survival (rows falling)."""
+    def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
+        """Drafts to verify for each request, given the survival [R, depth] of each draft."""
+        ...
+
+    def look_ahead(self, most: Sequence[int]) -> None:
+        """Called while a device computes: what the next step needs to be known may be found now."""
         ...
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
@@ -39,13 +45,20 @@ class DraftPlanner(Protocol):
 
 
 class VerifyAll:
-    """Draft whenever possible and verify all there may be."""
+    """Draft ``num_drafts`` whenever possible and verify all there may be."""
 
-    def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        return any(most)
+    def __init__(self, num_drafts: int) -> None:
+        self.num_drafts = num_drafts
 
-    def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
-        return [min(limit, len(row)) for row, limit in zip(survival, most, strict=True)]
+    def depth(self, most: Sequence[int]) -> int:
+        return self.num_drafts if any(most) else 0
+
+    def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
+        _, depth = np.shape(survival)
+        return [min(limit, depth) for limit in most]
+
+    def look_ahead(self, most: Sequence[int]) -> None:
+        pass
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         pass
@@ -57,65 +70,72 @@ class EarlyStopping:
     def __init__(self, outlook: DraftOutlook) -> None:
         self.outlook = outlook
 
-    def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        return self.outlook.is_worth_drafting(most)
+    def depth(self, most: Sequence[int]) -> int:
+        block_size = self.outlook.profile.block_size
+        return block_size if self.outlook.is_worth_drafting(most) else 0
 
-    def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
+    def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
         self.outlook.note(survival)
-        step_s = draft_step_s(self.outlook.profile, len(most))
-        return early_stopping_lengths(survival, most, step_s)
+        profile, count = self.outlook.profile, len(most)
+        drafting_s = profile.drafting_s(count, profile.block_size)
+        return early_stopping_lengths(
+            survival, most, lambda n: drafting_s + profile.verify_s(count, n)
+        )
+
+    def look_ahead(self, most: Sequence[int]) -> None:
+        pass
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         self.outlook.took(seconds, num_requests, num_drafts)
 
 
 class StaleBudget:
-    """The number of drafts in all comes from past steps, their places from this one's."""
+    """How many drafts to guess, and to verify in all, comes from past steps; which, from this one's
+    confidences."""
 
     def __init__(self, outlook: DraftOutlook) -> None:
         self.outlook = outlook
-        self._past: deque[Sequence[Sequence[float]]] = deque(maxlen=STALE_STEPS)
+        self._past: deque[Floats] = deque(maxlen=STALE_STEPS)
+        self._budget = 0
+        self._ahead: tuple[Sequence[int], int, int] | None = None
 
-    def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        is_worth_it = self.outlook.is_worth_drafting(most)
-        if not is_worth_it:
+    def depth(self, most: Sequence[int]) -> int:
+        ahead, self._ahead = self._ahead, None
+        if not self.outlook.is_worth_drafting(most):
             self._past.clear()
-        return is_worth_it
+            return 0
+        if ahead is None or ahead[0] != most:
+            ahead = self._best(most)
+        _, depth, self._budget = ahead
+        return depth
 
-    def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
+    def look_ahead(self, most: Sequence[int]) -> None:
+        if len(self._past) == STALE_STEPS and any(most):
+            self._ahead = self._best(most)
+
+    def _best(self, most: Sequence[int]) -> tuple[Sequence[int], int, int]:
+        """The limits themselves, drafts to guess of each request and to verify in all."""
+        profile, count = self.outlook.profile, len(most)
         is_known = len(self._past) == STALE_STEPS
-        known = self._past[0] if is_known else [self.outlook.survival.tolist()]
-        expected = [known[row % len(known)] for row in range(len(most))]
-        budget = best_budget(expected, most, padded_step_s(self.outlook.profile, len(most)))
-        self._past.append(survival)
-        self.outlook.note(survival)
-        return top_lengths(survival, most, budget)
+        known = self._past[0] if is_known else self.outlook.survival[None]
+        expected = known[np.arange(count) % len(known)]
+        deepest = min(max(most), profile.block_size)
+        drafting_s = [profile.drafting_s(count, depth) for depth in range(1, deepest + 1)]
+        step_s: StepSeconds = lambda n: profile.verify_s(count, n)  # noqa: E731
+        return most, *best_budget(expected[:, :deepest], most, step_s, drafting_s)
+
+    def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
+        self._past.append(self.outlook.note(survival))
+        return top_lengths(survival, most, self._budget)
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         self.outlook.took(seconds, num_requests, num_drafts)
 
 
-def draft_step_s(profile: StepProfile, num_requests: int) -> StepSeconds:
-    """Seconds of a step of ``num_requests`` by the number of drafts it verifies."""
-    base_s, per_draft_s = profile.draft_step_s(num_requests)
-    return lambda num_drafts: base_s + per_draft_s * num_drafts
-
-
-def padded_step_s(profile: StepProfile, num_requests: int) -> StepSeconds:
-    """The same where steps are padded to sizes of a ladder: drafts that fill one cost nothing."""
-    base_s, per_draft_s = profile.draft_step_s(num_requests)
-    drafts = num_requests * profile.block_size
-    smallest = ladder_size(num_requests)
-    per_token_s = per_draft_s * drafts / (ladder_size(num_requests + drafts) - smallest)
-    return lambda n: base_s + per_token_s * (ladder_size(num_requests + n) - smallest)
-
-
 def make_planner(
-    profile: StepProfile | None, device: str, window: int, calibration: Calibration | None
+    profile: StepProfile, device: str, window: int, calibration: Calibration | None
 ) -> DraftPlanner:
-    """A fixed length without a profile; else what suits the device."""
-    if profile is None:
-        return VerifyAll()
+    """As many drafts as pay, by what suits the device."""
     typical = calibration.typical_survival if calibration else ()
     outlook = DraftOutlook(profile, window, typical)
     return EarlyStopping(outlook) if device == "cpu" else StaleBudget(outlook)

@@ -6,14 +6,12 @@ import itertools
 import platform
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
-from deepinfer.engine.execution.graphs import GraphCache
 from deepinfer.engine.execution.runner import Cache, Runner
 
 from .step_profile import StepProfile, step_clock
@@ -33,20 +31,15 @@ def device_name(device: str) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
-def measure_steps(
-    model: Runner, cache: Cache, config: EngineConfig, *, captures: bool = True
-) -> StepProfile:
+@torch.inference_mode()
+def measure_steps(model: Runner, cache: Cache, config: EngineConfig) -> StepProfile:
     """Time drafting and verification, the smallest and a large number of requests first, then what
-    lies between, then all again, until the budget is spent.  The best time of each counts.
-
-    With ``captures`` a GPU replays each as a graph, as the workers do.
-    """
-    graphs = GraphCache(config.device, captures=captures)
+    lies between, then all again, until the budget is spent.  The best time of each counts."""
     counts = [n for n in NUM_REQUESTS if n < config.max_num_seqs]
     counts.insert(min(1, len(counts)), config.max_num_seqs)
     if config.device == "cpu":
         counts = [n for n in counts if n <= MOST_CPU_REQUESTS or n == min(counts)]
-    actions = {n: _captured(graphs, n, _actions(model, cache, config, n)) for n in counts}
+    actions = {n: _actions(model, cache, config, n) for n in counts}
     for action in actions[min(counts)]:
         action()
     deadline = time.perf_counter() + BUDGET_S
@@ -56,8 +49,7 @@ def measure_steps(
         if time.perf_counter() > deadline and not is_needed:
             break
         if number not in best and config.device != "cpu":
-            for _ in range(2):  # pays for compilation, then for the capture
-                _times(actions[number], config.device)
+            _times(actions[number], config.device)  # pays for compilation
         times = _times(actions[number], config.device)
         best[number] = [min(pair) for pair in zip(times, best.get(number, times), strict=True)]
     return _profile(config, best)
@@ -76,6 +68,7 @@ def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
         block_size=config.num_speculative_tokens,
         num_requests=tuple(numbers),
         draft_s=draft_s,
+        first_s=draft_s,  # blocks are always guessed whole where steps are not padded
         seed_s=seed_s,
         single_s=single_s,
         block_s=tuple(block_s),
@@ -98,12 +91,6 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
     return seconds
 
 
-def _captured(
-    graphs: GraphCache, number: int, actions: Sequence[Callable[[], None]]
-) -> list[Callable[[], None]]:
-    return [partial(graphs.run, (number, place), action) for place, action in enumerate(actions)]
-
-
 def _actions(
     model: Runner, cache: Cache, config: EngineConfig, number: int
 ) -> list[Callable[[], None]]:
@@ -123,6 +110,8 @@ def _actions(
             anchors,
             cache,
             lambda logits, positions: logits.argmax(-1),
+            config.num_speculative_tokens,
+            False,
         )
 
     def forward() -> None:

@@ -10,10 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from deepinfer.engine.execution.ladder import ladder, ladder_size
 from deepinfer.errors import ConfigError
 
-SCHEMA = "deepinfer.step_profile/2"
+SCHEMA = "deepinfer.step_profile/3"
+_BY_REQUESTS = ("num_requests", "draft_s", "first_s", "seed_s", "single_s", "block_s")
+_BY_SIZE = ("sizes", "size_s")
 
 
 def step_clock(device: str) -> Callable[[], float]:
@@ -29,25 +33,41 @@ class StepProfile:
     device         what was measured; times of another device say nothing here
     num_requests   rising
     draft_s        one drafted block for each request
+    first_s        the same where only the first draft of each block is wanted
     seed_s         letting the draft stages see one token of each request
     single_s       a step of one token of each request, which the draft stages do not see
     block_s        a step with ``block_size`` drafts of each request, which the draft stages see
+    sizes          where steps are padded to a ladder: its sizes in tokens, rising
+    size_s         seconds of a step of such a size, which the draft stages see
     """
 
     device: str
     block_size: int
     num_requests: tuple[int, ...]
     draft_s: tuple[float, ...]
+    first_s: tuple[float, ...]
     seed_s: tuple[float, ...]
     single_s: tuple[float, ...]
     block_s: tuple[float, ...]
+    sizes: tuple[int, ...] = ()
+    size_s: tuple[float, ...] = ()
 
-    def draft_step_s(self, num_requests: int) -> tuple[float, float]:
-        """Seconds of a step with drafting that verifies nothing, and of each draft verified."""
+    def drafting_s(self, num_requests: int, depth: int) -> float:
+        """Seconds until so many drafts of each request are there."""
+        first, block = self._at(self.first_s, num_requests), self._at(self.draft_s, num_requests)
+        return first + (block - first) * (depth - 1) / max(self.block_size - 1, 1)
+
+    def verify_s(self, num_requests: int, num_drafts: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of a step that verifies so many drafts in all, after drafting; any shape."""
+        drafts = np.asarray(num_drafts)
+        if self.sizes:
+            steps = np.array(ladder(num_requests + int(drafts.max(initial=0))))
+            padded = steps[np.searchsorted(steps, num_requests + drafts)]
+            beyond = np.maximum(padded / self.sizes[-1], 1.0)
+            return np.asarray(beyond * np.interp(padded, self.sizes, self.size_s))
         single = self._at(self.single_s, num_requests) + self._at(self.seed_s, num_requests)
         block = max(self._at(self.block_s, num_requests), single)
-        per_draft = (block - single) / (num_requests * self.block_size)
-        return self._at(self.draft_s, num_requests) + single, per_draft
+        return np.asarray(single + (block - single) / (num_requests * self.block_size) * drafts)
 
     def plain_step_s(self, num_requests: int) -> float:
         """Seconds of a step without any drafting."""
@@ -72,10 +92,7 @@ class StepProfile:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored.pop("schema") != SCHEMA:
                 raise ValueError(f"not {SCHEMA}")
-            curves = {
-                name: tuple(stored[name])
-                for name in ("num_requests", "draft_s", "seed_s", "single_s", "block_s")
-            }
+            curves = {name: tuple(stored[name]) for name in (*_BY_REQUESTS, *_BY_SIZE)}
             profile = cls(**(stored | curves))
             profile._check()
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -85,19 +102,20 @@ class StepProfile:
         return profile
 
     def _check(self) -> None:
-        curves = (self.draft_s, self.seed_s, self.single_s, self.block_s)
-        counts = self.num_requests
-        if not counts or any(len(curve) != len(counts) for curve in curves):
-            raise ValueError("its curves have different lengths")
-        if counts[0] < 1 or any(a >= b for a, b in zip(counts, counts[1:], strict=False)):
-            raise ValueError("num_requests must rise")
-        if not all(math.isfinite(s) and s > 0 for curve in curves for s in curve):
-            raise ValueError("seconds must be positive")
-        if self.block_size < 1:
-            raise ValueError("block_size must be positive")
+        for names in (_BY_REQUESTS, _BY_SIZE):
+            counts, *curves = (getattr(self, name) for name in names)
+            if any(len(curve) != len(counts) for curve in curves):
+                raise ValueError("its curves have different lengths")
+            if any(a >= b for a, b in zip((0, *counts), counts, strict=False)):
+                raise ValueError(f"{names[0]} must rise from 1 or more")
+            if not all(math.isfinite(s) and s > 0 for curve in curves for s in curve):
+                raise ValueError("seconds must be positive")
+        if not self.num_requests or self.block_size < 1:
+            raise ValueError("num_requests is empty or block_size is not positive")
 
     def _at(self, seconds: Sequence[float], num_requests: int) -> float:
         """Interpolated; beyond the last measured number it grows in proportion."""
+        num_requests = ladder_size(num_requests) if self.sizes else num_requests
         last = self.num_requests[-1]
         scale = max(num_requests / last, 1.0)
         return scale * float(np.interp(num_requests, self.num_requests, seconds))

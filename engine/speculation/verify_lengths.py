@@ -8,63 +8,82 @@ block, so taking drafts by falling survival always takes prefixes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
-StepSeconds = Callable[[int], float]
-"""Seconds of a decode step that verifies so many drafts in all."""
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+StepSeconds = Callable[[Ints], Floats]
+"""Seconds of decode steps that verify so many drafts in all, for each of the numbers."""
 
 
 def early_stopping_lengths(
-    survival: Sequence[Sequence[float]], most: Sequence[int], step_s: StepSeconds
+    survival: ArrayLike, most: Sequence[int], step_s: StepSeconds
 ) -> list[int]:
     """Add drafts by falling survival as long as each makes the step's tokens per second grow.
 
-    survival: by request and draft, each row falling; most: the limits, 0 to len(row).
+    survival: [R, B] by request and draft, each row falling; most: the limits, 0 to B.
     The choice looks at no draft beyond the first that is refused, so no accepted token depends on
     what would have followed it.  Source: algorithm 1 of arXiv 2607.05147.
     """
-    lengths = [0] * len(survival)
-    expected = float(len(survival))
-    best = expected / step_s(0)
-    for number, (falls_short, _, row) in enumerate(_by_survival(survival, most), start=1):
-        expected -= falls_short
-        rate = expected / step_s(number)
-        if not rate > best:
-            break
-        best = rate
-        lengths[row] += 1
-    return lengths
+    chances, requests, _ = _by_survival(survival, most)
+    rates = _tokens(len(most), chances) / step_s(np.arange(len(chances) + 1))
+    is_refused = ~(rates[1:] > rates[:-1])
+    number = int(is_refused.argmax()) if is_refused.any() else len(chances)
+    return _lengths(requests[:number], len(most))
 
 
 def best_budget(
-    survival: Sequence[Sequence[float]], most: Sequence[int], step_s: StepSeconds
-) -> int:
-    """How many drafts to verify in all for the most tokens per second, anywhere on the curve."""
-    chances = [-negative for negative, _, _ in _by_survival(survival, most)]
-    expected = accumulate(chances, initial=float(len(survival)))
-    rates = [tokens / step_s(number) for number, tokens in enumerate(expected)]
-    return max(range(len(rates)), key=rates.__getitem__)
+    survival: ArrayLike,
+    most: Sequence[int],
+    step_s: StepSeconds,
+    drafting_s: Sequence[float] = (0.0,),
+) -> tuple[int, int]:
+    """How many drafts to guess for each request and to verify in all, for the most tokens per
+    second, anywhere on the curve.
+
+    ``drafting_s[d - 1]``: seconds until the first d of each are there, the last entry for all that
+    are left; ``step_s`` are those of the rest of the step.
+    """
+    chances, _, places = _by_survival(survival, most)
+    seconds = step_s(np.arange(len(chances) + 1))
+    best_rate, best = 0.0, (1, 0)
+    for depth, until_s in enumerate(drafting_s, start=1):
+        tokens = _tokens(
+            len(most), chances if depth == len(drafting_s) else chances[places < depth]
+        )
+        rates = tokens / (until_s + seconds[: len(tokens)])
+        number = int(rates.argmax())
+        if rates[number] > best_rate:
+            best_rate, best = rates[number], (depth, number)
+    return best
 
 
-def top_lengths(survival: Sequence[Sequence[float]], most: Sequence[int], budget: int) -> list[int]:
+def top_lengths(survival: ArrayLike, most: Sequence[int], budget: int) -> list[int]:
     """The ``budget`` drafts that are likeliest to survive, as a length for each request."""
-    lengths = [0] * len(survival)
-    for _, _, row in _by_survival(survival, most)[:budget]:
-        lengths[row] += 1
+    _, requests, _ = _by_survival(survival, most)
+    return _lengths(requests[:budget], len(most))
+
+
+def _lengths(requests: Ints, count: int) -> list[int]:
+    lengths: list[int] = np.bincount(requests, minlength=count).tolist()
     return lengths
 
 
-def _by_survival(
-    survival: Sequence[Sequence[float]], most: Sequence[int]
-) -> list[tuple[float, int, int]]:
-    """(-survival, place in the block, request), the likeliest first; ties by place, so that no
+def _tokens(num_requests: int, chances: Floats) -> Floats:
+    """What a step yields by the number of drafts verified, 0 to all."""
+    tokens: Floats = np.concatenate([[float(num_requests)], chances]).cumsum()
+    return tokens
+
+
+def _by_survival(survival: ArrayLike, most: Sequence[int]) -> tuple[Floats, Ints, Ints]:
+    """Survival, request and place of all drafts, the likeliest first; ties by place, so that no
     draft comes before the one it builds on.  Rows end where they are no longer numbers above 0."""
-    drafts = []
-    for row, (chances, limit) in enumerate(zip(survival, most, strict=True)):
-        bound = 1.0
-        for place, chance in enumerate(chances[: max(limit, 0)]):
-            if not chance > 0.0:
-                break
-            bound = min(bound, chance)
-            drafts.append((-bound, place, row))
-    return sorted(drafts)
+    found = np.asarray(survival, dtype=np.float64).reshape(len(most), -1).T
+    places = np.arange(len(found))[:, None]
+    usable = np.logical_and.accumulate((found > 0) & (places < np.asarray(most)))
+    falling = np.minimum.accumulate(np.where(usable, found, 0.0))
+    order = np.argsort(-falling, axis=None, kind="stable")[: int(usable.sum())]
+    place, request = np.unravel_index(order, falling.shape)
+    return falling.ravel()[order], request, place

@@ -116,7 +116,8 @@ def test_every_row_is_measured_with_the_form_of_experts_that_suits_it(
     def make(*_: object, experts_as_fp8: bool, num_slots: int, **rest: object) -> object:
         made.append((experts_as_fp8, num_slots, []))
         return SimpleNamespace(
-            experts_as_fp8=experts_as_fp8, num_slots=num_slots, ranks=8, share=SimpleNamespace(),
+            experts_as_fp8=experts_as_fp8, num_slots=num_slots, ranks=8, present=1,
+            share=SimpleNamespace(),
             worker=lambda *_, **__: SimpleNamespace(piece_keys=None),
         )  # fmt: skip
 
@@ -132,7 +133,7 @@ def test_every_row_is_measured_with_the_form_of_experts_that_suits_it(
     monkeypatch.setattr(rank_decode, "_fixed", lambda *given: found(given[-1]))
     monkeypatch.setattr(rank_prefill, "_row", lambda *given: found(given[-1].replace(",", "")))
     plan = BenchPlan(requests=(256,), drafts=(1, 5), tokens=(64, 8192), modes=())
-    assert len(list(measure_rank(plan, FLASH, "cuda"))) == 4
+    assert len(list(measure_rank(plan, FLASH, ["cuda"]))) == 4
     assert made == wanted
 
 
@@ -142,12 +143,12 @@ def test_too_many_requests_are_refused_with_the_number_that_fits(
     monkeypatch.setattr(rank_steps, "num_that_fit", lambda *sizes, **form: 3)
     plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, decode_ranks=(2,))
     with pytest.raises(ConfigError, match=r"5 requests of 100 tokens .* 3 requests fit; ask for"):
-        list(measure_rank(plan, TINY, "cpu"))
+        list(measure_rank(plan, TINY, ["cpu"]))
 
 
 def test_sizes_beyond_the_room_are_left_out() -> None:
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=2, seed=0, device="cpu")
-    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, num_steps=1)
+    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, drafts=(5,), num_steps=1)
     plan = dataclasses.replace(plan, decode_ranks=(2,))
     assert [row.size for row in measure_decode(plan, TINY, rank)] == [2]
 

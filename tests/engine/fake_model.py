@@ -123,6 +123,8 @@ class FakeModel:
         starts: Tensor,
         cache: FakeCache,
         sample: Callable[[Tensor, Tensor], Tensor],
+        depth: int,
+        keeps_logits: bool,
     ) -> DraftOutput:
         """Drafts from the right logits, or now and then from others."""
         histories = []
@@ -134,7 +136,7 @@ class FakeModel:
             assert all(ring[key % cache.ring_size] == verified[key] for key in seen), "not seeded"
             histories.append([*verified, int(anchor)])
         ids, logits = [], []
-        for step in range(self.config.dspark_block_size):
+        for step in range(depth):
             rows = [
                 next_logits(self.config, h, 0, int(start)).roll(hash(tuple(h)) % 4 // 3)
                 for h, start in zip(histories, starts, strict=True)
@@ -145,7 +147,7 @@ class FakeModel:
                 history.append(token)
         return DraftOutput(
             token_ids=torch.stack(ids, 1),
-            logits=torch.stack(logits, 1),
+            logits=torch.stack(logits, 1) if keeps_logits else None,
             confidence=torch.ones(len(anchors), len(ids)),
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from deepinfer.engine.speculation.draft_outlook import DraftOutlook
 from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
@@ -14,7 +16,7 @@ from deepinfer.engine.speculation.step_profile import StepProfile
 
 
 class AnyLengths:
-    """Drafts now and then, and verifies whatever ``choices`` say."""
+    """Drafts now and then, and guesses and verifies whatever ``choices`` say."""
 
     def __init__(self, choices: Sequence[int]) -> None:
         self.choices = list(choices)
@@ -24,11 +26,15 @@ class AnyLengths:
         self.calls += 1
         return self.choices[self.calls % len(self.choices)] % (most + 1)
 
-    def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        return self._next(3) > 0
+    def depth(self, most: Sequence[int]) -> int:
+        return self._next(5)
 
-    def lengths(self, survival: Sequence[Sequence[float]], most: Sequence[int]) -> list[int]:
-        return [self._next(limit) for limit in most]
+    def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
+        depth = np.shape(survival)[1]
+        return [self._next(min(depth, limit)) for limit in most]
+
+    def look_ahead(self, most: Sequence[int]) -> None:
+        pass
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         assert seconds > 0 and num_requests > 0 and (num_drafts is None or num_drafts >= 0)
@@ -54,7 +60,8 @@ def test_any_step_times_give_the_answers_of_the_oracle(
 ) -> None:
     config = FakeConfig()
     profile = StepProfile(device="cpu", block_size=5, num_requests=(1,), draft_s=(draft_s,),
-                          seed_s=(0.01,), single_s=(1.0,), block_s=(block_s,))  # fmt: skip
+                          first_s=(draft_s / 3,), seed_s=(0.01,), single_s=(1.0,),
+                          block_s=(block_s,))  # fmt: skip
     engine = make_engine(FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24)
     assert engine._workers is not None
     outlook = DraftOutlook(profile, config.sliding_window)

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import random
 from itertools import accumulate
 
 import pytest
 
-from deepinfer.engine.execution.ladder import ladder_size
+from deepinfer.engine.execution.ladder import ladder, ladder_size
 from deepinfer.engine.speculation.draft_outlook import PROBE_SHARE, DraftOutlook
-from deepinfer.engine.speculation.draft_planner import (
-    EarlyStopping,
-    StaleBudget,
-    draft_step_s,
-    padded_step_s,
-)
+from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
 from deepinfer.engine.speculation.step_profile import StepProfile
-from deepinfer.engine.speculation.verify_lengths import best_budget
 
 MOST = [5] * 10
 
 
-def make_profile(draft_s: float, block_s: float) -> StepProfile:
+def make_profile(draft_s: float, block_s: float, first_s: float | None = None) -> StepProfile:
     return StepProfile(
-        device="test", block_size=5, num_requests=(1,), draft_s=(draft_s / 10,), seed_s=(0.002,),
+        device="test", block_size=5, num_requests=(1,), draft_s=(draft_s / 10,),
+        first_s=((draft_s if first_s is None else first_s) / 10,), seed_s=(0.002,),
         single_s=(0.1,), block_s=(block_s / 10,),
     )  # fmt: skip
+
+
+def padded(profile: StepProfile, num_requests: int) -> StepProfile:
+    """The same where steps up to all drafts of so many requests are padded."""
+    sizes = ladder(num_requests * 6)
+    drafts = [max(size - num_requests, 0) for size in sizes]
+    size_s = profile.verify_s(num_requests, drafts).tolist()
+    return dataclasses.replace(profile, sizes=sizes, size_s=tuple(size_s))
 
 
 class Device:
@@ -54,8 +58,8 @@ class Device:
             lengths = self.planner.lengths([self.survival] * len(MOST), MOST)
             self.tokens += sum(sum(self.survival[:length]) for length in lengths)
             drafts = sum(lengths)
-            base, per_draft = self.profile.draft_step_s(len(MOST))
-            seconds = base + per_draft * drafts
+            seconds = self.profile.drafting_s(len(MOST), 5)
+            seconds += float(self.profile.verify_s(len(MOST), drafts))
             seconds += self.profile.catch_up_s(len(MOST), self.missed)
         seconds *= self.random.uniform(1, 1 + self.noise)
         self.outlook.took(seconds, len(MOST), drafts)
@@ -123,8 +127,8 @@ def test_a_slower_machine_slows_both_kinds_and_changes_nothing() -> None:
     Device(outlook, draft_s=0.5, block_s=3.0, chance=0.5).run(300)
     slow = Device(outlook, draft_s=0.5, block_s=3.0, chance=0.5)
     slow.profile = StepProfile(
-        device="test", block_size=5, num_requests=(1,), draft_s=(0.1,), seed_s=(0.004,),
-        single_s=(0.2,), block_s=(0.6,),
+        device="test", block_size=5, num_requests=(1,), draft_s=(0.1,), first_s=(0.1,),
+        seed_s=(0.004,), single_s=(0.2,), block_s=(0.6,),
     )  # fmt: skip
     assert sum(slow.run(300)) <= 10
 
@@ -141,18 +145,23 @@ def test_certain_drafts_that_cost_little_are_all_verified(
 ) -> None:
     planner = planner_type(DraftOutlook(make_profile(0.2, 1.5), 128))
     for _ in range(5):
-        assert planner.is_worth_drafting([5, 3])
+        assert planner.depth([5, 3]) == 5
         assert planner.lengths([[1.0] * 5] * 2, [5, 3]) == [5, 3]
-    assert not planner.is_worth_drafting([0, 0])
+    assert planner.depth([0, 0]) == 0
+
+
+def stale_step(planner: StaleBudget, survival: list[list[float]]) -> int:
+    """Drafts verified of requests that could have five."""
+    depth = planner.depth([5] * len(survival))
+    assert depth
+    return sum(planner.lengths([row[:depth] for row in survival], [5] * len(survival)))
 
 
 def test_a_stale_budget_follows_two_steps_later() -> None:
     planner = StaleBudget(DraftOutlook(make_profile(0.0, 3.0), 128, [0.9] * 5))
     hopeful, hopeless = [[0.9] * 5] * 2, [[0.01] * 5] * 2
-    sizes = [
-        sum(planner.lengths(survival, [5, 5]))
-        for survival in (hopeful, hopeless, hopeful, hopeful, hopeful)
-    ]
+    steps = (hopeful, hopeless, hopeful, hopeful, hopeful)
+    sizes = [stale_step(planner, survival) for survival in steps]
     assert sizes[:3] == [10, 10, 10] and sizes[3] < 10 and sizes[4] == 10
 
 
@@ -161,14 +170,49 @@ def test_a_budget_fills_the_padded_size(num_requests: int) -> None:
     """A draft that pads a step less costs nothing: the next larger budget needs a larger size."""
     generator = random.Random(num_requests)
     survival = [
-        list(accumulate((generator.random() for _ in range(5)), operator.mul))
+        list(accumulate((generator.uniform(0.5, 1) for _ in range(5)), operator.mul))
         for _ in range(num_requests)
     ]
-    profile = make_profile(0.5, 3.0)
-    step_s = padded_step_s(profile, num_requests)
-    budget = best_budget(survival, [5] * num_requests, step_s)
-    tokens = num_requests + budget
-    assert budget == 5 * num_requests or ladder_size(tokens + 1) > ladder_size(tokens)
-    every = num_requests * profile.block_size
-    linear = draft_step_s(profile, num_requests)
-    assert step_s(0) == linear(0) and step_s(every) == pytest.approx(linear(every))
+    profile = padded(make_profile(0.1, 1.8), num_requests)
+    planner = StaleBudget(DraftOutlook(profile, 128, [0.9, 0.8, 0.7, 0.6, 0.5]))
+    tokens = [num_requests + stale_step(planner, survival) for _ in range(4)]
+    for count in tokens:
+        assert count == 6 * num_requests or ladder_size(count + 1) > ladder_size(count)
+
+
+def test_what_was_found_ahead_is_what_would_be_found_later() -> None:
+    """And is not taken for other requests."""
+    survival = [[0.9 - 0.01 * row] * 5 for row in range(8)]
+    planners = [
+        StaleBudget(DraftOutlook(padded(make_profile(0.3, 2.0, 0.1), 8), 128)) for _ in range(2)
+    ]
+    for limits in ([5] * 8, [5] * 8, [5] * 8, [2] * 8, [5] * 8):
+        depths = [planner.depth(limits) for planner in planners]
+        assert depths[0] == depths[1]
+        lengths = [p.lengths([row[: depths[0]] for row in survival], limits) for p in planners]
+        assert lengths[0] == lengths[1]
+        planners[0].look_ahead(limits)
+
+
+def test_padded_steps_take_the_time_of_their_size() -> None:
+    profile = padded(make_profile(0.5, 3.0), 60)
+    assert profile.verify_s(60, [1, 4, 5]).tolist() == [profile.size_s[profile.sizes.index(n)]
+                                                        for n in (64, 64, 96)]  # fmt: skip
+    assert profile.plain_step_s(60) == pytest.approx(6.4), "64 requests, in proportion"
+
+
+def test_drafts_that_are_dear_and_rarely_verified_are_not_guessed() -> None:
+    """Guessing one costs 0.1 of a step, each further one as much again; most fall at the second."""
+    survival = [[0.9, 0.2, 0.1, 0.05, 0.02]] * 10
+    planner = StaleBudget(DraftOutlook(make_profile(0.5, 1.5, 0.1), 128, survival[0]))
+    for _ in range(4):
+        assert planner.depth(MOST) == 1
+        assert planner.lengths([row[:1] for row in survival], MOST) == [1] * 10
+
+
+def test_a_chance_that_was_not_seen_again_follows_those_before_it() -> None:
+    """Of blocks that were cut short, the rest is thought to fare as it did when there was one."""
+    outlook = DraftOutlook(make_profile(0.5, 1.5), 128, [0.8, 0.6, 0.3, 0.2, 0.1])
+    whole = outlook.note([[0.4, 0.3]])
+    assert whole.shape == (1, 5)
+    assert whole[0].tolist() == pytest.approx([0.4, 0.3, 0.15, 0.1, 0.05])

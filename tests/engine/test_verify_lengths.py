@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def test_early_stopping_grows_the_rate_with_each_draft(
     def step_s(number: int) -> float:
         return 1.0 + cost * number
 
-    lengths = early_stopping_lengths(survival, most, step_s)
+    lengths = early_stopping_lengths(survival, most, lambda numbers: 1.0 + cost * numbers)
     number = sum(lengths)
     assert lengths == top_lengths(survival, most, number)
     assert all(rate(n + 1) > rate(n) for n in range(number))
@@ -82,7 +83,8 @@ def test_the_best_budget_is_the_best_of_all_on_any_curve(
     batch: tuple[list[list[float]], list[int]], curve: list[float]
 ) -> None:
     survival, most = batch
-    budget = best_budget(survival, most, curve.__getitem__)
+    depth, budget = best_budget(survival, most, np.array(curve).__getitem__)
+    assert depth == 1, "where all depths cost the same, there is only one"
     rates = [
         (len(survival) + gained(survival, top_lengths(survival, most, n))) / curve[n]
         for n in range(
@@ -92,9 +94,35 @@ def test_the_best_budget_is_the_best_of_all_on_any_curve(
     assert rates[budget] == pytest.approx(max(rates))
 
 
+@given(batches(), st.lists(st.floats(0.1, 9.0), min_size=31, max_size=31), st.data())
+def test_the_best_depth_is_worth_what_it_costs(
+    batch: tuple[list[list[float]], list[int]], curve: list[float], data: st.DataObject
+) -> None:
+    """As good as the best of all depths that are tried one by one."""
+    survival, most = batch
+    block = len(survival[0])
+    costs = data.draw(st.lists(st.floats(0.0, 3.0), min_size=block, max_size=block))
+
+    def rate(depth: int, budget: int) -> float:
+        cut = [min(depth, limit) for limit in most]
+        tokens = len(survival) + gained(survival, top_lengths(survival, cut, budget))
+        return tokens / (costs[depth - 1] + curve[budget])
+
+    def possible(depth: int) -> int:
+        return sum(
+            usable(row, min(depth, limit)) for row, limit in zip(survival, most, strict=True)
+        )
+
+    depth, budget = best_budget(survival, most, np.array(curve).__getitem__, costs)
+    assert budget <= possible(depth)
+    assert rate(depth, budget) == pytest.approx(
+        max(rate(d, n) for d in range(1, block + 1) for n in range(possible(d) + 1))
+    )
+
+
 def test_equal_confidences_fill_all_first_places_before_any_second() -> None:
     assert top_lengths([[1.0] * 3] * 3, [3] * 3, 4) == [2, 1, 1]
-    assert early_stopping_lengths([[1.0] * 2] * 2, [2, 2], lambda n: 1.0) == [2, 2]
+    assert early_stopping_lengths([[1.0] * 2] * 2, [2, 2], np.ones_like) == [2, 2]
 
 
 @given(batches(), st.integers(0, 5))

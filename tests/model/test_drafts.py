@@ -56,6 +56,23 @@ def test_drafts_do_not_depend_on_the_batch(model, new_fleet):
         assert_bitwise_equal(alone.confidence[0], together.confidence[row])
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_drafts_that_nobody_wants_change_none_before_them(model, new_fleet, depth):
+    lengths, starts = [3, 150, 90], [0, 20, 0]
+    whole = draft(ready_fleet(new_fleet, model, lengths, starts), [0, 1, 2], [5, 6, 7])
+    fleet = ready_fleet(new_fleet, model, lengths, starts)
+    first = draft(fleet, [0, 1, 2], [5, 6, 7], depth=depth)
+    for found, expected in zip(vars_of(first), vars_of(whole), strict=True):
+        assert_bitwise_equal(found, expected[:, :depth])
+    unkept = draft(fleet, [0, 1, 2], [5, 6, 7], depth=depth, keeps_logits=False)
+    assert unkept.logits is None
+    assert_bitwise_equal(unkept.token_ids, first.token_ids)
+
+
+def vars_of(output):
+    return output.token_ids, output.logits, output.confidence
+
+
 def test_how_a_ring_was_filled_does_not_matter(model, new_fleet):
     """At once (longer than the ring), token by token, or only the part a draft can see."""
     length = 160

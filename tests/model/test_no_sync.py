@@ -130,7 +130,8 @@ def test_drafting_reads_no_value(model: Model, launches: list[str]) -> None:
     numbers = torch.empty(NUM_REQUESTS, dtype=torch.int64, device="meta")
     with NothingOnTheHost():
         output = bound.draft(
-            numbers, numbers, numbers, numbers, lambda logits, slots, positions: logits.argmax(-1)
-        )
-    assert output.token_ids.shape == (NUM_REQUESTS, model.config.dspark_block_size)
+            numbers, numbers, numbers, numbers,
+            lambda logits, slots, positions: logits.argmax(-1), 2, True,
+        )  # fmt: skip
+    assert output.token_ids.shape == (NUM_REQUESTS, 2)
     assert count(launches, "attention") == model.config.num_nextn_predict_layers

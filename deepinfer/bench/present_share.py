@@ -1,0 +1,162 @@
+"""Several ranks that are really here, among the absent ones of a larger deployment.
+
+P present ranks of N exchange tokens as the engine does.  An absent rank sends as many tokens as a
+present one, made once, and returns something for each that goes to it: everything on a present rank
+works as in the whole deployment, only bytes for absent ones cross no link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.execution.turns import Turn
+from deepinfer.engine.model.layer_tensors import LayerTensors
+from deepinfer.engine.model.schedule import LayerPlan
+from deepinfer.engine.model.share import LocalExperts, RoutedExperts
+from deepinfer.engine.parallel.exchange import PresentExperts
+from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
+from deepinfer.engine.parallel.groups import Group
+from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
+from deepinfer.engine.parallel.routing_table import RoutingTable
+from deepinfer.kernels.exchange import ExchangeLayout
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+from .plan import padded_experts
+
+# The round in which absent ranks have sent and returned: none is ever later.
+_ALWAYS = 1 << 30
+_SCALE = 120  # E8M0: 2 ** -7
+
+
+class PresentShare:
+    """A present rank's ``Share``: all of attention, and its part of the routed experts.
+
+    ``group`` are the present ranks, the first ones of ``ranks``; ``capacity``: the most tokens of a
+    pass of any rank.  On GPUs ranks write into each other's memory, on a CPU they use gloo.
+    """
+
+    tensor_rank = 0
+    tensor_size = 1
+
+    def __init__(self, ranks: int, group: Group, capacity: int) -> None:
+        self.ranks = ranks
+        self.group = group
+        self.capacity = capacity
+        self._fixed: list[FixedCapacityExperts] = []
+        self._channels: dict[int, PeerChannel] = {}
+
+    def has_layer(self, plan: LayerPlan) -> bool:
+        return True
+
+    def gather_groups(self, groups: Tensor) -> Tensor:
+        return groups
+
+    def routed_experts(self, plan: LayerPlan, tensors: LayerTensors, limit: float) -> RoutedExperts:
+        table = even_table(plan.n_routed_experts, self.ranks, tensors.device)
+        members = table.members[self.group.rank]
+        local = LocalExperts(tensors, members, limit, plan.n_routed_experts)
+        width, choices = local.down.num_rows, plan.num_experts_per_tok
+        if tensors.device.type == "cpu":
+            self._fixed.append(
+                FixedCapacityExperts(
+                    PresentExperts(local), table, EchoGroup(self.group, self.ranks),
+                    hidden_size=width, num_choices=choices, capacity=self.capacity, is_exact=False,
+                )
+            )  # fmt: skip
+            return self._fixed[-1]
+        if choices not in self._channels:
+            layout = ExchangeLayout(
+                num_ranks=self.ranks, capacity=self.capacity, num_choices=choices,
+                hidden_size=width, is_exact=False, block=MatrixPath.of(tensors.device).block,
+            )  # fmt: skip
+            channel = PartChannel(self.group, layout, tensors.device, plan.n_routed_experts)
+            self._channels[choices] = channel
+        return PeerExperts(local, table, self._channels[choices])
+
+    def before_pass(self, number: int, most_tokens: int) -> Turn:
+        """All ranks bring at most so many tokens to the next pass."""
+        for fixed in self._fixed:
+            fixed.capacity = most_tokens
+        for channel in self._channels.values():
+            channel.most_tokens = most_tokens
+        return Turn(most_tokens if self._channels else None)
+
+
+def even_table(num_experts: int, ranks: int, device: torch.device) -> RoutingTable:
+    """Experts in their order over ``ranks``, whose last ones may hold the last expert once more."""
+    held = padded_experts(num_experts, ranks)
+    experts = torch.arange(num_experts, device=device)[:, None]
+    return RoutingTable(
+        rank=experts // held,
+        place=experts % held,
+        count=torch.ones(num_experts, dtype=torch.int64, device=device),
+        members=tuple(
+            tuple(min(rank * held + place, num_experts - 1) for place in range(held))
+            for rank in range(ranks)
+        ),
+    )
+
+
+class EchoGroup(Group):
+    """A group of ``ranks`` whose first ones are ``present``: what is sent to an absent rank comes
+    back as if that had sent it."""
+
+    def __init__(self, present: Group, ranks: int) -> None:
+        super().__init__(range(ranks), present.rank, present.handle)
+        self._present = present
+
+    def all_to_all(
+        self, rows: Tensor, send: Sequence[int] | None, receive: Sequence[int] | None
+    ) -> Callable[[], Tensor]:
+        assert send is None and receive is None, "parts are equal"
+        ends = len(rows) // self.size * self._present.size
+        arriving = self._present.all_to_all(rows[:ends], None, None)
+        return lambda: torch.cat([arriving(), rows[ends:]])
+
+
+class PartChannel(PeerChannel):
+    """A channel of all ranks of ``layout`` between the present ones of ``group``.
+
+    What goes to absent ranks is written to memory of this GPU that nobody reads.  Their tokens lie
+    in this rank's buffer from the beginning, each with choices among all ``num_experts``.
+    """
+
+    def __init__(
+        self, group: Group, layout: ExchangeLayout, device: torch.device, num_experts: int
+    ) -> None:
+        super().__init__(group, layout, device)
+        absent = layout.num_ranks - group.size
+        if not absent:
+            return
+        self._nowhere = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
+        nowhere = self.memory.addresses.new_full((absent,), self._nowhere.data_ptr())
+        addresses = torch.cat([self.memory.addresses, nowhere])
+        self.to_all = (layout, addresses, group.rank, self.rounds)
+        write_arrivals(layout, self.memory.own, group, num_experts)
+
+
+def write_arrivals(layout: ExchangeLayout, own: Tensor, group: Group, num_experts: int) -> None:
+    """The tokens of the absent ranks into the buffer ``own`` of a rank of ``group``, and that they
+    have sent and returned all they ever will."""
+    shape, present = (layout.num_ranks, layout.capacity), group.size
+    rows = own[: layout.results].view(*shape, layout.row_bytes)[present:]
+    width, scales = layout.hidden_size, layout.hidden_size // layout.block
+    rows[..., :width].random_(0, 256)
+    rows[..., :width] &= 0xBF  # magnitudes below 2, no NaN
+    rows[..., width : width + scales] = _SCALE
+    choices, held = layout.num_choices, padded_experts(num_experts, layout.num_ranks)
+    first = (width + scales + 3) // 4
+    words = own[: layout.results].view(torch.int32).view(*shape, -1)[present:]
+    for places in words[..., first : first + choices].unbind():
+        chances = torch.rand(layout.capacity, num_experts, device=own.device)
+        experts = chances.topk(choices).indices.sort(-1).values
+        is_here = experts // held == group.rank
+        places.copy_(torch.where(is_here, experts % held, -1))
+    factors = own[: layout.results].view(torch.float32).view(*shape, -1)[present:]
+    factors[..., first + choices : first + 2 * choices] = 1 / choices
+    for start, end in ((layout.sent, layout.returned), (layout.returned, layout.num_bytes)):
+        flags = own[start:end].view(torch.int32)
+        flags.view(-1, layout.num_ranks, layout.PROGRAMS)[:, present:] = _ALWAYS

@@ -1,0 +1,137 @@
+"""Decode steps of every size before the first request: compiled, captured and timed.
+
+What a size costs when it is met for the first time is over when answers begin, and a planner of
+drafts knows how long each takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.engine.types import Request, SamplingParams
+
+from .decode_step import DecodeStep
+from .ladder import ladder, ladder_size
+
+STRIDE = 7919  # a prime, for tokens from all over the vocabulary
+BUDGET_S = 4.0
+_POSITION = 160
+_WARM_RUNS = 2  # the first compiles, the second captures
+
+
+class StepSize(NamedTuple):
+    """``kind`` is plain, a step of ``size`` requests without drafts; verify, one of ``size`` tokens
+    that the draft stages see; or draft, ``depth`` drafts for each of ``size`` requests."""
+
+    kind: str
+    size: int
+    depth: int = 0
+
+
+def time_sizes(
+    step: DecodeStep,
+    states: Sequence[RequestState],
+    depths: Sequence[int],
+    *,
+    least: int = 1,
+    repeats: int = 1,
+    budget_s: float = float("inf"),
+) -> dict[StepSize, float]:
+    """Seconds of steps of ``least`` to all of ``states``, which hold slots, and of their drafts,
+    ``depths`` of each, at every size of the ladder: the largest and smallest, and then all others
+    until ``budget_s`` are over, the largest first.
+
+    The caches are written where the requests stand.
+    """
+    found: dict[StepSize, float] = {}
+    device = torch.device(step.table.device)
+    step.newest.copy_(torch.arange(len(step.newest), device=device) * STRIDE % step.vocab_size)
+    calls = dict(_calls(step, states, depths, least))
+    ends = {ladder_size(least), ladder_size(len(states)), max(kind.size for kind in calls)}
+    deadline = float("inf")
+    with torch.inference_mode():
+        for kind in sorted(calls, key=lambda kind: (kind.size not in ends, -kind.size)):
+            if kind.size not in ends:
+                deadline = min(deadline, time.perf_counter() + budget_s)
+                if time.perf_counter() > deadline:
+                    break
+            seconds = [_seconds(calls[kind], device) for _ in range(_WARM_RUNS + repeats)]
+            found[kind] = median(seconds[_WARM_RUNS:])
+            step.model.catch_up()
+    return found
+
+
+def _calls(
+    step: DecodeStep, states: Sequence[RequestState], depths: Sequence[int], least: int
+) -> Iterator[tuple[StepSize, Callable[[], object]]]:
+    most, positions = len(states), [state.next_position for state in states]
+    for size in ladder(most):
+        count = min(size, most)
+        if size >= ladder_size(least):
+            yield StepSize("plain", size), partial(step.run, states[:count], positions[:count])
+            for depth in depths:
+                yield StepSize("draft", size, depth), partial(step.draft, states[:count], depth)
+    if not depths:
+        return
+    for size in ladder(most * (1 + step.num_drafts)):
+        count = min(size, most)
+        if size >= ladder_size(least):
+            ends = [number * size // count for number in range(count + 1)]
+            drafts = [
+                [token * STRIDE % step.vocab_size for token in range(begin + 1, end)]
+                for begin, end in zip(ends, ends[1:], strict=False)
+            ]
+            drafts = [ids[: step.num_drafts] for ids in drafts]
+            run = partial(step.run, states[:count], positions[:count], drafts)
+            yield StepSize("verify", size), run
+
+
+def time_first_steps(step: DecodeStep, *, chooses_drafts: bool) -> dict[StepSize, float]:
+    """``time_sizes`` of an engine that has no requests yet; sizes for which there is no time are
+    captured when they are met.  Drafts of every depth are met only where they are chosen."""
+    depths = range(1, step.num_drafts + 1) if chooses_drafts else (step.num_drafts,)
+    states = _dummy_states(step)
+    return time_sizes(step, states, depths if step.num_drafts else (), budget_s=BUDGET_S)
+
+
+def _dummy_states(step: DecodeStep) -> list[RequestState]:
+    """A request in every slot; they share a block, because what they write is never read."""
+    longest = step.table.blocks.shape[1] * step.table.block_size
+    position = max(0, min(_POSITION, longest - step.num_drafts - 1))
+    num_blocks = -(-(position + step.num_drafts + 1) // step.table.block_size)
+    states = [
+        RequestState(
+            request=Request(
+                request_id=str(slot), prompt_token_ids=(0,), sampling=SamplingParams(), seed=slot
+            ),
+            arrival=slot,
+            arrived_s=0.0,
+            token_ids=[0],
+            num_prompt_tokens=1,
+            max_output_tokens=1,
+            decoder_start=0,
+            stop_token_ids=frozenset(),
+            slot=slot,
+            blocks=[0] * num_blocks,
+            num_computed_tokens=position,
+        )
+        for slot in range(len(step.newest))
+    ]
+    for state in states:
+        step.table.assign(state)
+    return states
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+    return time.perf_counter() - started
