@@ -105,32 +105,22 @@ class StandInStep:
         logits.scatter_(1, ids[:, None], 1e4)
         return StepOutput(logits, sent_slots, positions)
 
-<<<<<<< HEAD
-    def draft(self, states: Sequence[Any]) -> DraftOutput:
+    def draft(self, states: Sequence[Any], depth: int) -> DraftOutput:
         graph, _ = self._graph(0)
         graph.replay()
-        shape = (len(states), NUM_DRAFTS)
+        shape = (len(states), depth)
         ids = [
             [
                 self._token(state.slot, state.next_position + place)
                 if self.chance.random() < RIGHT_SHARE
                 else self.chance.randrange(VOCAB_SIZE)
-                for place in range(NUM_DRAFTS)
+                for place in range(depth)
             ]
             for state in states
         ]
         return DraftOutput(
             token_ids=send(ids, "cuda"),
-            logits=torch.empty((*shape, 1), device="cuda"),
-=======
-    num_drafts = NUM_DRAFTS
-
-    def draft(self, states: Sequence[Any], depth: int) -> DraftOutput:
-        shape = (len(states), depth)
-        return DraftOutput(
-            token_ids=torch.randint(0, VOCAB_SIZE, shape, device="cuda"),
             logits=None,
->>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
             confidence=torch.ones(shape, device="cuda"),
         )
 

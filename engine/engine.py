@@ -89,22 +89,9 @@ class LLMEngine:
         snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
         self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
         self.graphs = GraphCache(device, captures=captures)
-<<<<<<< HEAD
-        step = _make_step(model, cache, self.config, self.graphs)
-=======
-        sampler = Sampler(num_slots, device)
         calibration = calibration or Calibration()
-        has_pieces = device.startswith("cuda") and not self.config.batch_invariant
-        step = DecodeStep(
-            bound,
-            table,
-            sampler,
-            num_drafts=num_drafts,
-            graphs=self.graphs,
-            piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
-            keeps_draft_logits=self.config.rejection_sampling or calibration.reads_logits,
-        )
->>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
+        keeps_logits = self.config.rejection_sampling or calibration.reads_logits
+        step = _make_step(model, cache, self.config, self.graphs, keeps_logits)
         local = PrefillWorker(step)
         remote = None if remote_prefill is None else remote_prefill(local)
         self.transfer = remote or LocalTransfer()
@@ -116,20 +103,6 @@ class LLMEngine:
             transfer=self.transfer,
             window=window,
         )
-<<<<<<< HEAD
-        self.profile = None
-        if self.config.schedule_drafts and num_drafts:
-            with torch.inference_mode():
-                self.profile = profile or measure_steps(
-                    model, cache, self.config, captures=self.graphs.is_enabled
-                )
-        self._new_planner = partial(make_planner, self.profile, device, window, calibration)
-        decode = DecodeWorker(
-            step,
-            planner=self._new_planner(),
-            calibration=calibration,
-            rejects=self.config.rejection_sampling,
-=======
         chooses = self.config.schedule_drafts and num_drafts > 0
         self._counters = Counters()
         captures_now = self.graphs.is_enabled and (is_alone or chooses)
@@ -141,18 +114,14 @@ class LLMEngine:
                 if times
                 else measure_steps(model, cache, self.config)
             )
-        planner = None
-        if self.profile is not None:
-            planner = make_planner(self.profile, device, window, calibration)
-        self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None = (
-            remote or local,
-            DecodeWorker(
-                step,
-                planner=planner,
-                calibration=calibration,
-                rejects=self.config.rejection_sampling,
-            ),
->>>>>>> 07b2d2e (Drafts of a chosen depth, and graphs of all sizes before the first request)
+        self._new_planner = partial(
+            make_planner, self.profile, num_drafts, device, window, calibration
+        )
+        decode = DecodeWorker(
+            step,
+            planner=self._new_planner(),
+            calibration=calibration,
+            rejects=self.config.rejection_sampling,
         )
         self._workers: tuple[PrefillWorker | RemotePrefill, DecodeWorker] | None
         self._workers = remote or local, decode
@@ -343,7 +312,9 @@ class LLMEngine:
         return self._workers
 
 
-def _make_step(model: Runner, cache: Cache, config: EngineConfig, graphs: GraphCache) -> DecodeStep:
+def _make_step(
+    model: Runner, cache: Cache, config: EngineConfig, graphs: GraphCache, keeps_draft_logits: bool
+) -> DecodeStep:
     """The steps of a device, and what they keep on it for each slot."""
     num_slots, device = config.max_num_seqs, config.device
     num_drafts = config.num_speculative_tokens
@@ -361,4 +332,5 @@ def _make_step(model: Runner, cache: Cache, config: EngineConfig, graphs: GraphC
         num_drafts=num_drafts,
         graphs=graphs,
         piece_keys=pieces_for(num_slots * (1 + num_drafts)) if has_pieces else None,
+        keeps_draft_logits=keeps_draft_logits,
     )

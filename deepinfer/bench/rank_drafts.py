@@ -61,7 +61,7 @@ def auto_steps(
     profile = graph_profile(times, str(device), max(depths))
     window = step.model.model.config.sliding_window
     calibration = AssumedChances(acceptance=acceptance)
-    planner = make_planner(profile, step.table.device, window, calibration)
+    planner = make_planner(profile, max(depths), step.table.device, window, calibration)
     worker = DecodeWorker(step, planner=planner, calibration=calibration)
     results: list[DecodeResult] = []
     timed = timed_steps(lambda: results.append(worker.run(batch)), num_steps, device)

@@ -133,9 +133,16 @@ class StaleBudget:
 
 
 def make_planner(
-    profile: StepProfile, device: str, window: int, calibration: Calibration | None
+    profile: StepProfile | None,
+    num_drafts: int,
+    device: str,
+    window: int,
+    calibration: Calibration | None,
 ) -> DraftPlanner:
-    """As many drafts as pay, by what suits the device."""
+    """``num_drafts`` of each request without a profile; else as many as pay, by what suits the
+    device."""
+    if profile is None:
+        return VerifyAll(num_drafts)
     typical = calibration.typical_survival if calibration else ()
     outlook = DraftOutlook(profile, window, typical)
     return EarlyStopping(outlook) if device == "cpu" else StaleBudget(outlook)
