@@ -18,11 +18,14 @@ from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 from .cache.kv_cache import KVCache
 from .execution.batch import ForwardBatch
 from .execution.decode_step import pieces_for
+from .model.block import Block
 from .model.config import ModelConfig
 from .model.model import Model
+from .model.moe import MoE
 from .model.residual import Residual
 from .model.schedule import LayerPlan
 from .model.tensors import expected_tensors
+from .parallel.exchange_plan import rehearse_exchanges
 
 _BLOCK_SIZE = 64
 _NO_RESERVE = 0x4000  # Linux: address space without the promise of memory; Python names it late
@@ -35,7 +38,8 @@ _LONG = 16384  # entries; launchers cut what is longer into pieces
 
 
 def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]:
-    """Every kernel that prompts, decoding, drafts and sampling of this model launch on ``device``.
+    """Every kernel that prompts, decoding, drafts and sampling of this model launch on ``device``,
+    and exchanges between GPUs of one host.
 
     The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
     """
@@ -53,7 +57,18 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
             context = min(longest, config.max_position_embeddings - length)
             for form in forms:
                 _pass(form, num_requests, length, context)
+        if device.capability is not None:
+            cache = KVCache.allocate(config, num_blocks=1, block_size=_BLOCK_SIZE, num_slots=1)
+            for form in forms:
+                rehearse_exchanges(_experts(form), config.hidden_size, cache)
     return list(launches.values())
+
+
+def _experts(model: Model) -> list[MoE]:
+    """One layer's of each number of choices."""
+    drafts = model.draft_model.blocks if model.draft_model is not None else []
+    layers = [block.moe for block in (*model.blocks, *drafts) if isinstance(block, Block)]
+    return list({layer.num_experts_per_tok: layer for layer in layers}.values())
 
 
 def _contexts(config: ModelConfig) -> list[int]:

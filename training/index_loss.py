@@ -35,7 +35,7 @@ def select(
     candidates: Tensor | None,
     config: ModelConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Picks [B, T, K] i64 of every token, ascending, -1 = none; and candidate blocks [B, T, blocks]
+    """Picks [B, T, K] i64 of every token, ascending, -1 = none; and candidates [B, T, blocks] bool
     if this layer publishes them.  ``starts`` [B, T] is the first row index of a token's document."""
     batch, length, heads, _ = index.queries.shape
     entries = index.keys.shape[1]
@@ -50,16 +50,21 @@ def select(
         first = starts[part].div(plan.ratio, rounding_mode="floor")[..., None]
         scores.masked_fill_(torch.arange(entries, device=scores.device) < first, -torch.inf)
         if plan.is_candidate_source:
-            kept.append(
-                candidate_blocks_reference(
-                    scores, visible[part], config.candidate_block_size, config.candidate_topk_blocks
-                )
+            blocks = candidate_blocks_reference(
+                scores, visible[part], config.candidate_block_size, config.candidate_topk_blocks
             )
+            kept.append(_among(blocks, -(-entries // config.candidate_block_size)))
         if plan.uses_candidates and candidates is not None:
             allowed = candidates[part].repeat_interleave(config.candidate_block_size, dim=-1)
             scores.masked_fill_(~allowed[..., :entries], -torch.inf)
         picks.append(select_topk_reference(scores, visible[part], config.index_topk))
     return torch.cat(picks), torch.cat(kept) if kept else None
+
+
+def _among(blocks: Tensor, count: int) -> Tensor:
+    """[..., count] bool: which blocks are among those listed, -1 for none."""
+    found = torch.zeros(*blocks.shape[:-1], count + 1, dtype=torch.bool, device=blocks.device)
+    return found.scatter(-1, torch.where(blocks < 0, count, blocks), True)[..., :-1]
 
 
 def visible_entries(length: int, ratio: int, device: torch.device) -> Tensor:

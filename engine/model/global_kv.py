@@ -27,18 +27,30 @@ class NewEntries:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Candidates:
+    """Which entries later indexers may pick from, for each of T tokens.
+
+    blocks [T, L] i64 blocks of entries, ascending, filled up with -1; num_places [T] i64 how many
+    of the entries in them the token sees.
+    """
+
+    blocks: Tensor
+    num_places: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalKV:
     """Addresses in the block pools, and what layers of one pass leave for later ones.
 
     picks       index source layer -> [T, K] i64 rows of the flat main pool, -1 = unused
-    candidates  [T, blocks] bool: entries that later indexers may pick from, None = all
+    candidates  index source layer -> what it published
     """
 
     batch: ForwardBatch
     cache: KVCache
     rotary: Rotary
     picks: dict[int, Tensor] = field(default_factory=dict)
-    candidates: dict[int, Tensor] = field(default_factory=dict)
+    candidates: dict[int, Candidates] = field(default_factory=dict)
 
     def new_entries(self, ratio: int) -> NewEntries:
         if ratio not in self._new_entries:
@@ -60,8 +72,7 @@ class GlobalKV:
         return NewEntries(rows=rows, positions=entries * ratio)
 
     def rows_of(self, entries: Tensor, request_rows: Tensor, ratio: int) -> Tensor:
-        """Rows in the flat pool of entries [n] or [n, K] of requests [n]; -1 stays -1."""
+        """Rows in the flat pool of entries [n] of requests [n]; -1 stays -1."""
         per_block = self.cache.block_size // ratio
-        requests = request_rows.view(-1, *(1,) * (entries.dim() - 1))
-        blocks = self.batch.block_table[requests, entries.clamp(min=0) // per_block]
+        blocks = self.batch.block_table[request_rows, entries.clamp(min=0) // per_block]
         return torch.where(entries < 0, -1, blocks * per_block + entries % per_block)

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import linear, native_weight, quantized_linear
-from deepinfer.kernels.indexer import candidate_blocks, paged_index_scores, select_topk
+from deepinfer.kernels.indexer import (
+    candidate_blocks,
+    listed_index_scores,
+    num_listed_places,
+    paged_index_scores,
+    pool_rows,
+    select_topk,
+)
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.rows import pack_latents
 
-from .global_kv import GlobalKV
+from .global_kv import Candidates, GlobalKV
 from .layer_tensors import LayerTensors
 from .rotary import rope_key
 from .schedule import LayerPlan
@@ -55,41 +62,47 @@ class Indexer:
             # Nothing to choose: a list takes every visible entry, whatever the scores.
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
-        else:
-            queries = quantized_linear(latent_q.operand, self.wq_b)
-            queries = torch.unflatten(queries, -1, (self.heads, -1))
-            query_rows = pack_latents(queries, tokens.rope[rope_key(self.plan)], "index")
-            weights = linear(x, self.weights_proj) * self.weight_scale
-            picks = self._pick(query_rows, weights, visible, tokens, kv)
-        return kv.rows_of(picks, tokens.request_rows, ratio)
+            table = kv.batch.block_table
+            return pool_rows(picks, tokens.request_rows, table, kv.cache.block_size // ratio)
+        queries = quantized_linear(latent_q.operand, self.wq_b)
+        queries = torch.unflatten(queries, -1, (self.heads, -1))
+        query_rows = pack_latents(queries, tokens.rope[rope_key(self.plan)], "index")
+        weights = linear(x, self.weights_proj) * self.weight_scale
+        return self._pick(query_rows, weights, visible, tokens, kv)
 
     def _pick(
         self, query_rows: Tensor, weights: Tensor, visible: Tensor, tokens: Tokens, kv: GlobalKV
     ) -> Tensor:
-        """[T, K] i64 entries."""
+        """[T, K] i64 pool rows."""
         assert self.plan.kv_source is not None
-        pool = kv.cache.index[self.plan.kv_source]
+        pool, table = kv.cache.index[self.plan.kv_source], kv.batch.block_table
         num_entries = max(kv.batch.context_lens) // self.plan.ratio
+        size = self.candidate_block_size
         candidates = kv.candidates.get(self.candidate_source) if self.plan.uses_candidates else None
         publishes = self.plan.is_candidate_source and self._cuts_something(num_entries)
-        picks, kept = [], []
+        picked, listed = [], []
         most = GPU_SCORES_AT_ONCE if query_rows.is_cuda else _SCORES_AT_ONCE
         step = max(1, most // num_entries)
         for first in range(0, len(visible), step):
             rows = slice(first, first + step)
-            scores = paged_index_scores(
-                query_rows[rows], weights[rows], pool, kv.batch.block_table,
-                tokens.request_rows[rows], visible[rows], num_entries,
-                None if candidates is None else candidates[rows],
-                kept_size=self.candidate_block_size,
-            )  # fmt: skip
+            requests = tokens.request_rows[rows]
+            operands = (query_rows[rows], weights[rows], pool, table, requests)
+            if candidates is None:
+                blocks, seen = None, visible[rows]
+                scores = paged_index_scores(*operands, seen, num_entries)
+            else:
+                blocks, seen = candidates.blocks[rows], candidates.num_places[rows]
+                scores = listed_index_scores(*operands, blocks, seen, block_size=size)
             if publishes:
-                sizes = self.candidate_block_size, self.candidate_topk_blocks
-                kept.append(candidate_blocks(scores, visible[rows], *sizes))
-            picks.append(select_topk(scores, visible[rows], self.topk))
+                listed.append(candidate_blocks(scores, seen, size, self.candidate_topk_blocks))
+            picks = select_topk(scores, seen, self.topk)
+            picked.append(pool_rows(picks, requests, table, pool.shape[1], blocks, block_size=size))
         if publishes:
-            kv.candidates[self.plan.layer_id] = torch.cat(kept)
-        return torch.cat(picks)
+            blocks = torch.cat(listed)
+            kv.candidates[self.plan.layer_id] = Candidates(
+                blocks=blocks, num_places=num_listed_places(blocks, visible, size)
+            )
+        return torch.cat(picked)
 
     def _cuts_something(self, num_entries: int) -> bool:
         return num_entries > self.candidate_topk_blocks * self.candidate_block_size

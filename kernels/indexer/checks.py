@@ -17,8 +17,6 @@ def check_operands(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
-    kept: Tensor | None,
-    kept_size: int,
 ) -> None:
     """Raises: TensorError that names the tensor, what was expected and what was found."""
     num_queries, heads, row_bytes = query_rows.shape
@@ -39,7 +37,9 @@ def check_operands(
             f"block_table: {num_entries} entries need {-(-num_entries // pool.shape[1])} blocks "
             f"per request, found {describe(block_table)}"
         )
-    if kept is not None:
-        check_tensor("kept", kept, torch.bool, (num_queries, None), pool)
-        if kept.shape[1] * kept_size < num_entries:
-            raise TensorError(f"kept: too narrow for {num_entries} entries: {describe(kept)}")
+
+
+def check_lists(blocks: Tensor, num_places: Tensor, query_rows: Tensor) -> None:
+    """Raises: TensorError as ``check_operands``."""
+    check_tensor("blocks", blocks, torch.int64, (len(query_rows), None), query_rows)
+    check_tensor("num_places", num_places, torch.int64, (len(query_rows),), query_rows)

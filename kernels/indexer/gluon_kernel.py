@@ -128,7 +128,7 @@ def store_queries(query_ptr, weight_ptr, query, last, target):
 
 
 @gluon.jit
-def _terms(dots, weights):
+def as_terms(dots, weights):
     """w * relu(dot) of [64, 64] f32 and [64] bf16, each step rounded to bf16, as left operand."""
     terms = gl.inline_asm_elementwise(
         """
@@ -162,21 +162,26 @@ def store_ones(ones, PAIRS: gl.constexpr):
 def _load_entries(pool_ptr, table, first, num_entries, block_entries):
     """Packed rows of 64 entries: words [64, 16] i32 and exponents [64] i32."""
     entry = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
-    return load_rows(pool_ptr, table, entry, entry < num_entries, block_entries)
+    is_entry = entry < num_entries
+    return load_rows(pool_ptr, row_numbers(table, entry, is_entry, block_entries), is_entry)
 
 
 @gluon.jit
-def load_rows(pool_ptr, table, entry, is_entry, block_entries):
-    """Packed rows of entries [64] i32, in the layout of rows: words [64, 16] i32, exponents [64]
-    i32."""
-    word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
+def row_numbers(table, entry, is_entry, block_entries):
+    """Rows of the pool, [64] i32, in which entries [64] i32 lie."""
     block = gl.load(table + entry // block_entries, mask=is_entry, other=0).to(gl.int32)
     row = block * block_entries + entry % block_entries
     # Triton 3.6 takes rows to be aligned to 16 bytes if it sees that blocks are.
-    row = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, True, 1)
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, True, 1)
+
+
+@gluon.jit
+def load_rows(pool_ptr, row, is_row):
+    """Packed rows [64] i32, in the layout of rows: words [64, 16] i32, exponents [64] i32."""
+    word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
     row = row.to(gl.int64) * ROW_WORDS
-    words = gl.load(pool_ptr + row[:, None] + word[None, :], mask=is_entry[:, None], other=0)
-    return words, gl.load(pool_ptr + row + 16, mask=is_entry, other=0)
+    words = gl.load(pool_ptr + row[:, None] + word[None, :], mask=is_row[:, None], other=0)
+    return words, gl.load(pool_ptr + row + 16, mask=is_row, other=0)
 
 
 @gluon.jit(
@@ -209,8 +214,10 @@ def score_gluon_kernel(
             table = table_ptr + gl.load(requests_ptr + query) * table_width
             sources = (query_ptr, weight_ptr, pool_ptr, table, scores_ptr)
             sizes = (query, last, begin, end, num_entries, stride)
-            if (PAIRS > 1) & (last - query > 2):
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, PAIRS)
+            if last - query > 4:
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 3)
+            elif last - query > 2:
+                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 2)
             else:
                 _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 1)
 
@@ -233,24 +240,35 @@ def _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES: gl.constexpr, PAI
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
         keys = as_operand(in_product_order(low, high))
         words, exponents = _load_entries(pool_ptr, table, first + TILE, num_entries, BLOCK_ENTRIES)
-        sums = head_sums(keys, queries, ones, weights, PAIRS)
+        sums = _head_sums(keys, queries, ones, weights, PAIRS)
         _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride)
 
 
 @gluon.jit
-def head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
+def _head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
     """Sums over heads of w * relu(dot) of 64 keys with up to 2 PAIRS queries, [64, 8] f32."""
+    # Two products at a time: the registers of a third would not fit.
     dots: gl.tuple = ()
     for pair in gl.static_range(PAIRS):
-        zeros = gl.zeros([64, 64], gl.float32, DOTS)
-        numbers = queries.index(pair).permute([1, 0])
-        dots = dots + (warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True),)
+        if pair < 2:
+            dots = dots + (_dots(keys, queries.index(pair)),)
     sums = gl.zeros([64, 8], gl.float32, SUMS)
     for pair in gl.static_range(PAIRS):
-        products = warpgroup_mma_wait(PAIRS - 1, [dots[pair]])
-        terms = _terms(products, weights[pair])
+        # Behind the product that is waited for are one other, or one and the sum before it.
+        products = warpgroup_mma_wait(
+            (PAIRS > 1) + ((pair == 1) & (PAIRS == 3)), [dots[pair]]
+        )
+        terms = as_terms(products, weights[pair])
         sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
+        if pair + 2 < PAIRS:
+            dots = dots + (_dots(keys, queries.index(pair + 2)),)
     return warpgroup_mma_wait(0, [sums])
+
+
+@gluon.jit
+def _dots(keys, numbers):
+    zeros = gl.zeros([64, 64], gl.float32, DOTS)
+    return warpgroup_mma(keys, numbers.permute([1, 0]), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import multiprocessors
 
-from .checks import check_operands
+from .checks import check_lists, check_operands
 from .gluon_kernel import score_gluon_kernel
 from .gluon_listed import score_listed_kernel
 
@@ -28,9 +28,6 @@ def paged_index_scores_gluon(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
-    kept: Tensor | None = None,
-    *,
-    kept_size: int = 8,
 ) -> Tensor:
     """``paged_index_scores_triton`` of 32 heads x 128 on SM90 (H100, H200).
 
@@ -39,22 +36,12 @@ def paged_index_scores_gluon(
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     check_operands(
-        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries,
-        kept, kept_size,
-    )  # fmt: skip
+        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries
+    )
     num_queries = len(query_rows)
-    # Rows begin at multiples of 32 bytes, which lets the selection read them in long pieces.
-    stride = 16 * triton.cdiv(num_entries, 16)
-    scores = head_weights.new_empty(num_queries, stride)
+    scores = _rows_of_scores(head_weights, num_entries)
     if not num_queries * num_entries:
-        return scores[:, :num_entries]
-    operands = (
-        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
-        request_rows, num_visible,
-    )  # fmt: skip
-    if kept is not None:
-        _score_kept(operands, kept, kept_size, scores, num_entries)
-        return scores[:, :num_entries]
+        return scores
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
         request_rows,
@@ -68,51 +55,51 @@ def paged_index_scores_gluon(
     chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
     # Three blocks on a processor hide more than two with all the registers they want.
     score_gluon_kernel[(min(num_queries * chunks, 3 * multiprocessors(pool.device)),)](
-        *operands, groups, scores, num_queries, num_entries, stride, block_table.shape[1], chunks,
+        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
+        request_rows, num_visible, groups, scores,
+        num_queries, num_entries, scores.stride(0), block_table.shape[1], chunks,
         BLOCK_ENTRIES=pool.shape[1], PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
         num_warps=4, maxnreg=168,
         enable_fp_fusion=True,
     )  # fmt: skip
-    return scores[:, :num_entries]
+    return scores
 
 
-def _score_kept(
-    operands: tuple[Tensor, ...], kept: Tensor, kept_size: int, scores: Tensor, num_entries: int
-) -> None:
-    """Scores of kept blocks into ``scores`` [T, stride], -inf elsewhere."""
-    pool, block_table = operands[2], operands[3]
-    num_queries, width = kept.shape
-    lists = torch.empty(num_queries, width, dtype=torch.int32, device=kept.device)
-    counts = torch.empty(num_queries, dtype=torch.int32, device=kept.device)
-    list_kernel[(num_queries,)](
-        kept.view(torch.uint8), lists, counts, triton.cdiv(num_entries, kept_size), width,
-        TILE=4096, num_warps=8,
-        enable_fp_fusion=True,
+def listed_index_scores_gluon(
+    query_rows: Tensor,
+    head_weights: Tensor,
+    pool: Tensor,
+    block_table: Tensor,
+    request_rows: Tensor,
+    blocks: Tensor,
+    num_places: Tensor,
+    *,
+    block_size: int,
+) -> Tensor:
+    """``listed_index_scores_reference`` of 32 heads x 128 on SM90, with the bits of
+    ``paged_index_scores_gluon``.  Raises: TensorError as that.
+    """
+    check_operands(query_rows, head_weights, pool, block_table, request_rows, num_places, 0)
+    check_lists(blocks, num_places, query_rows)
+    num_queries, width = blocks.shape
+    scores = _rows_of_scores(head_weights, width * block_size)
+    if not scores.numel():
+        return scores
+    chunks = triton.cdiv(width * block_size, _LISTED_TILES * _TILE_ENTRIES)
+    score_listed_kernel[(min(num_queries * chunks, 4 * multiprocessors(pool.device)),)](
+        query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
+        request_rows, blocks, num_places, scores,
+        num_queries, scores.stride(0), block_table.shape[1], width, chunks,
+        BLOCK_ENTRIES=pool.shape[1], SIZE=block_size, CHUNK=_LISTED_TILES,
+        num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
-    scores.fill_(float("-inf"))
-    chunks = triton.cdiv(width * kept_size, _LISTED_TILES * _TILE_ENTRIES)
-    score_listed_kernel[(min(num_queries * chunks, 4 * multiprocessors(kept.device)),)](
-        *operands, lists, counts, scores, num_queries, num_entries, scores.shape[1],
-        block_table.shape[1], width, chunks,
-        BLOCK_ENTRIES=pool.shape[1], SIZE=kept_size, CHUNK=_LISTED_TILES,
-        num_warps=4,
-        enable_fp_fusion=True,
-    )  # fmt: skip
+    return scores
 
 
-@triton.jit(do_not_specialize=["num_blocks", "width"])
-def list_kernel(kept_ptr, list_ptr, count_ptr, num_blocks, width, TILE: tl.constexpr):
-    """The numbers of the kept blocks of a query, ascending, and how many they are."""
-    query = tl.program_id(0).to(tl.int64)
-    count = tl.full([], 0, tl.int32)
-    for first in range(0, num_blocks, TILE):
-        block = first + tl.arange(0, TILE)
-        is_block = block < num_blocks
-        is_kept = tl.load(kept_ptr + query * width + block, mask=is_block, other=0).to(tl.int32)
-        place = count + tl.cumsum(is_kept, 0) - 1
-        tl.store(list_ptr + query * width + place, block, mask=is_kept != 0)
-        count += tl.sum(is_kept, 0)
-    tl.store(count_ptr + query, count)
+def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:
+    """Room for bf16 scores [T, width].  Rows begin at multiples of 32 bytes, which lets the
+    selection read them in long pieces."""
+    return head_weights.new_empty(len(head_weights), 16 * triton.cdiv(width, 16))[:, :width]
 
 
 @triton.jit(do_not_specialize=["num_queries"])

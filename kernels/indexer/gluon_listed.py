@@ -1,6 +1,6 @@
 """Index scores for Hopper in Gluon of the entries in listed blocks only, query by query.
 
-Queries of one request seldom keep the same blocks, so that little of what they share is left: each
+Queries of one request seldom list the same blocks, so that little of what they share is left: each
 reads its own keys.  Products and roundings are those of ``score_gluon_kernel``.
 """
 
@@ -8,55 +8,68 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from deepinfer.kernels.gluon_names import thread_barrier
 
 from .gluon_kernel import (
-    DOTS,
-    ONES,
+    HEADS,
     QUERY_BYTES,
     ROW_LAYOUT,
     SUMS,
     TILE,
     as_operand,
+    as_terms,
     decode,
-    head_sums,
     in_product_order,
     load_rows,
-    store_ones,
+    row_numbers,
     store_queries,
 )
 
+# Half as many columns as for two queries.
+DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
+KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
+ONES = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 
-@gluon.jit(
-    do_not_specialize=[
-        "num_queries", "num_entries", "stride", "table_width", "list_width", "chunks",
-    ]
-)  # fmt: skip
+
+@gluon.jit(do_not_specialize=["num_queries", "stride", "table_width", "list_width", "chunks"])
 def score_listed_kernel(
-    query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, list_ptr, count_ptr,
-    scores_ptr, num_queries, num_entries, stride, table_width, list_width, chunks,
+    query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, list_ptr, count_ptr, scores_ptr,
+    num_queries, stride, table_width, list_width, chunks,
     BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
-    """Lists [T, list_width] i32 of count [T] i32 blocks of SIZE entries each."""
-    queries = gl.allocate_shared_memory(gl.float8e4nv, [1, 64, 128], QUERY_BYTES)
-    ones = gl.allocate_shared_memory(gl.bfloat16, [1, 8, 64], ONES)
-    store_ones(ones, 1)
+    """Lists [T, list_width] i64 of blocks of SIZE entries, of which count [T] i64 are there."""
+    queries = gl.allocate_shared_memory(gl.float8e4nv, [64, 128], QUERY_BYTES)
+    ones = gl.allocate_shared_memory(gl.bfloat16, [8, 32], ONES)
+    _store_ones(ones)
     # First parts of all lists first: those behind their ends come last and cost next to nothing.
     for item in range(gl.program_id(0), num_queries * chunks, gl.num_programs(0)):
         query = item % num_queries
         begin = item // num_queries * (CHUNK * TILE)
-        end = gl.minimum(gl.load(count_ptr + query) * SIZE, begin + CHUNK * TILE)
+        end = gl.minimum(gl.load(count_ptr + query).to(gl.int32), begin + CHUNK * TILE)
         if begin < end:
-            visible = gl.minimum(gl.load(visible_ptr + query), num_entries).to(gl.int32)
             table = table_ptr + gl.load(requests_ptr + query) * table_width
             blocks = list_ptr + query.to(gl.int64) * list_width
-            sources = (query_ptr, weight_ptr, pool_ptr, table, blocks)
             target = scores_ptr + query.to(gl.int64) * stride
+            sources = (query_ptr, weight_ptr, pool_ptr, table, blocks)
             _score_listed(
-                sources, target, (query, begin, end, visible), queries, ones, BLOCK_ENTRIES, SIZE
+                sources, target, (query, begin, end), queries, ones, BLOCK_ENTRIES, SIZE
             )
+
+
+@gluon.jit
+def _store_ones(ones):
+    """[8, 32]: only the first column of sums is a query's."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [2, 16], [4, 1], [1, 0])
+    column = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
+    head = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
+    is_own = (column == 0)[:, None] & (head >= 0)[None, :]
+    ones.store(gl.where(is_own, 1.0, 0.0).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -65,33 +78,49 @@ def _score_listed(
 ):
     """Scores of one query for the places from begin to end of its list."""
     query_ptr, weight_ptr, pool_ptr, table, blocks = sources
-    query, begin, end, visible = sizes
+    query, begin, end = sizes
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
-    ROWS: gl.constexpr = gl.SliceLayout(1, ROW_LAYOUT)
-    entry = _listed_entries(blocks, begin, end, SIZE, ROWS)
-    words, exponents = load_rows(pool_ptr, table, entry, entry < visible, BLOCK_ENTRIES)
+    PLACE: gl.constexpr = gl.SliceLayout(1, SUMS)
+    row, is_row = _listed_rows(table, blocks, begin, end, BLOCK_ENTRIES, SIZE)
+    words, exponents = load_rows(pool_ptr, row, is_row)
+    row, is_row = _listed_rows(table, blocks, begin + TILE, end, BLOCK_ENTRIES, SIZE)
     thread_barrier()
-    weight = store_queries(query_ptr, weight_ptr, query, query + 1, queries.index(0))
-    weights = (gl.convert_layout(weight, gl.SliceLayout(0, DOTS)),)
+    weight = store_queries(query_ptr, weight_ptr, query, query + 1, queries)
+    # Both halves have weights; those of the second query, which is not there, are 0.
+    weight = gl.sum(gl.reshape(weight.to(gl.float32), (2, HEADS)), 0).to(gl.bfloat16)
+    weights = gl.convert_layout(weight, gl.SliceLayout(0, DOTS))
     fence_async_shared()
     thread_barrier()
+    numbers = queries.slice(0, 32).permute([1, 0])
     for first in range(begin, end, TILE):
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
-        keys = as_operand(in_product_order(low, high))
-        entry = _listed_entries(blocks, first + TILE, end, SIZE, ROWS)
-        words, exponents = load_rows(pool_ptr, table, entry, entry < visible, BLOCK_ENTRIES)
-        sums = head_sums(keys, queries, ones, weights, 1)
-        factor = gl.convert_layout(factor, gl.SliceLayout(1, SUMS))
+        keys = gl.convert_layout(
+            as_operand(in_product_order(low, high)), KEYS, assert_trivial=True
+        )
+        # Which rows come next was asked for a tile ago.
+        words, exponents = load_rows(pool_ptr, row, is_row)
+        row, is_row = _listed_rows(table, blocks, first + 2 * TILE, end, BLOCK_ENTRIES, SIZE)
+        zeros = gl.zeros([64, 32], gl.float32, DOTS)
+        dots = warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True)
+        terms = as_terms(warpgroup_mma_wait(0, [dots]), weights)
+        zeros = gl.zeros([64, 8], gl.float32, SUMS)
+        sums = warpgroup_mma(terms, ones.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        sums = warpgroup_mma_wait(0, [sums])
+        factor = gl.convert_layout(factor, PLACE)
         values = (sums * factor[:, None]).to(gl.bfloat16)
-        place = _listed_entries(blocks, first, end, SIZE, gl.SliceLayout(1, SUMS))
+        place = first + gl.arange(0, TILE, PLACE)
         is_own = gl.arange(0, 8, gl.SliceLayout(0, SUMS)) == 0
-        mask = (place < visible)[:, None] & is_own[None, :]
+        mask = (place < end)[:, None] & is_own[None, :]
         gl.store(target + place[:, None] + gl.zeros([64, 8], gl.int32, SUMS), values, mask=mask)
 
 
 @gluon.jit
-def _listed_entries(blocks, first, end, SIZE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Entries at 64 places of a list of blocks, [64] i32; behind its end the largest number."""
-    place = first + gl.arange(0, TILE, LAYOUT)
-    block = gl.load(blocks + place // SIZE, mask=place < end, other=0)
-    return gl.where(place < end, block * SIZE + place % SIZE, 0x7FFFFFFF)
+def _listed_rows(
+    table, blocks, first, end, BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr
+):
+    """Rows of the pool of the entries at 64 places of a list, and which of these are there."""
+    place = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
+    is_place = place < end
+    block = gl.load(blocks + place // SIZE, mask=is_place, other=0).to(gl.int32)
+    entry = block * SIZE + place % SIZE
+    return row_numbers(table, entry, is_place, BLOCK_ENTRIES), is_place

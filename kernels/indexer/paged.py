@@ -26,17 +26,13 @@ def paged_index_scores_reference(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
-    kept: Tensor | None = None,
-    *,
-    kept_size: int = 8,
 ) -> Tensor:
     """``index_scores`` of T queries, each with the index keys of its own request.
 
     Shapes: query_rows [T, H, B] u8 and pool [P, E, B] u8 (packed index rows, E entries per block),
-    head_weights [T, H] bf16, block_table [R, C] i64, request_rows and num_visible [T] i64; kept
-    [T, >= num_entries / kept_size] bool: blocks of entries to look at, or None for all; returns
-    [T, num_entries] bf16.  Entries outside of kept blocks are -inf, entries that a query does not
-    see are unspecified.  Batch-invariant: yes.
+    head_weights [T, H] bf16, block_table [R, C] i64, request_rows and num_visible [T] i64; returns
+    [T, num_entries] bf16.  Entries that a query does not see are unspecified.
+    Batch-invariant: yes.
     """
     heads, num_queries = query_rows.shape[1], len(query_rows)
     # Places of no query are -1: they read the last query and write the spare row.
@@ -54,11 +50,7 @@ def paged_index_scores_reference(
             found = index_scores_reference(queries, head_weights[part], keys[:, :seen])
             hidden = torch.arange(seen, device=found.device) >= visible[..., None]
             scores[part, :seen] = found.masked_fill_(hidden, -torch.inf)
-    scores = scores[:num_queries]
-    if kept is not None:
-        is_kept = kept.repeat_interleave(kept_size, dim=1)[:, :num_entries]
-        scores.masked_fill_(~is_kept, -torch.inf)
-    return scores
+    return scores[:num_queries]
 
 
 def _groups(request_rows: Tensor, most_together: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -56,11 +56,11 @@ def _select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
 def candidate_blocks_reference(
     scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
 ) -> Tensor:
-    """The blocks of entries that later indexers search.
+    """The blocks of entries that later indexers search, ascending.
 
-    A block scores as its best visible member; the one with the newest entry is always kept.
-    Shapes: scores [..., N] float, num_visible [...] i64; returns kept [..., ceil(N / block_size)]
-    bool.  The lower block wins a tie.
+    A block scores as its best visible member; the one with the newest entry is always taken.
+    Shapes: scores [..., N] float, num_visible [...] i64; returns [..., num_blocks] i64, filled up
+    with -1.  The lower block wins a tie.
     """
     entries = torch.arange(scores.shape[-1], device=scores.device)
     visible = scores.float().masked_fill(entries >= num_visible[..., None], -torch.inf)
@@ -70,9 +70,7 @@ def candidate_blocks_reference(
     blocks = torch.arange(best.shape[-1], device=scores.device)
     newest = (num_visible - 1).div(block_size, rounding_mode="floor")
     best = best.masked_fill(blocks == newest[..., None], torch.inf)
-    chosen = _select_topk(best, torch.full_like(num_visible, len(blocks)), num_blocks)
-    kept = torch.zeros(*best.shape[:-1], len(blocks) + 1, dtype=torch.bool, device=scores.device)
-    return kept.scatter(-1, torch.where(chosen < 0, len(blocks), chosen), True)[..., :-1]
+    return _select_topk(best, torch.full_like(num_visible, len(blocks)), num_blocks)
 
 
 def _order_preserving(x: Tensor) -> Tensor:

@@ -28,19 +28,15 @@ def paged_index_scores_triton(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
-    kept: Tensor | None = None,
-    *,
-    kept_size: int = 8,
 ) -> Tensor:
-    """``paged_index_scores_reference``; tiles that no query sees or keeps are not computed.
+    """``paged_index_scores_reference``; tiles that no query sees are not computed.
 
     Fastest when queries of one request are neighbours.  Hidden entries keep arbitrary bits.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     check_operands(
-        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries,
-        kept, kept_size,
-    )  # fmt: skip
+        query_rows, head_weights, pool, block_table, request_rows, num_visible, num_entries
+    )
     num_queries, heads, row_bytes = query_rows.shape
     half = row_bytes * 16 // 17
     scores = head_weights.new_empty(num_queries, num_entries)
@@ -49,11 +45,8 @@ def paged_index_scores_triton(
     grid = (triton.cdiv(num_entries, _TILE_ENTRIES), triton.cdiv(num_queries, _TILE_QUERIES))
     score_kernel[grid](
         query_rows, head_weights.view(torch.int16), pool, block_table, request_rows, num_visible,
-        query_rows if kept is None else kept.view(torch.uint8), scores.view(torch.int16),
-        num_queries, num_entries, pool.shape[1], block_table.shape[1],
-        0 if kept is None else kept.shape[1],
+        scores.view(torch.int16), num_queries, num_entries, pool.shape[1], block_table.shape[1],
         H=heads, HALF=half, TILE_PAIRS=triton.next_power_of_2(half),
-        KEPT_SIZE=0 if kept is None else kept_size,
         TILE_Q=_TILE_QUERIES, TILE_E=_TILE_ENTRIES, DOT=matrix_dtype(),
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
@@ -63,10 +56,10 @@ def paged_index_scores_triton(
 # Told that 16 divides block_entries, Triton 3.6 takes every pool row to be aligned to 16 bytes.
 @triton.jit(do_not_specialize=["num_queries", "table_width", "block_entries"])
 def score_kernel(
-    query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, kept_ptr,
-    scores_ptr, num_queries, num_entries, block_entries, table_width, kept_width,
-    H: tl.constexpr, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, KEPT_SIZE: tl.constexpr,
-    TILE_Q: tl.constexpr, TILE_E: tl.constexpr, DOT: tl.constexpr,
+    query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr,
+    scores_ptr, num_queries, num_entries, block_entries, table_width,
+    H: tl.constexpr, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_Q: tl.constexpr,
+    TILE_E: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * TILE_Q
     query = first + tl.arange(0, TILE_Q)
@@ -76,9 +69,6 @@ def score_kernel(
     request = tl.load(requests_ptr + query, mask=is_query, other=-1)
     visible = tl.load(visible_ptr + query, mask=is_query, other=0)
     is_wanted = (entry[:, None] < visible[None, :]) & is_entry[:, None]
-    if KEPT_SIZE > 0:
-        kept = kept_ptr + query[None, :] * kept_width + (entry // KEPT_SIZE)[:, None]
-        is_wanted = is_wanted & (tl.load(kept, mask=is_wanted, other=0) != 0)
     # The heads of all queries of the tile are the columns of one product.
     column = first * H + tl.arange(0, TILE_Q * H)
     is_column = column < num_queries * H
@@ -101,10 +91,6 @@ def score_kernel(
             scores = _weighted(dots, weight, TILE_E, TILE_Q, H, DOT)
             place = scores_ptr + query[None, :] * num_entries + entry[:, None]
             tl.store(place, bf16_bits(scores).to(tl.int16), mask=is_here)
-    if KEPT_SIZE > 0:
-        is_cut = (entry[:, None] < visible[None, :]) & is_entry[:, None] & (is_wanted == 0)
-        place = scores_ptr + query[None, :] * num_entries + entry[:, None]
-        tl.store(place, tl.full([TILE_E, TILE_Q], -128, tl.int16), mask=is_cut)  # bits of -inf
 
 
 @triton.jit

@@ -62,10 +62,7 @@ def candidate_blocks_triton(
     best = _segment_best(rows, num_visible.reshape(-1), block_size, keep_newest=True)
     width = best.shape[1]
     every = torch.full((len(rows),), width, dtype=torch.int64, device=scores.device)
-    chosen = select_topk_triton(best.view(scores.dtype), every, num_blocks)
-    kept = torch.zeros(len(rows), width + 1, dtype=torch.bool, device=scores.device)
-    kept.scatter_(1, torch.where(chosen < 0, width, chosen), True)
-    return kept[:, :-1].reshape(*lead, width)
+    return select_topk_triton(best.view(scores.dtype), every, num_blocks).view(*lead, num_blocks)
 
 
 def _segment(k: int, device: torch.device) -> int:
@@ -233,34 +230,35 @@ def _take_best(
     # Integers in the order of the scores; what is not seen comes below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
-    entry = first[:, None] + tl.arange(0, RUN)[None, :]
-    is_there = (first >= 0)[:, None] & (entry < end)
+    # [RUN, R]: Ascend rounds the last axis up to eight.
+    entry = first[None, :] + tl.arange(0, RUN)[:, None]
+    is_there = (first >= 0)[None, :] & (entry < end)
     if IS_WHOLE:
         # Masked by runs, which is all that is needed to read them in long pieces.
         is_run = (first >= 0) & (first < end)
         first = tl.multiple_of(tl.where(is_run, first, 0), RUN)
-        place = bits_ptr + first[:, None] + tl.arange(0, RUN)[None, :]
-        bits = tl.load(place, mask=is_run[:, None], other=0)
+        place = bits_ptr + first[None, :] + tl.arange(0, RUN)[:, None]
+        bits = tl.load(place, mask=is_run[None, :], other=0)
     else:
         bits = tl.load(bits_ptr + entry, mask=is_there, other=0)
     bits = tl.where(is_there, bits.to(tl.int32), MINUS_INFINITY)
     key = tl.where(bits == MINUS_INFINITY, LOWEST, _ordered(bits, BITS))
     # The largest threshold that k keys reach, or else the lowest key.
-    least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), 1), 0)
+    least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), 0), 0)
     low = tl.where(has_bound, bound, least)
-    high = tl.maximum(tl.max(tl.max(key, 1), 0), low)
+    high = tl.maximum(tl.max(tl.max(key, 0), 0), low)
     while low < high:
         # Half of the way up, also where the distance does not fit into an integer.
         middle = low + ((high.to(tl.uint32) - low.to(tl.uint32) + 1) >> 1).to(tl.int32)
-        reached = tl.sum(tl.sum((key >= middle).to(tl.int32), 1), 0)
+        reached = tl.sum(tl.sum((key >= middle).to(tl.int32), 0), 0)
         low = tl.where(reached >= k, middle, low)
         high = tl.where(reached >= k, high, middle - 1)
     # Two counts in one integer, each up to 2**15: above the threshold, and tied with it.
     is_tied = (key == low) & (key != LOWEST)
     flags = (key > low).to(tl.int32) + (is_tied.to(tl.int32) << 16)
-    own = tl.sum(flags, 1)
+    own = tl.sum(flags, 0)
     total = tl.sum(own, 0)
-    before = (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(flags, 1) - flags
+    before = (tl.cumsum(own, 0) - own)[None, :] + tl.cumsum(flags, 0) - flags
     above, tied = before & 0xFFFF, (before >> 16) & 0xFFFF
     num_above = total & 0xFFFF
     num_tied = tl.minimum(k - num_above, (total >> 16) & 0xFFFF)

@@ -20,17 +20,12 @@ def paged_index_scores_whole_tiles(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
-    kept: Tensor | None = None,
-    *,
-    kept_size: int = 8,
 ) -> Tensor:
     """``paged_index_scores_triton`` of queries that see nothing and entries that nobody sees beside
     the real ones."""
     queries = -len(query_rows) % _TILE_QUERIES
     width = num_entries + -num_entries % _TILE_ENTRIES
     blocks = max(0, -(-width // pool.shape[1]) - block_table.shape[1])
-    if kept is not None:
-        kept = pad(kept, (0, max(0, -(-width // kept_size) - kept.shape[1]), 0, queries))
     scores = paged_index_scores_triton(
         pad(query_rows, (0, 0, 0, 0, 0, queries)),
         pad(head_weights, (0, 0, 0, queries)),
@@ -39,7 +34,5 @@ def paged_index_scores_whole_tiles(
         pad(request_rows, (0, queries)),
         pad(num_visible, (0, queries)),
         width,
-        kept,
-        kept_size=kept_size,
     )
     return scores[: len(query_rows), :num_entries].contiguous()

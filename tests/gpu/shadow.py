@@ -23,7 +23,7 @@ OPERATIONS = {
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
     "engram_lookup", "engram_gate", "expert_pairs", "route", "swiglu_quantized", "markov_logits",
-    "confidence_logits", "sample", "pool_pairs", "split_projection",
+    "confidence_logits", "sample", "pool_pairs", "split_projection", "listed_index_scores", "pool_rows",
 }  # fmt: skip
 
 
@@ -82,8 +82,9 @@ def _twice(
         if name in _WRITES:
             result_tensors.append(args[_WRITES[name]].cpu())
             expected_tensors.append(copies[0][_WRITES[name]])
-        if name == "paged_index_scores":
-            result_tensors, expected_tensors = _visible(result_tensors, expected_tensors, copies)
+        if name in _SEEN:
+            seen = copies[0][_SEEN[name]]
+            result_tensors, expected_tensors = _visible(result_tensors, expected_tensors, seen)
         for actual, wanted in zip(result_tensors, expected_tensors, strict=True):
             _compare(agreement, actual, wanted)
         return result
@@ -106,6 +107,8 @@ def _plain_swiglu(gate_up: Tensor, limit: float, linear: object) -> Tensor:
     return fake_quantize_fp8(swiglu(gate_up, limit))
 
 
+# Which argument says how many scores a query sees.
+_SEEN = {"paged_index_scores": 5, "listed_index_scores": 6}
 # Where the plain form of an operation on a GPU is another function, or writes into an argument.
 _PLAIN: dict[str, Callable[..., Any]] = {
     "quantized_linear": _plain_linear,
@@ -115,9 +118,9 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 _WRITES = {"store_latents": 3, "split_projection": 2}
 
 
-def _visible(actual: list[Tensor], wanted: list[Tensor], copies: Any) -> Any:
+def _visible(actual: list[Tensor], wanted: list[Tensor], count: Tensor) -> Any:
     """Scores that a query sees; others are unspecified."""
-    seen = torch.arange(wanted[0].shape[1]) < copies[0][5][:, None]
+    seen = torch.arange(wanted[0].shape[1]) < count[:, None]
     return [torch.where(seen, actual[0], 0.0)], [torch.where(seen, wanted[0], 0.0)]
 
 

@@ -19,7 +19,10 @@ NUM_PROMPTS, NUM_TOKENS, AT_ONCE = 200, 64, 20
 # The loose limit of the golden data (kdim-a, any length): noise flips choices with smaller margins.
 CLEAR_MARGIN = 0.9967
 # Kernels whose results are integers or bytes, or one rounding of an exact sum: equal, or nearly.
-EXACT = {"engram_hash", "engram_lookup", "paged_index_scores", "select_topk", "candidate_blocks"}
+EXACT = {
+    "engram_hash", "engram_lookup", "paged_index_scores", "listed_index_scores", "select_topk",
+    "candidate_blocks", "pool_rows",
+}  # fmt: skip
 
 
 @cache

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.kernels.indexer import candidate_blocks, paged, paged_index_scores, select_topk
+from deepinfer.kernels.indexer import (
+    candidate_blocks,
+    listed_index_scores,
+    num_listed_places,
+    paged,
+    paged_index_scores,
+    pool_rows,
+    select_topk,
+)
 from deepinfer.kernels.indexer.reference import index_scores_reference
 from deepinfer.kernels.quant import fake_quantize_fp4, pack_index_rows
 from deepinfer.kernels.testing import assert_bitwise_equal
@@ -45,14 +53,19 @@ def test_topk_of_bf16_scores(seed, count, k):
 )
 def test_candidate_blocks(scores, visible, block_size, num_blocks):
     visible = min(visible, len(scores))
-    kept = candidate_blocks(torch.tensor([scores]), torch.tensor([visible]), block_size, num_blocks)
+    seen = torch.tensor([visible])
+    blocks = candidate_blocks(torch.tensor([scores]), seen, block_size, num_blocks)
     best = {}
     for entry in range(visible):
         block = entry // block_size
         best[block] = max(best.get(block, float("-inf")), scores[entry])
     best[(visible - 1) // block_size] = float("inf")
-    expected = sorted(best, key=lambda block: (-best[block], block))[:num_blocks]
-    assert kept[0].nonzero()[:, 0].tolist() == sorted(expected)
+    expected = sorted(sorted(best, key=lambda block: (-best[block], block))[:num_blocks])
+    assert blocks[0].tolist() == expected + [-1] * (num_blocks - len(expected))
+    listed = [block * block_size + place for block in expected for place in range(block_size)]
+    places = [entry < visible for entry in listed]
+    assert places == sorted(places, reverse=True), "what is seen comes first"
+    assert num_listed_places(blocks, seen, block_size).tolist() == [sum(places)]
 
 
 def random_case(requests, queries, heads, width, entries, seed=0):
@@ -96,18 +109,31 @@ def test_paged_scores_are_those_of_each_request(requests, cache_elements, monkey
     weights = torch.randn(count, 4, generator=generator).bfloat16()
     pool = torch.randn(40, 4, 32, generator=generator)
     visible = torch.randint(0, entries + 1, (count,), generator=generator)
-    kept = torch.rand(count, 5, generator=generator) < 0.6
+    order = torch.rand(count, 5, generator=generator).argsort(1)
+    blocks = order[:, :3].sort(1).values  # of eight entries, the last is not whole
+    listed = (blocks[..., None] * 8 + torch.arange(8)).flatten(1)
     packed = (pack_index_rows(queries), weights, pack_index_rows(pool))
     numbers = (torch.tensor(requests, dtype=torch.int64), visible, entries)
     actual = paged_index_scores(*packed, table, *numbers)
-    of_kept = paged_index_scores(*packed, table, *numbers, kept, kept_size=8)
-    assert actual.shape == of_kept.shape == (count, entries)
+    num_places = (listed < visible[:, None]).sum(1)
+    of_listed = listed_index_scores(*packed, table, numbers[0], blocks, num_places, block_size=8)
+    assert actual.shape == (count, entries) and of_listed.shape == (count, 24)
     for row, request in enumerate(requests):
         keys = fake_quantize_fp4(pool[table[request]].flatten(0, 1))
         query = fake_quantize_fp4(queries[row])[None, None]
         expected = index_scores_reference(query, weights[row][None, None], keys[None])[0, 0]
         seen = int(visible[row])
         assert_bitwise_equal(actual[row, :seen], expected[:seen])
-        is_kept = kept[row].repeat_interleave(8)[:seen]
-        masked = expected[:seen].masked_fill(~is_kept, -torch.inf)
-        assert_bitwise_equal(of_kept[row, :seen], masked)
+        there = int(num_places[row])
+        assert_bitwise_equal(of_listed[row, :there], expected[listed[row, :there]])
+
+
+def test_pool_rows_of_entries_and_of_places():
+    table = torch.tensor([[5, 2, 7], [0, 3, 1]])
+    requests = torch.tensor([1, 0])
+    picks = torch.tensor([[0, 4, 11, -1], [3, 8, -1, -1]])
+    assert pool_rows(picks, requests, table, 4).tolist() == [[0, 12, 7, -1], [23, 28, -1, -1]]
+    blocks = torch.tensor([[1, 4, -1], [0, 2, 5]])
+    places = torch.tensor([[1, 2, 3, -1], [0, 3, 5, -1]])  # entries 3, 8, 9 and 0, 5, 11
+    rows = pool_rows(places, requests, table, 4, blocks, block_size=2)
+    assert rows.tolist() == [[3, 4, 5, -1], [20, 9, 31, -1]]

@@ -101,7 +101,6 @@ def cases(arch: int) -> dict[str, Case]:
         "H": 32,
         "HALF": 64,
         "TILE_PAIRS": 64,
-        "KEPT_SIZE": 8,
         "TILE_Q": 4,
         "TILE_E": 128,
         "DOT": tl.bfloat16,
@@ -128,7 +127,7 @@ def cases(arch: int) -> dict[str, Case]:
         "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 2}, fp_fusion=False),
         "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
         "index_scores": Case(
-            score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *u8 *i16 i32 i32 i32 i32 i32", score
+            score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *i16 i32 i32 i32 i32", score
         ),
         "select": Case(
             select_kernel,

@@ -16,12 +16,15 @@ import torch
 from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
 from deepinfer.kernels.compile_task import task_of
 from deepinfer.kernels.compile_worker import compile_task
-from deepinfer.kernels.indexer.gluon_launch import paged_index_scores_gluon
+from deepinfer.kernels.indexer.gluon_launch import (
+    listed_index_scores_gluon,
+    paged_index_scores_gluon,
+)
 from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists, scores; or also pieces, no compressed keys, kept blocks."""
+    """The released model: whole lists, scores; or also pieces, no compressed keys, listed blocks."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     window, main = (byte(9, 528), long(3, 128)), (byte(9, 288), long(3, 512))
@@ -30,8 +33,10 @@ def launch(every: bool) -> None:
         sparse_attention_gluon(q, *window, *keys, sink, 1.0, rope=(rope, rope), piece_keys=pieces)
     queries, weights = byte(3, 32, 68), torch.zeros(3, 32).bfloat16()
     pool, table, requests = byte(4, 64, 68), long(2, 4), long(3)
-    for kept in (None, torch.ones(3, 32, dtype=torch.bool)) if every else (None,):
-        paged_index_scores_gluon(queries, weights, pool, table, requests, requests, 256, kept)
+    operands = (queries, weights, pool, table, requests)
+    paged_index_scores_gluon(*operands, requests, 256)
+    if every:
+        listed_index_scores_gluon(*operands, long(3, 32), requests, block_size=8)
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ def _needs_hopper() -> None:
         pytest.skip("no Hopper GPU")
 
 
-def _score(case: Case, **kept: Tensor | int) -> Tensor:
+def _score(case: Case) -> Tensor:
     from deepinfer.kernels.indexer.gluon_launch import paged_index_scores_gluon
 
-    return paged_index_scores_gluon(**case, **kept)
+    return paged_index_scores_gluon(**case)
 
 
 def _case(requests: list[int], entries: int, per_block: int = 64, spread: int = 0) -> Case:
@@ -51,10 +51,10 @@ def _case(requests: list[int], entries: int, per_block: int = 64, spread: int = 
     }
 
 
-def _check(case: Case, largest_error: float, **kept: Tensor | int) -> None:
+def _check(case: Case, largest_error: float) -> None:
     hidden = torch.arange(case["num_entries"], device=CUDA) >= case["num_visible"][:, None]
-    actual = _score(case, **kept).masked_fill(hidden, -torch.inf)
-    expected = paged_index_scores_reference(**case, **kept).masked_fill(hidden, -torch.inf)
+    actual = _score(case).masked_fill(hidden, -torch.inf)
+    expected = paged_index_scores_reference(**case).masked_fill(hidden, -torch.inf)
     assert_bitwise_equal(actual.isinf(), expected.isinf(), "where -inf is")
     seen = expected.isfinite()
     assert float(relative_error(actual[seen], expected[seen])) < largest_error
@@ -80,11 +80,6 @@ def test_spread_scales() -> None:
     _check(_case([0] * 6 + [1] * 3, 2000, spread=14), 2e-3)
 
 
-def test_kept_blocks() -> None:
-    case = _case([0] * 6 + [1] * 3, 1000)
-    _check(case, 1e-4, kept=torch.rand(9, 125, device=CUDA) < 0.3)
-
-
 def test_same_bits_in_any_batch_and_every_run() -> None:
     case = _case([0] * 6 + [1] * 5, 3000)
     case["num_visible"].fill_(3000)
@@ -102,13 +97,22 @@ def test_nothing_to_score() -> None:
 
 
 @pytest.mark.parametrize("entries", [1000, 20_000])
-def test_kept_blocks_have_the_bits_of_all_entries(entries: int) -> None:
-    """Listed entries are scored query by query; none, few and all blocks kept."""
+def test_listed_entries_have_the_bits_of_all(entries: int) -> None:
+    """Query by query; none, few and all blocks listed, the last one not whole."""
+    from deepinfer.kernels.indexer.gluon_launch import listed_index_scores_gluon
+
     case = _case([0] * 6 + [1] * 3, entries)
     case["num_visible"].fill_(entries)
-    kept = torch.rand(9, -(-entries // 8), device=CUDA) < 0.2
-    kept[0], kept[1] = False, True
-    found, whole = _score(case, kept=kept), _score(case)
-    is_kept = kept.repeat_interleave(8, dim=1)[:, :entries]
-    assert_bitwise_equal(found[is_kept], whole[is_kept])
-    assert bool(found[~is_kept].isneginf().all())
+    whole, count = _score(case), -(-entries // 8)
+    blocks = torch.where(torch.rand(9, count, device=CUDA) < 0.2, torch.arange(count, device=CUDA), count)
+    blocks[0], blocks[1] = count, torch.arange(count, device=CUDA)
+    blocks = blocks.sort(1).values
+    listed = (blocks[..., None] * 8 + torch.arange(8, device=CUDA)).flatten(1)
+    num_places = (listed < entries).sum(1)
+    names = ("query_rows", "head_weights", "pool", "block_table", "request_rows")
+    operands = [case[name] for name in names]
+    found = listed_index_scores_gluon(*operands, blocks, num_places, block_size=8)
+    assert found.shape == (9, 8 * count)
+    for query, places in enumerate(num_places.tolist()):
+        expected = whole[query][listed[query, :places]]
+        assert_bitwise_equal(found[query, :places], expected, f"{query=}")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.indexer import triton_select
-from deepinfer.kernels.indexer.gluon_launch import list_kernel
+from deepinfer.kernels.indexer.listed import pool_rows_reference
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
 from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
 from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
+from deepinfer.kernels.indexer.triton_rows import pool_rows_triton
 from deepinfer.kernels.indexer.triton_select import candidate_blocks_triton, select_topk_triton
 from deepinfer.kernels.quant import pack_index_rows
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
@@ -46,9 +47,9 @@ def _paged(
     }
 
 
-def _check(case: dict[str, Tensor | int], **kept: Tensor | int) -> None:
-    actual = paged_index_scores_triton(**case, **kept)
-    expected = paged_index_scores_reference(**case, **kept)
+def _check(case: dict[str, Tensor | int]) -> None:
+    actual = paged_index_scores_triton(**case)
+    expected = paged_index_scores_reference(**case)
     hidden = torch.arange(actual.shape[1], device=actual.device) >= case["num_visible"][:, None]
     actual = actual.masked_fill(hidden, -torch.inf)
     assert_bitwise_equal(actual.isinf(), expected.isinf(), "where -inf is")
@@ -76,13 +77,6 @@ def test_scores(
     device: torch.device,
 ) -> None:
     _check(_paged(device, requests, heads, width, entries, per_block))
-
-
-def test_scores_of_kept_blocks(device: torch.device) -> None:
-    case = _paged(device, [0, 0, 1], 8, 64, 300)
-    kept = torch.rand(3, 40, device=device) < 0.3
-    kept[:, 16:32] = False  # a tile without any
-    _check(case, kept=kept)
 
 
 def test_scores_without_queries_or_entries(device: torch.device) -> None:
@@ -192,15 +186,14 @@ def test_wrong_tensors_are_named(device: torch.device) -> None:
         select_topk_triton(scores, torch.tensor([3, 3], device=device), 5000)
 
 
-def test_lists_of_kept_blocks(device) -> None:
-    """Ascending, behind one another across tiles; rows that keep nothing and everything."""
-    generator = torch.Generator().manual_seed(0)
-    kept = torch.rand(4, 300, generator=generator) < 0.3
-    kept[1], kept[2] = False, True
-    kept = kept.to(device)
-    lists = torch.full((4, 300), -1, dtype=torch.int32, device=device)
-    counts = torch.empty(4, dtype=torch.int32, device=device)
-    list_kernel[(4,)](kept.view(torch.uint8), lists, counts, 290, 300, TILE=64)
-    for row, count, own in zip(kept[:, :290], counts.tolist(), lists, strict=True):
-        assert own[:count].tolist() == row.nonzero()[:, 0].tolist()
-        assert count == int(row.sum())
+@pytest.mark.parametrize("k", [1, 7, 64])
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_pool_rows(is_listed: bool, k: int, device: torch.device) -> None:
+    table = torch.randperm(60, device=device).view(3, 20)
+    requests = torch.tensor([2, 0, 1, 1], device=device)
+    blocks = torch.rand(4, 30, device=device).argsort(1)[:, :9].sort(1).values
+    picks = torch.randint(-1, 72, (4, k), device=device)
+    lists = (blocks,) if is_listed else ()
+    arguments = (picks, requests, table, 12, *lists)
+    assert_bitwise_equal(pool_rows_triton(*arguments), pool_rows_reference(*arguments))
+    assert pool_rows_triton(picks[:0], requests[:0], table, 12).shape == (0, k)
