@@ -255,9 +255,7 @@ def _head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
     sums = gl.zeros([64, 8], gl.float32, SUMS)
     for pair in gl.static_range(PAIRS):
         # Behind the product that is waited for are one other, or one and the sum before it.
-        products = warpgroup_mma_wait(
-            (PAIRS > 1) + ((pair == 1) & (PAIRS == 3)), [dots[pair]]
-        )
+        products = warpgroup_mma_wait((PAIRS > 1) + ((pair == 1) & (PAIRS == 3)), [dots[pair]])
         terms = as_terms(products, weights[pair])
         sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
         if pair + 2 < PAIRS:

@@ -57,9 +57,7 @@ def score_listed_kernel(
             blocks = list_ptr + query.to(gl.int64) * list_width
             target = scores_ptr + query.to(gl.int64) * stride
             sources = (query_ptr, weight_ptr, pool_ptr, table, blocks)
-            _score_listed(
-                sources, target, (query, begin, end), queries, ones, BLOCK_ENTRIES, SIZE
-            )
+            _score_listed(sources, target, (query, begin, end), queries, ones, BLOCK_ENTRIES, SIZE)
 
 
 @gluon.jit
@@ -94,9 +92,7 @@ def _score_listed(
     numbers = queries.slice(0, 32).permute([1, 0])
     for first in range(begin, end, TILE):
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
-        keys = gl.convert_layout(
-            as_operand(in_product_order(low, high)), KEYS, assert_trivial=True
-        )
+        keys = gl.convert_layout(as_operand(in_product_order(low, high)), KEYS, assert_trivial=True)
         # Which rows come next was asked for a tile ago.
         words, exponents = load_rows(pool_ptr, row, is_row)
         row, is_row = _listed_rows(table, blocks, first + 2 * TILE, end, BLOCK_ENTRIES, SIZE)
@@ -115,9 +111,7 @@ def _score_listed(
 
 
 @gluon.jit
-def _listed_rows(
-    table, blocks, first, end, BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr
-):
+def _listed_rows(table, blocks, first, end, BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr):
     """Rows of the pool of the entries at 64 places of a list, and which of these are there."""
     place = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
     is_place = place < end

@@ -23,7 +23,8 @@ OPERATIONS = {
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
     "engram_lookup", "engram_gate", "expert_pairs", "route", "swiglu_quantized", "markov_logits",
-    "confidence_logits", "sample", "pool_pairs", "split_projection", "listed_index_scores", "pool_rows",
+    "confidence_logits", "sample", "pool_pairs", "split_projection",
+    "listed_index_scores", "pool_rows",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists, scores; or also pieces, no compressed keys, listed blocks."""
+    """The released model: whole lists, scores; or also pieces, no compressed keys, lists."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     window, main = (byte(9, 528), long(3, 128)), (byte(9, 288), long(3, 512))

@@ -104,7 +104,9 @@ def test_listed_entries_have_the_bits_of_all(entries: int) -> None:
     case = _case([0] * 6 + [1] * 3, entries)
     case["num_visible"].fill_(entries)
     whole, count = _score(case), -(-entries // 8)
-    blocks = torch.where(torch.rand(9, count, device=CUDA) < 0.2, torch.arange(count, device=CUDA), count)
+    blocks = torch.where(
+        torch.rand(9, count, device=CUDA) < 0.2, torch.arange(count, device=CUDA), count
+    )
     blocks[0], blocks[1] = count, torch.arange(count, device=CUDA)
     blocks = blocks.sort(1).values
     listed = (blocks[..., None] * 8 + torch.arange(8, device=CUDA)).flatten(1)
