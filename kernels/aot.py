@@ -89,7 +89,13 @@ class Resources:
 
 def descriptor(dtype: str, *box: int) -> str:
     """Type of a tensor descriptor in the layout that launchers give it, by element type."""
-    names = {"fp8e4nv": "float8e4nv", "bf16": "bfloat16", "fp32": "float32", "i32": "int32"}
+    names = {
+        "fp8e4nv": "float8e4nv",
+        "bf16": "bfloat16",
+        "fp32": "float32",
+        "i16": "int16",
+        "i32": "int32",
+    }
     layout = gl.NVMMASharedLayout.get_default_for(list(box), getattr(gl, names[dtype]))
     return f"tensordesc<{dtype}{list(box)},{layout!r}>"
 

@@ -12,6 +12,7 @@ from deepinfer.kernels.attention import sparse_attention
 from deepinfer.kernels.gemm import (
     Weight,
     grouped_linear,
+    grouped_linear_quantized,
     native_grouped_weight,
     native_weight,
     quantized_linear,
@@ -40,7 +41,7 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
         share, part = tensors.share, tensors.share.tensor_rank
-        self.gather_groups = share.gather_groups
+        self.gather_groups = share.gather_groups if share.tensor_size > 1 else None
         self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
         wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
         self.wq_a_kv = native_weight(wq_a_kv)
@@ -91,6 +92,10 @@ class Attention:
         if self.absent_heads is not None:
             out = out.narrow(1, self.absent_heads[0], self.q_shape[0])
         groups = torch.unflatten(out.flatten(1), -1, (len(self.wo_a.values), -1))
+        if self.gather_groups is None:
+            return quantized_linear(
+                grouped_linear_quantized(groups, self.wo_a, self.wo_b), self.wo_b
+            )
         groups = self.gather_groups(grouped_linear(groups, self.wo_a))
         return quantized_linear(groups.flatten(1), self.wo_b)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import native_weight, quantized_linear
-from deepinfer.kernels.moe import PairOutputs, route, swiglu_quantized
+from deepinfer.kernels.gemm import native_gate_up, native_weight, quantized_linear
+from deepinfer.kernels.moe import PairOutputs, gated_linear, route
 from deepinfer.kernels.norm import NormedRows
 
 from .layer_tensors import LayerTensors
@@ -34,7 +34,7 @@ class MoE:
         self.image_bias = self.bias if image_bias is None else image_bias
         self.routed: RoutedExperts = tensors.share.routed_experts(plan, tensors, self.limit)
         shared = tensors.under("ffn.shared_experts.")
-        self.shared_gate_up = native_weight(gate_up(shared))
+        self.shared_gate_up = native_gate_up(gate_up(shared))
         self.shared_down = native_weight(shared.weight("w2"))
 
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
@@ -43,8 +43,7 @@ class MoE:
         x = rows.values
         ids, weights = self.route(x, is_image)
         compute = self.routed.begin(x, ids, weights)
-        hidden = quantized_linear(rows.operand, self.shared_gate_up)
-        activated = swiglu_quantized(hidden, self.limit, self.shared_down)
+        activated = gated_linear(rows.operand, self.shared_gate_up, self.limit, self.shared_down)
         collect = compute()
         shared = quantized_linear(activated, self.shared_down)
         routed = collect()

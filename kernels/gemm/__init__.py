@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .dispatch import fp32_linear as fp32_linear
 from .dispatch import grouped_linear as grouped_linear
+from .dispatch import grouped_linear_quantized as grouped_linear_quantized
 from .dispatch import linear as linear
+from .dispatch import native_gate_up as native_gate_up
 from .dispatch import native_grouped_weight as native_grouped_weight
 from .dispatch import native_weight as native_weight
 from .dispatch import quantized_linear as quantized_linear
@@ -17,7 +19,9 @@ __all__ = [
     "Weight",
     "fp32_linear",
     "grouped_linear",
+    "grouped_linear_quantized",
     "linear",
+    "native_gate_up",
     "native_grouped_weight",
     "native_weight",
     "quantized_linear",

@@ -12,7 +12,6 @@ from torch import Tensor
 from deepinfer.kernels.launch import bf16_pairs, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 
-from .expert_rows import ExpertRows
 from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
@@ -97,51 +96,31 @@ def tiles_of(rows: int, layout: dict[str, int]) -> tuple[tuple[int], int]:
     return (min(-(-rows * layout["NUM_BLOCKS"] // tile), MOST_PROGRAMS),), tile
 
 
-def quantize_activations(
-    x: Tensor, path: MatrixPath, order: KOrder, rows: ExpertRows | None = None
-) -> Activations:
-    """Shapes: x [T, K] bf16, K even; returns T rows, or those of ``rows``.
-
-    Batch-invariant: yes.
-    """
-    count, k = len(x) if rows is None else len(rows.pair), x.shape[1]
+def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activations:
+    """Shapes: x [T, K] bf16, K even; returns T rows.  Batch-invariant: yes."""
+    count, k = x.shape
     out = Activations.empty(count, k, path, order, x.device)
     if count:
         pairs = bf16_pairs("x", x)
         grid, tile = tiles_of(count, out.layout)
         quantize_kernel[grid](
-            pairs,
-            pairs if rows is None else rows.pair,
-            pairs if rows is None else rows.used,
-            count,
-            *out.writer,
-            out.scale_stride,
-            pairs.stride(0),
-            **out.layout,
-            PAIRS=k // 2,
-            TILE=tile,
-            PER_TOKEN=0 if rows is None else rows.per_token,
-            enable_fp_fusion=True,
-        )
+            pairs, count, *out.writer, out.scale_stride, pairs.stride(0), **out.layout,
+            PAIRS=k // 2, TILE=tile, enable_fp_fusion=True,
+        )  # fmt: skip
     return out
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
-    x, row_pair, used, num_rows, values, scales, scale_stride, row_stride,
+    x, num_rows, values, scales, scale_stride, row_stride,
     NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr,
-    NATIVE: tl.constexpr, PAIRS: tl.constexpr, TILE: tl.constexpr, PER_TOKEN: tl.constexpr,
+    NATIVE: tl.constexpr, PAIRS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    end = tl.load(used) if PER_TOKEN > 0 else num_rows
-    for tile in range(tl.program_id(0), tl.cdiv(end * NUM_BLOCKS, TILE), tl.num_programs(0)):
-        row, block, inside = block_tile(tile, end, NUM_BLOCKS, TILE)
-        source = row
-        if PER_TOKEN > 0:  # rows that only fill a tile take any token
-            pair = tl.load(row_pair + row, mask=inside, other=0)
-            source = tl.maximum(pair, 0) // PER_TOKEN
+    for tile in range(tl.program_id(0), tl.cdiv(num_rows * NUM_BLOCKS, TILE), tl.num_programs(0)):
+        row, block, inside = block_tile(tile, num_rows, NUM_BLOCKS, TILE)
         pair = kept_pairs(block, BLOCK, ORDER)
-        place = source.to(tl.int64)[:, None] * row_stride + pair
+        place = row.to(tl.int64)[:, None] * row_stride + pair
         both = tl.load(x + place, mask=inside[:, None] & (pair < PAIRS), other=0)
         store_quantized(
             even_bf16(both), odd_bf16(both), row, block, inside, values, scales, scale_stride,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from deepinfer.kernels.placement import on_accelerator
 
-from .hopper_weights import HopperWeight, prepare_weight
+from .hopper_weights import HopperWeight, prepare_gate_up, prepare_weight
+from .k_order import KOrder
 from .reference import (
     fp32_linear_reference,
     grouped_linear_reference,
@@ -29,6 +30,11 @@ def native_weight(weight: Weight) -> Weight | HopperWeight:
     weight itself.  The form decides the order of summation, so make it once and use it always.
     """
     return (prepare_weight(weight) if _is_hopper(weight) else None) or weight
+
+
+def native_gate_up(weight: Weight) -> Weight | HopperWeight:
+    """``native_weight`` of gates, then ups, for ``gated_linear`` and ``experts``."""
+    return (prepare_gate_up(weight) if _is_hopper(weight) else None) or weight
 
 
 def native_grouped_weight(weight: Weight) -> Weight:
@@ -88,6 +94,19 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
                 return plain_linear_gluon(x, weight, torch.bfloat16)
         return grouped_linear_triton(x, weight)
     return grouped_linear_reference(x, weight)
+
+
+def grouped_linear_quantized(
+    x: Tensor, weight: Weight, linear: Weight | HopperWeight
+) -> Tensor | Activations:
+    """``grouped_linear``, [T, G N], as ``quantized_linear`` takes it for ``linear``: for many rows
+    on NVIDIA SM90 quantised in passing."""
+    if isinstance(linear, HopperWeight) and linear.order is KOrder.PLAIN and on_accelerator(x):
+        from .gluon_plain_launch import fits_plain, plain_linear_quantized_gluon
+
+        if fits_plain(x, weight):
+            return plain_linear_quantized_gluon(x, weight, linear)
+    return grouped_linear(x, weight).flatten(1)
 
 
 def fp32_linear(x: Tensor, weight: Weight) -> Tensor:

@@ -6,6 +6,7 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -13,16 +14,19 @@ from typing import ClassVar
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import describe, multiprocessors
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
+from .gluon_gated import UNGATED
 from .gluon_narrow import narrow_kernel
 from .gluon_tiles import described_tiles
 from .gluon_wide import wide_kernel
 from .hopper_weights import HopperWeight
+from .k_order import KOrder
 from .matrix_path import MatrixPath
 
 
@@ -116,33 +120,10 @@ def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Ten
     if isinstance(x, Tensor):
         check_rows(x, weight)
         x = quantize_activations(x, MatrixPath.FP8, weight.order)
-    return _multiply(x, weight, None, hopper_tile(weight, len(x.values)))
+    return linear_rows_gluon(x, weight, None, hopper_tile(weight, len(x.values)))
 
 
-def expert_linear_gluon(
-    acts: Activations,
-    weight: HopperWeight,
-    rows: ExpertRows,
-    tile: NarrowTile | WideTile,
-    columns: range | None = None,
-) -> Tensor:
-    """As ``expert_linear_triton``; ``columns``: only these of the outputs, by multiples of 256."""
-    return _multiply(acts, weight, rows, tile, columns)
-
-
-def check_rows(x: Tensor, weight: HopperWeight) -> None:
-    """x is [T, K] bf16 on the device of ``weight``.
-
-    Raises: TensorError that says what was expected and what was found.
-    """
-    if x.dtype != torch.bfloat16 or x.shape[1:] != (weight.k,) or x.device != weight.values.device:
-        raise TensorError(
-            f"x: expected torch.bfloat16 [..., {weight.k}] on {weight.values.device}, "
-            f"found {describe(x)}"
-        )
-
-
-def _multiply(
+def linear_rows_gluon(
     acts: Activations,
     weight: HopperWeight,
     rows: ExpertRows | None,
@@ -160,8 +141,52 @@ def _multiply(
     if isinstance(tile, NarrowTile):
         _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, columns.start)
     else:
-        _launch_wide(acts.values, acts.scales, weight, rows, out, tile, columns.start)
+        box = described_tiles(out, 64, 128)
+        _launch_wide(acts.values, acts.scales, weight, rows, box, out.shape, tile, columns.start)
     return out
+
+
+def fits_gate(weight: HopperWeight, tile: NarrowTile | WideTile) -> bool:
+    """Whether ``gated_rows_gluon`` takes these; the bits are those of SwiGLU by itself."""
+    return weight.is_gated and isinstance(tile, WideTile) and tile.form == 1
+
+
+def gated_rows_gluon(
+    acts: Activations,
+    weight: HopperWeight,
+    tile: WideTile,
+    order: KOrder,
+    limit: float,
+    rows: ExpertRows | None = None,
+    weights: Tensor | None = None,
+) -> Activations:
+    """Gates and ups of ``acts``, activated: as activations [R, N / 2] in ``order``.
+
+    ``weights`` [P] f32 of the pairs of ``rows``, whose experts' weights these are.
+    """
+    assert acts.scales is not None and acts.order is weight.order
+    count = len(acts.values)
+    out = Activations.empty(count, weight.num_rows // 2, MatrixPath.FP8, order, acts.values.device)
+    values, scales = out.values.view(torch.int16), out.scales
+    if count:
+        _launch_wide(
+            acts.values, acts.scales, weight, rows, described_tiles(values, 64, 64),
+            (count, weight.num_rows), tile, weights=weights, out_scales=scales,
+            out_stride=out.scale_stride, limit=limit, gate=order,
+        )  # fmt: skip
+    return out
+
+
+def check_rows(x: Tensor, weight: HopperWeight) -> None:
+    """x is [T, K] bf16 on the device of ``weight``.
+
+    Raises: TensorError that says what was expected and what was found.
+    """
+    if x.dtype != torch.bfloat16 or x.shape[1:] != (weight.k,) or x.device != weight.values.device:
+        raise TensorError(
+            f"x: expected torch.bfloat16 [..., {weight.k}] on {weight.values.device}, "
+            f"found {describe(x)}"
+        )
 
 
 def _launch_narrow(
@@ -203,15 +228,23 @@ def _launch_wide(
     scales: Tensor,
     weight: HopperWeight,
     expert_rows: ExpertRows | None,
-    out: Tensor,
+    out: TensorDescriptor,
+    shape: Sequence[int],
     tile: WideTile,
-    first: int,
+    first: int = 0,
+    *,
+    weights: Tensor | None = None,
+    out_scales: Tensor | None = None,
+    out_stride: int = 0,
+    limit: float = 0.0,
+    gate: int = UNGATED.value,
 ) -> None:
-    rows, n = out.shape
+    rows, n = shape
     form = _form(weight)
     factors = weight.factors[first:]
     count = triton.cdiv(rows, tile.rows)
-    programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(out.device))
+    columns = tile.columns if gate == UNGATED.value else 256
+    programs = min(count * triton.cdiv(n, columns), multiprocessors(values.device))
     wide_kernel[(programs,)](
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
@@ -219,18 +252,23 @@ def _launch_wide(
         described_tiles(factors, 128)
         if weight.steps is None
         else described_tiles(weight.steps[first // 64 :].flatten(1), tile.columns // 64, 128),
-        described_tiles(out, 64, 128),
+        out,
         factors,
         factors if expert_rows is None else expert_rows.expert,
         factors if expert_rows is None else expert_rows.pair,
         factors if expert_rows is None else expert_rows.used,
+        factors if weights is None else weights,
+        factors if out_scales is None else out_scales,
         count,
         n,
         weight.num_rows,
         weight.k,
         scales.stride(0),
+        out_stride,
+        limit,
         FORMAT=form,
         GROUPED=expert_rows is not None,
+        GATE=int(gate),
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,

@@ -2,7 +2,8 @@
 
 One warp fetches tiles, 64 inputs at a time; two groups of four warps multiply 64 rows by 256
 columns each.  The matrix unit adds all inputs of an output, in ascending order, in fp32: the same
-chain as in ``triton_kernel.py``, and so the same bits.
+chain as in ``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, or leave
+quantised for the next product.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import load_tile, store_tile
 
+from .gluon_quantize import store_quantized_tile
 from .gluon_ring import barriers, place_in_band, wait_empty
 
 ROWS = gl.constexpr(128)
@@ -28,11 +30,13 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_row_tiles"])
+@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
 def plain_kernel(
-    x, w, out, num_row_tiles, N, K, group_width, STAGES: gl.constexpr, BAND: gl.constexpr
-):
-    """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32.
+    x, w, out, scales, num_row_tiles, N, K, group_width, scale_stride,
+    STAGES: gl.constexpr, BAND: gl.constexpr,
+):  # fmt: skip
+    """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32, or to pairs of E4M3
+    [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.
 
     Each ``group_width`` columns of the result meet the next K inputs.
     """
@@ -43,10 +47,11 @@ def plain_kernel(
     fence_async_shared()
     work = (num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, full, empty)
+    sums = (out, o_tiles, scales, scale_stride)
     gl.warp_specialize(
         [
-            (_multiply_first, (work, tiles, out, o_tiles, BAND)),
-            (_multiply_second, (work, tiles, out, o_tiles, BAND)),
+            (_multiply_first, (work, tiles, sums, BAND)),
+            (_multiply_second, (work, tiles, sums, BAND)),
             (_fetch, (x, w, work, tiles, group_width, BAND)),
         ],
         [4, 1],
@@ -75,17 +80,17 @@ def _fetch(x, w, work, tiles, group_width, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_first(work, tiles, out, o_tiles, BAND: gl.constexpr):
-    _multiply(work, tiles, out, o_tiles, 0, BAND)
+def _multiply_first(work, tiles, sums, BAND: gl.constexpr):
+    _multiply(work, tiles, sums, 0, BAND)
 
 
 @gluon.jit
-def _multiply_second(work, tiles, out, o_tiles, BAND: gl.constexpr):
-    _multiply(work, tiles, out, o_tiles, 1, BAND)
+def _multiply_second(work, tiles, sums, BAND: gl.constexpr):
+    _multiply(work, tiles, sums, 1, BAND)
 
 
 @gluon.jit
-def _multiply(work, tiles, out, o_tiles, HALF: gl.constexpr, BAND: gl.constexpr):
+def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr):
     num_row_tiles, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -108,8 +113,8 @@ def _multiply(work, tiles, out, o_tiles, HALF: gl.constexpr, BAND: gl.constexpr)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         row = row_tile * ROWS + HALF * 64
         left, right = _halves(total)
-        _store(out, o_tiles.index(HALF), left, row, column * COLUMNS)
-        _store(out, o_tiles.index(HALF), right, row, column * COLUMNS + 128)
+        _store(sums, left, row, column * COLUMNS, HALF)
+        _store(sums, right, row, column * COLUMNS + 128, HALF)
     tma.store_wait(0)
 
 
@@ -120,9 +125,13 @@ def _halves(x):
 
 
 @gluon.jit
-def _store(out, buffer, values, row, column):
+def _store(sums, values, row, column, HALF: gl.constexpr):
     """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
-    if buffer.shape[1] == 128:
+    out, o_tiles, scales, scale_stride = sums
+    buffer = o_tiles.index(HALF)
+    if out.dtype == gl.int16:
+        store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)
+    elif buffer.shape[1] == 128:
         _store_part(out, buffer, values, row, column)
     else:
         left, right = _halves(values)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.kernels.launch import multiprocessors
 
+from .activations import Activations
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
 from .gluon_tiles import described_tiles
+from .hopper_weights import HopperWeight
 from .triton_kernel import check_operands
 from .weights import Weight
 
@@ -31,24 +34,44 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
 
 def plain_linear_gluon(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """x [T, K] by [N, K], or [T, G, K] by [G, N, K], all bf16: [T, N] or [T, G, N] of ``dtype``."""
+    out = torch.empty(len(x), _width(weight), dtype=dtype, device=x.device)
+    _launch(x, weight, described_tiles(out, 64, _OUT_BYTES // out.element_size()), out, 0)
+    return out.view(*x.shape[:-1], weight.values.shape[-2])
+
+
+def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
+    """The same as activations for ``linear``, whose order is the plain one: [T, G N]."""
+    acts = Activations.empty_for(linear, len(x), _width(weight))
+    values, scales = acts.writer
+    _launch(x, weight, described_tiles(values, 64, 64), scales, acts.scale_stride)
+    return acts
+
+
+def _width(weight: Weight) -> int:
+    return weight.values.shape[:-1].numel()
+
+
+def _launch(
+    x: Tensor, weight: Weight, out: TensorDescriptor, scales: Tensor, scale_stride: int
+) -> None:
     values = weight.values
     check_operands(x, weight, values[0] if values.dim() == 3 else values)
-    *groups, n, k = values.shape
-    rows, width = len(x), n * (groups[0] if groups else 1)
-    out = torch.empty(rows, width, dtype=dtype, device=x.device)
+    n, k = values.shape[-2:]
+    rows, width = len(x), _width(weight)
     count = triton.cdiv(rows, ROWS.value)
     programs = min(count * triton.cdiv(width, COLUMNS.value), multiprocessors(x.device))
     plain_kernel[(programs,)](
         described_tiles(x.reshape(rows, -1), ROWS.value, INPUTS.value),
         described_tiles(values.view(width, k), COLUMNS.value, INPUTS.value),
-        described_tiles(out, 64, _OUT_BYTES // out.element_size()),
+        out,
+        scales,
         count,
         width,
         k,
         n,
+        scale_stride,
         STAGES=4,
         BAND=8,
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return out.view(*x.shape[:-1], n)

@@ -124,6 +124,15 @@ def _product(tiles, stage, ROW: gl.constexpr, COLUMN: gl.constexpr, registers, i
 
 
 @gluon.jit
+def has_pair(row_pair, row, GROUPED: gl.constexpr):
+    """Rows of no pair come last in a tile."""
+    if GROUPED:
+        return gl.load(row_pair + row) >= 0
+    else:  # noqa: RET505 - both are compiled otherwise
+        return row >= 0
+
+
+@gluon.jit
 def store_piece(out, buffer, total, row, column):
     """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
     tma.store_wait(0)

@@ -22,17 +22,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
+from .gluon_gated import UNGATED, multiply_gated
 from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
-from .gluon_sums import store_piece, sum_first_piece, sum_piece, sum_pieces
+from .gluon_sums import has_pair, store_piece, sum_first_piece, sum_piece, sum_pieces
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
+@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride"])
 def wide_kernel(
-    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, num_row_tiles, N,
-    member_rows, K, scale_stride, FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    BAND: gl.constexpr, RUN: gl.constexpr, REGISTERS: gl.constexpr,
-    DECODE_REGISTERS: gl.constexpr,
+    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, weights, out_scales,
+    num_row_tiles, N, member_rows, K, scale_stride, out_stride, limit,
+    FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
+    RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
+    GATE: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
 
@@ -41,13 +43,17 @@ def wide_kernel(
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
     ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
     walk over tiles in bands of BAND row tiles that share columns.
+    GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``,
+    and the same program takes all of each 256 columns.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, 128], x.layout)
     s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
-    o_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], out.layout)
+    PIECES: gl.constexpr = 1 if GATE == UNGATED else ROWS // 128
+    o_tiles = gl.allocate_shared_memory(out.dtype, [2 * PIECES, 64, out.block_shape[1]], out.layout)
+    PAIR: gl.constexpr = 1 if GATE == UNGATED else 256 // COLUMNS
     # A stage is full when its copies, and what was decoded, have arrived.
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
@@ -55,13 +61,14 @@ def wide_kernel(
     work = (tile_expert, num_row_tiles, N, member_rows, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
     sums = (out, factors, o_tiles, row_pair)
+    gate = (weights, out_scales, out_stride, limit)
     if FORMAT == 1:
         fence_async_shared()
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, GROUPED, BAND, RUN)),
-                (_multiply_second, (work, tiles, sums, GROUPED, BAND, RUN)),
-                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
+                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, PAIR)),
             ],
             [4, 1],
             [REGISTERS, 24],
@@ -78,10 +85,13 @@ def wide_kernel(
         source = (x, x_scales, w, steps)
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, GROUPED, BAND, RUN)),
-                (_multiply_second, (work, tiles, sums, GROUPED, BAND, RUN)),
-                (_decode, (work, tiles, packed)),
-                (_fetch_packed, (source, work, tiles, packed, scale_stride, GROUPED, BAND)),
+                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_decode, (work, tiles, packed, PAIR)),
+                (
+                    _fetch_packed,
+                    (source, work, tiles, packed, scale_stride, GROUPED, BAND, PAIR),
+                ),
             ],
             [4, 4, 1],
             [REGISTERS, DECODE_REGISTERS, 24],
@@ -89,54 +99,64 @@ def wide_kernel(
 
 
 @gluon.jit
-def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
+def _fetch(
+    x, x_scales, w, work, tiles, scale_stride,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, PAIR: gl.constexpr,
+):  # fmt: skip
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
-    num_columns = gl.cdiv(N, COLUMNS)
+    num_columns = gl.cdiv(N, COLUMNS * PAIR)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
-        for group in range(K // 128):
-            stage = step % STAGES
-            bar = full.index(stage)
-            wait_empty(empty, step)
-            mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
-            load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
-            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
-            step += 1
+        for half in gl.static_range(PAIR):
+            n = (column * PAIR + half) * COLUMNS
+            w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
+            for group in range(K // 128):
+                stage = step % STAGES
+                bar = full.index(stage)
+                wait_empty(empty, step)
+                mbarrier.expect(
+                    bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4
+                )
+                load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
+                _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+                step += 1
 
 
 @gluon.jit
 def _fetch_packed(
-    source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
-):
+    source, work, tiles, packed, scale_stride,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, PAIR: gl.constexpr,
+):  # fmt: skip
     x, x_scales, w, steps = source
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
-    num_columns = gl.cdiv(N, COLUMNS)
+    num_columns = gl.cdiv(N, COLUMNS * PAIR)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
-        for group in range(K // 128):
-            slot = step % c_tiles.shape[0]
-            bar = c_full.index(slot)
-            wait_empty(c_empty, step)
-            mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
-            load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
-            # A word of steps is for 256 inputs.
-            load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
-            stage = step % STAGES
-            wait_empty(empty, step)
-            mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
-            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
-            step += 1
+        for half in gl.static_range(PAIR):
+            n = (column * PAIR + half) * COLUMNS
+            w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
+            for group in range(K // 128):
+                slot = step % c_tiles.shape[0]
+                bar = c_full.index(slot)
+                wait_empty(c_empty, step)
+                mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
+                load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
+                # A word of steps is for 256 inputs.
+                load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
+                stage = step % STAGES
+                wait_empty(empty, step)
+                mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
+                _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+                step += 1
 
 
 @gluon.jit
@@ -149,7 +169,7 @@ def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
 
 
 @gluon.jit
-def _decode(work, tiles, packed):
+def _decode(work, tiles, packed, PAIR: gl.constexpr):
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
@@ -158,10 +178,12 @@ def _decode(work, tiles, packed):
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
-    num_columns = gl.cdiv(N, COLUMNS)
+    num_columns = gl.cdiv(N, COLUMNS * PAIR)
+    groups = K // 128
     step = 0
     for _ in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        for group in range(K // 128):
+        for turn in range(groups * PAIR):
+            group = turn if PAIR == 1 else turn % groups
             slot = step % PACKED_STAGES
             stage = step % STAGES
             mbarrier.wait(c_full.index(slot), (step // PACKED_STAGES) & 1)
@@ -178,16 +200,24 @@ def _decode(work, tiles, packed):
 
 @gluon.jit
 def _multiply_first(
-    work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr
-):
-    _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN)
+    work, tiles, sums, gate,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
+):  # fmt: skip
+    if GATE == UNGATED:
+        _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN)
+    else:
+        multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, RUN, GATE)
 
 
 @gluon.jit
 def _multiply_second(
-    work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr
-):
-    _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
+    work, tiles, sums, gate,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
+):  # fmt: skip
+    if GATE == UNGATED:
+        _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
+    else:
+        multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, RUN, GATE)
 
 
 @gluon.jit
@@ -220,7 +250,7 @@ def _multiply(
             factor, next_factor = gl.load(place), gl.load(place + 128)
             store_piece(out, buffer, left * factor[None, :], row, n)
             store_piece(out, buffer, right * next_factor[None, :], row, n + 128)
-        elif _has_pair(row_pair, row + 128, GROUPED):
+        elif has_pair(row_pair, row + 128, GROUPED):
             upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
             factor = gl.load(place)
             store_piece(out, buffer, upper * factor[None, :], row, n)
@@ -230,12 +260,3 @@ def _multiply(
             store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
         step += groups
     tma.store_wait(0)
-
-
-@gluon.jit
-def _has_pair(row_pair, row, GROUPED: gl.constexpr):
-    """Rows of no pair come last in a tile."""
-    if GROUPED:
-        return gl.load(row_pair + row) >= 0
-    else:  # noqa: RET505 - both are compiled otherwise
-        return row >= 0

@@ -12,7 +12,7 @@ smaller ones are off by at most 2**-10 of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -38,6 +38,7 @@ class HopperWeight:
     values [E N, K] e4m3fn, or [E N, K / 8] i32 with ``steps`` [E N / 64, K / 256, 128] i32.
     factors [E N + 256] f32: what a row's sums are multiplied by; a tile may read on past the end.
     ``order`` of each 128 inputs, here and in the activations.
+    ``is_gated``: N rows of gates and ups alternate, 64 by 64, not one half and then the other.
     """
 
     values: Tensor
@@ -45,6 +46,7 @@ class HopperWeight:
     factors: Tensor
     members: int
     order: KOrder
+    is_gated: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -58,11 +60,33 @@ class HopperWeight:
         numbers = values.float() * self.factors[: len(values), None]
         if self.order is KOrder.FRAGMENT:
             numbers = plain_order(numbers)
-        return Weight(numbers.to(torch.bfloat16).view(self.members, self.num_rows, self.k))
+        numbers = numbers.to(torch.bfloat16).view(self.members, self.num_rows, self.k)
+        if self.is_gated:
+            numbers = torch.unflatten(numbers, 1, (-1, 2, COLUMNS)).transpose(1, 2).flatten(1, 3)
+        return Weight(numbers)
 
     @property
     def k(self) -> int:
         return self.values.shape[1] * (1 if self.steps is None else 8)
+
+
+def prepare_gate_up(weight: Weight) -> HopperWeight | None:
+    """The same of gates, then ups, which must be a multiple of 128 each to alternate."""
+    n = weight.values.shape[-2]
+    if weight.scales is None or n % (4 * COLUMNS):
+        return prepare_weight(weight)
+    scales = weight.scales.view(torch.uint8)
+    alternating = Weight(
+        _alternating(weight.values, COLUMNS), _alternating(scales, COLUMNS * scales.shape[-2] // n)
+    )
+    prepared = prepare_weight(alternating)
+    return None if prepared is None else replace(prepared, is_gated=True)
+
+
+def _alternating(halves: Tensor, run: int) -> Tensor:
+    """[..., 2 R, X]: ``run`` rows of the first R, as many of the second, and so on."""
+    parts = torch.unflatten(halves, -2, (2, -1, run))
+    return parts.transpose(-4, -3).flatten(-4, -2)
 
 
 def prepare_weight(weight: Weight) -> HopperWeight | None:
@@ -99,7 +123,7 @@ def recast_weight(weight: HopperWeight) -> HopperWeight:
     words = torch.split(weight.values, _CHUNK * weight.num_rows)
     steps = torch.split(weight.steps, _CHUNK * weight.num_rows // COLUMNS)
     values = torch.cat([_recast(*chunk) for chunk in zip(words, steps, strict=True)])
-    return HopperWeight(values, None, weight.factors, weight.members, weight.order)
+    return replace(weight, values=values, steps=None)
 
 
 def _recast(words: Tensor, steps: Tensor) -> Tensor:

@@ -46,6 +46,17 @@ def store_quantized(
 
     ``values`` and ``scales`` are ``Activations.writer``; ``inside`` says which blocks exist.
     """
+    codes, odd_codes, exponent = quantized(even, odd, PATH, ORDER, NATIVE)
+    store_codes(
+        codes, odd_codes, exponent, row, block, inside, values, scales, scale_stride,
+        NUM_BLOCKS, BLOCK, PATH, ORDER,
+    )  # fmt: skip
+
+
+@triton.jit
+def quantized(even, odd, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr):
+    """The first half of ``store_quantized``: codes of pairs (in the order SPLIT of even and of odd
+    numbers), and biased exponents of the blocks' scales."""
     even_size, odd_size = tl.abs(even), tl.abs(odd)
     if not NATIVE:  # where maxima may not leave NaN out by themselves
         even_size = tl.where(even == even, even_size, 0.0)
@@ -56,21 +67,37 @@ def store_quantized(
     even, odd = even * inverse, odd * inverse
     if not NATIVE:  # the instruction ends at 448 by itself
         even, odd = _clamped(even), _clamped(odd)
-    first = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * (BLOCK // 2))
-    place = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-    inside_row = inside[:, None]
     if PATH == 0:
         scale = e8m0_value(exponent)[:, None]
         even = tl.where(even == even, e4m3_value(e4m3_code(even, NATIVE)) * scale, even)
         odd = tl.where(odd == odd, e4m3_value(e4m3_code(odd, NATIVE)) * scale, odd)
-        tl.store(first + place, bf16_pair(even, odd), mask=inside_row)
-    elif ORDER == 1:  # bytes: the even numbers of a block, then the odd ones
+        codes = bf16_pair(even, odd)
+        odd_codes = codes
+    elif ORDER == 1:
+        codes = e4m3_code(even, NATIVE).to(tl.uint8)
+        odd_codes = e4m3_code(odd, NATIVE).to(tl.uint8)
+    else:
+        codes = e4m3_pair(even, odd, NATIVE)
+        odd_codes = codes
+    return codes, odd_codes, exponent
+
+
+@triton.jit
+def store_codes(
+    codes, odd_codes, exponent, row, block, inside, values, scales, scale_stride,
+    NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr,
+):  # fmt: skip
+    """The second half of ``store_quantized``, for any number of rows."""
+    place = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    inside_row = inside[:, None]
+    if (PATH > 0) and (ORDER == 1):  # bytes: the even numbers of a block, then the odd ones
         byte = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * BLOCK) + place
         byte += block[:, None] * (BLOCK // 2)
-        tl.store(byte, e4m3_code(even, NATIVE).to(tl.uint8), mask=inside_row)
-        tl.store(byte + BLOCK // 2, e4m3_code(odd, NATIVE).to(tl.uint8), mask=inside_row)
+        tl.store(byte, codes, mask=inside_row)
+        tl.store(byte + BLOCK // 2, odd_codes, mask=inside_row)
     else:
-        tl.store(first + place, e4m3_pair(even, odd, NATIVE), mask=inside_row)
+        first = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * (BLOCK // 2))
+        tl.store(first + place, codes, mask=inside_row)
     if PATH == 1:
         scale_place = block.to(tl.int64) * scale_stride + row
         tl.store(scales + scale_place, e8m0_value(exponent), mask=inside)

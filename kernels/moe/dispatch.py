@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight, recast_weight
+from deepinfer.kernels.gemm import (
+    HopperWeight,
+    Weight,
+    native_gate_up,
+    native_weight,
+    quantized_linear,
+    recast_weight,
+)
 from deepinfer.kernels.placement import on_accelerator
 
 from .reference import experts_reference, route_reference, sum_rows_reference, swiglu_reference
@@ -31,7 +38,7 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """``route_reference``."""
     if on_accelerator(x):
-        from .triton_kernel import route_triton as implementation
+        from .triton_router import route_triton as implementation
     else:
         implementation = route_reference
     return implementation(
@@ -53,26 +60,34 @@ def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tens
     return swiglu_reference(gate_up, limit, weights)
 
 
-def swiglu_quantized(
-    gate_up: Tensor, limit: float, linear: Weight | HopperWeight
+def gated_linear(
+    x: Tensor | Activations,
+    gate_up: Weight | HopperWeight,
+    limit: float,
+    linear: Weight | HopperWeight,
 ) -> Tensor | Activations:
-    """``swiglu`` as ``quantized_linear`` takes it for ``linear``: on a GPU quantised in passing."""
-    if on_accelerator(gate_up):
-        from .triton_swiglu import swiglu_for_triton
+    """``swiglu`` of ``quantized_linear`` by ``native_gate_up``, as that takes it for ``linear``: on
+    a GPU quantised in passing."""
+    if isinstance(x, Tensor) and not on_accelerator(x):
+        return swiglu_reference(quantized_linear(x, gate_up), limit)
+    if isinstance(gate_up, HopperWeight) and isinstance(linear, HopperWeight):
+        from .gluon_experts import gated_linear_gluon
 
-        return swiglu_for_triton(gate_up, limit, linear)
-    return swiglu_reference(gate_up, limit)
+        return gated_linear_gluon(x, gate_up, limit, linear)
+    from .triton_swiglu import swiglu_for_triton
+
+    return swiglu_for_triton(quantized_linear(x, gate_up), limit, linear)
 
 
 def native_experts(
     gate_up: Weight, down: Weight, *, as_fp8: bool = False
 ) -> tuple[Weight | HopperWeight, Weight | HopperWeight]:
-    """Both as ``native_weight`` makes them, or none.
+    """Both as ``native_gate_up`` and ``native_weight`` make them, or none.
 
     ``as_fp8``: FP4 becomes E4M3, where ``native_weight`` makes a copy anyway: twice the memory,
     faster where each expert meets many rows, and the same bits in results.
     """
-    native = native_weight(gate_up), native_weight(down)
+    native = native_gate_up(gate_up), native_weight(down)
     if not isinstance(native[0], HopperWeight) or not isinstance(native[1], HopperWeight):
         return gate_up, down
     if as_fp8 and native[0].steps is not None and native[1].steps is not None:

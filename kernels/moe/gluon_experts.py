@@ -9,14 +9,23 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight
+from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
-from deepinfer.kernels.gemm.gluon_kernel import check_rows, expert_linear_gluon, hopper_tile
+from deepinfer.kernels.gemm.gluon_kernel import (
+    NarrowTile,
+    WideTile,
+    check_rows,
+    fits_gate,
+    gated_rows_gluon,
+    hopper_tile,
+    linear_rows_gluon,
+)
+from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
 
-from .pair_order import order_pairs
-from .triton_kernel import expert_activations, sum_of_pairs
-from .triton_swiglu import swiglu_of_experts
+from .triton_kernel import order_experts, sum_of_pairs
+from .triton_swiglu import swiglu_of_rows
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
@@ -68,9 +77,36 @@ def expert_parts_gluon(
     check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), ids)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
-    rows = order_pairs(ids, gate_up.members, tile.rows)
-    acts = expert_activations(x, MatrixPath.FP8, gate_up.order, rows)
-    hidden = expert_linear_gluon(acts, gate_up, rows, tile)
-    activated = swiglu_of_experts(hidden, limit, weights, rows, MatrixPath.FP8, down.order)
+    rows, acts = order_experts(x, ids, gate_up.members, tile.rows, MatrixPath.FP8, gate_up.order)
+    activated = _activated(acts, gate_up, tile, down.order, limit, rows, weights)
     for columns in parts:
-        yield expert_linear_gluon(activated, down, rows, tile, columns), rows
+        yield linear_rows_gluon(activated, down, rows, tile, columns), rows
+
+
+def gated_linear_gluon(
+    x: Tensor | Activations, gate_up: HopperWeight, limit: float, linear: HopperWeight
+) -> Activations:
+    """Gates and ups of x, activated, for ``linear``."""
+    if isinstance(x, Tensor):
+        check_rows(x, gate_up)
+        x = quantize_activations(x, MatrixPath.FP8, gate_up.order)
+    tile = hopper_tile(gate_up, len(x.values))
+    return _activated(x, gate_up, tile, linear.order, limit, None, None)
+
+
+def _activated(
+    acts: Activations,
+    gate_up: HopperWeight,
+    tile: NarrowTile | WideTile,
+    order: KOrder,
+    limit: float,
+    rows: ExpertRows | None,
+    weights: Tensor | None,
+) -> Activations:
+    if fits_gate(gate_up, tile):
+        assert isinstance(tile, WideTile)
+        return gated_rows_gluon(acts, gate_up, tile, order, limit, rows, weights)
+    hidden = linear_rows_gluon(acts, gate_up, rows, tile)
+    return swiglu_of_rows(
+        hidden, limit, weights, rows, MatrixPath.FP8, order, alternate=gate_up.is_gated
+    )

@@ -1,6 +1,9 @@
 """Pairs of token and choice in the order of experts, each expert in tiles of its own.
 
 Nothing here waits for the GPU or depends on the routing in size, so it can be part of a graph.
+The first kernel counts, for each expert, the pairs before every block of pairs.  In the second a
+program for each token finds its rows from these counts and by looking at its own block, and puts
+the token there, quantised.
 """
 
 from __future__ import annotations
@@ -10,10 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.gemm.triton_blocks import kept_pairs, quantized, store_codes
+from deepinfer.kernels.launch import bf16_pairs
+from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 
-# Pairs that a program looks at together: more where many belong to experts of other ranks.
-_FEW, _MANY = 1024, 8192
+_PAIRS = 512  # that a program counts together, and a multiple of what one compares
+_MOST_BLOCKS = 32
+_COUNTED_EXPERTS = 16  # of a program
+_NO_MOVE = {"NUM_BLOCKS": 1, "BLOCK": 128, "PATH": -1, "ORDER": 0, "NATIVE": False, "WIDTH": 1}
 
 
 def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
@@ -21,81 +32,170 @@ def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
 
     Shapes: ids [T, K] i64, pair p is token p // K and its choice p % K.  Batch-invariant: yes.
     """
+    rows = _empty_rows(ids, num_experts, tile_rows)
+    nothing = ids
+    _arrange(ids, num_experts, rows, (nothing, nothing, nothing, 0, 0, 0), _NO_MOVE)
+    return rows
+
+
+def order_tokens(
+    x: Tensor, ids: Tensor, num_experts: int, tile_rows: int, path: MatrixPath, order: KOrder
+) -> tuple[ExpertRows, Activations]:
+    """``order_pairs``, and x [T, d] bf16 in the order of its rows, quantised."""
+    rows = _empty_rows(ids, num_experts, tile_rows)
+    acts = Activations.empty(len(rows.pair), x.shape[1], path, order, x.device)
+    pairs, layout = bf16_pairs("x", x), acts.layout
+    moved = (pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0))
+    layout |= {"WIDTH": triton.next_power_of_2(layout["NUM_BLOCKS"])}
+    _arrange(ids, num_experts, rows, moved, layout)
+    return rows, acts
+
+
+def _empty_rows(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
     pairs, device = ids.numel(), ids.device
-    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
     most = pairs // tile_rows + min(num_experts, pairs)
     pair = torch.empty(most * tile_rows, dtype=torch.int32, device=device)
     row = torch.empty(pairs, dtype=torch.int32, device=device)
     expert = torch.empty(most, dtype=torch.int32, device=device)
     used = torch.empty(1, dtype=torch.int32, device=device)
-    if pairs:
-        block, num_warps = (_FEW, 4) if pairs <= 4 * _FEW else (_MANY, 16)
-        _count_kernel[(num_experts,)](
-            ids, counts, pairs, block, num_warps=num_warps, enable_fp_fusion=True
-        )
-        _place_kernel[(num_experts + 1,)](
-            ids, counts, pair, row, expert, used, pairs, num_experts, most,
-            tile_rows, triton.next_power_of_2(num_experts), block, num_warps=num_warps,
-            enable_fp_fusion=True,
-        )  # fmt: skip
     return ExpertRows(pair, row, expert, used, ids.shape[1], tile_rows)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(ids, counts, num_pairs, BLOCK: tl.constexpr):
-    """How many pairs chose an expert."""
-    expert = tl.program_id(0)
-    own = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        own += (tl.load(ids + pair, mask=pair < num_pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(own, axis=0))
+def _arrange(
+    ids: Tensor,
+    num_experts: int,
+    rows: ExpertRows,
+    moved: tuple[Tensor, Tensor, Tensor, int, int, int],
+    layout: dict[str, int],
+) -> None:
+    tokens, per_token = ids.shape
+    if not ids.numel():
+        return
+    pairs = ids.numel()
+    block_pairs = triton.cdiv(pairs, _PAIRS * _MOST_BLOCKS) * _PAIRS
+    blocks = triton.cdiv(pairs, block_pairs)
+    counts = torch.empty(blocks + 1, num_experts, dtype=torch.int32, device=ids.device)
+    _count_kernel[(triton.cdiv(num_experts, _COUNTED_EXPERTS),)](
+        ids, counts, pairs, num_experts, blocks, block_pairs, EXPERTS=_COUNTED_EXPERTS,
+        PAIRS=_PAIRS, num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
+    _place_kernel[(tokens + num_experts + 1,)](
+        ids, counts, rows.pair, rows.row, rows.expert, rows.used, *moved,
+        tokens, num_experts, blocks, block_pairs, len(rows.expert),
+        PER_TOKEN=per_token, CHOICES=triton.next_power_of_2(per_token), TILE_ROWS=rows.tile_rows,
+        EXPERTS=triton.next_power_of_2(num_experts), PAIRS=_PAIRS // 2, **layout, num_warps=8,
+        enable_fp_fusion=True,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks", "block_pairs"])
+def _count_kernel(
+    ids, counts, num_pairs, num_experts, num_blocks, block_pairs,
+    EXPERTS: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Pairs of each expert before every block, and in all."""
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    lane = tl.arange(0, PAIRS)
+    before = tl.zeros([EXPERTS], tl.int32)
+    chosen = tl.load(ids + lane, mask=lane < num_pairs, other=-1).to(tl.int32)
+    start = 0
+    for block in range(num_blocks):
+        tl.store(counts + block * num_experts + expert, before, mask=expert < num_experts)
+        own = tl.zeros([PAIRS, EXPERTS], tl.int32)
+        for _ in range(0, block_pairs, PAIRS):
+            own += (chosen[:, None] == expert[None, :]).to(tl.int32)
+            start += PAIRS
+            pair = start + lane  # of the next round, on their way while these are added
+            chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+        before += tl.sum(own, axis=0)
+    tl.store(counts + num_blocks * num_experts + expert, before, mask=expert < num_experts)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "block_pairs", "num_tiles"])
 def _place_kernel(
-    ids,
-    counts,
-    row_pair,
-    pair_row,
-    tile_expert,
-    used,
-    num_pairs,
-    num_experts,
-    num_tiles,
-    TOKENS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program for an expert; the last one for the pairs and the tiles of none."""
-    own = tl.program_id(0)
+    ids, counts, row_pair, pair_row, tile_expert, used,
+    x, values, scales, scale_stride, num_words, row_stride,
+    num_tokens, num_experts, num_blocks, block_pairs, num_tiles,
+    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """A program for each token, one for the tiles of each expert, one for the tiles of none.
+    PATH -1: only the order."""
+    program = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
-    count = tl.load(counts + expert, mask=expert < num_experts, other=0)
-    tiles = (count + TOKENS - 1) // TOKENS
-    first = tl.sum(tl.where(expert < own, tiles, 0), axis=0)
-    lane = tl.arange(0, BLOCK)
-    if own == num_experts:
-        for start in range(0, num_pairs, BLOCK):
-            pair = start + lane
-            chosen = tl.load(ids + pair, mask=pair < num_pairs, other=0)
-            tl.store(pair_row + pair, -1, mask=(chosen < 0) | (chosen >= num_experts))
-        last = num_tiles
-        next_row = first * TOKENS
-        tl.store(used, next_row)
+    inside = expert < num_experts
+    total = tl.load(counts + num_blocks * num_experts + expert, mask=inside, other=0)
+    size = (total + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    first = tl.cumsum(size, axis=0) - size
+    if program < num_tokens:
+        block = tl.arange(0, WIDTH)
+        if PATH >= 0:
+            word = kept_pairs(block, BLOCK, ORDER)
+            source = x + program.to(tl.int64) * row_stride + word
+            both = tl.load(source, mask=word < num_words, other=0)
+        row = _place_token(
+            program, ids, counts, row_pair, pair_row, expert, first, num_experts, block_pairs,
+            PER_TOKEN, CHOICES, PAIRS,
+        )  # fmt: skip
+        if PATH >= 0:
+            codes, odd_codes, exponent = quantized(
+                even_bf16(both), odd_bf16(both), PATH, ORDER, NATIVE
+            )
+            for choice in tl.static_range(PER_TOKEN):
+                is_choice = tl.arange(0, CHOICES) == choice
+                target = tl.max(tl.where(is_choice, row, -1), axis=0)
+                if target >= 0:
+                    store_codes(
+                        codes, odd_codes, exponent, target + tl.zeros_like(block), block,
+                        block < NUM_BLOCKS, values, scales, scale_stride,
+                        NUM_BLOCKS, BLOCK, PATH, ORDER,
+                    )  # fmt: skip
     else:
-        last = first + tl.sum(tl.where(expert == own, tiles, 0), axis=0)
-        next_row = first * TOKENS
-        for start in range(0, num_pairs, BLOCK):
-            pair = start + lane
-            is_own = tl.load(ids + pair, mask=pair < num_pairs, other=-1) == own
-            one = is_own.to(tl.int32)
-            row = next_row + tl.cumsum(one, axis=0) - one
-            tl.store(row_pair + row, pair, mask=is_own)
-            tl.store(pair_row + pair, row, mask=is_own)
-            next_row += tl.sum(one, axis=0)
-    for start in range(next_row, last * TOKENS, BLOCK):
-        row = start + lane
-        tl.store(row_pair + row, -1, mask=row < last * TOKENS)
-    for start in range(first, last, BLOCK):
-        tile = start + lane
-        tl.store(tile_expert + tile, tl.where(own < num_experts, own, -1), mask=tile < last)
+        own = program - num_tokens
+        first_row = tl.sum(tl.where(expert == own, first, 0), axis=0)
+        next_row = first_row + tl.sum(tl.where(expert == own, total, 0), axis=0)
+        last_row = first_row + tl.sum(tl.where(expert == own, size, 0), axis=0)
+        owner = own
+        if own == num_experts:
+            first_row = tl.sum(size, axis=0)
+            next_row, last_row, owner = first_row, num_tiles * TILE_ROWS, -1
+            tl.store(used, first_row)
+        lane = tl.arange(0, PAIRS)
+        for start in range(next_row, last_row, PAIRS):
+            row = start + lane
+            tl.store(row_pair + row, -1, mask=row < last_row)
+        for start in range(first_row // TILE_ROWS, last_row // TILE_ROWS, PAIRS):
+            tile = start + lane
+            tl.store(tile_expert + tile, owner, mask=tile < last_row // TILE_ROWS)
+
+
+@triton.jit
+def _place_token(
+    token, ids, counts, row_pair, pair_row, expert, first, num_experts, block_pairs,
+    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Rows of a token's pairs, -1 for those whose expert is not here: [CHOICES] i32.
+
+    ``first`` row of each ``expert``.
+    """
+    choice = tl.arange(0, CHOICES)
+    pair = token * PER_TOKEN + choice
+    last = token * PER_TOKEN + PER_TOKEN
+    chosen = tl.load(ids + pair, mask=choice < PER_TOKEN, other=-1).to(tl.int32)
+    is_here = (chosen >= 0) & (chosen < num_experts)
+    block = pair // block_pairs
+    row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
+    for start in range(token * PER_TOKEN // block_pairs * block_pairs, last, PAIRS):
+        other = start + tl.arange(0, PAIRS)
+        others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
+        is_before = (other[None, :] < pair[:, None]) & (
+            other[None, :] >= (block * block_pairs)[:, None]
+        )
+        row += tl.sum(((others[None, :] == chosen[:, None]) & is_before).to(tl.int32), axis=1)
+    is_chosen = chosen[:, None] == expert[None, :]
+    row += tl.sum(tl.where(is_chosen, first[None, :], 0), axis=1)
+    row = tl.where(is_here, row, -1)
+    tl.store(pair_row + pair, row, mask=choice < PER_TOKEN)
+    tl.store(row_pair + row, pair, mask=is_here)
+    return row

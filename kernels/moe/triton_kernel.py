@@ -1,4 +1,4 @@
-"""Mixture of experts in Triton: choice of experts, experts, sum of their outputs.
+"""Mixture of experts in Triton: experts, sum of their outputs.
 
 T tokens, E experts, K chosen per token, P = T K pairs, d model width, I expert width.
 """
@@ -14,60 +14,24 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.gemm.activations import Activations, quantize_activations
+from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import (
     check_operands,
     expert_linear_triton,
-    fp32_linear_parts_triton,
 )
 from deepinfer.kernels.launch import check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 
-from .pair_order import order_pairs
-from .triton_swiglu import swiglu_of_experts
+from .pair_order import order_pairs, order_tokens
+from .triton_swiglu import swiglu_of_rows
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
 
-_ROUTED_ROWS = 4
-_ROUTER_PARTS = 4
 _COLUMNS = 1024
-
-
-def route_triton(
-    x: Tensor,
-    gate: Weight,
-    bias: Tensor,
-    *,
-    num_experts_per_tok: int,
-    normalize: bool,
-    scaling_factor: float,
-) -> tuple[Tensor, Tensor]:
-    """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights."""
-    rows, experts = len(x), len(gate.values)
-    check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
-    if not 0 < num_experts_per_tok <= experts:
-        raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
-    ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
-    weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
-    if rows:
-        parts = _ROUTER_PARTS if x.shape[1] % (64 * _ROUTER_PARTS) == 0 else 1
-        logits = fp32_linear_parts_triton(x, gate, parts)
-        _route_kernel[(triton.cdiv(rows, _ROUTED_ROWS),)](
-            logits, bias, ids, weights,
-            0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
-            CHOSEN=num_experts_per_tok,
-            CHOSEN_PADDED=triton.next_power_of_2(num_experts_per_tok),
-            EXPERTS=triton.next_power_of_2(experts),
-            PARTS=parts,
-            NORMALIZE=normalize and num_experts_per_tok > 1,
-            ROWS=_ROUTED_ROWS,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-    return ids, weights
 
 
 def experts_triton(
@@ -117,20 +81,25 @@ def expert_pairs_triton(
     path = MatrixPath.of(ids.device) if path is None else path
     average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
     tile = tile_for(average, gate_up.values.shape[1], num_experts, path, ids.device)
-    rows = order_pairs(ids, num_experts, tile.tokens)
-    acts = expert_activations(x, path, gate_up.order, rows)
+    rows, acts = order_experts(x, ids, num_experts, tile.tokens, path, gate_up.order)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
-    activated = swiglu_of_experts(hidden, limit, weights, rows, path, down.order)
+    activated = swiglu_of_rows(hidden, limit, weights, rows, path, down.order)
     return expert_linear_triton(activated, down, rows, tile), rows
 
 
-def expert_activations(
-    x: Tensor | Arrivals, path: MatrixPath, order: KOrder, rows: ExpertRows
-) -> Activations:
-    """x [T, d] bf16, or tokens as they came from other ranks, as ``rows`` of experts."""
+def order_experts(
+    x: Tensor | Arrivals,
+    ids: Tensor,
+    num_experts: int,
+    tile_rows: int,
+    path: MatrixPath,
+    order: KOrder,
+) -> tuple[ExpertRows, Activations]:
+    """``order_tokens`` of x [T, d] bf16, or of tokens as they came from other ranks."""
     if isinstance(x, Tensor):
-        return quantize_activations(x, path, order, rows)
-    return x.activations(path, order, rows)
+        return order_tokens(x, ids, num_experts, tile_rows, path, order)
+    rows = order_pairs(ids, num_experts, tile_rows)
+    return rows, x.activations(path, order, rows)
 
 
 def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
@@ -152,68 +121,6 @@ def sum_rows_triton(
             is_bf16, enable_fp_fusion=True,
         )  # fmt: skip
     return out
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _route_kernel(
-    logits,
-    bias,
-    ids,
-    weights,
-    bias_stride,
-    num_rows,
-    num_experts,
-    scaling_factor,
-    CHOSEN: tl.constexpr,
-    CHOSEN_PADDED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    expert = tl.arange(0, EXPERTS)[None, :]
-    valid = (row < num_rows)[:, None] & (expert < num_experts)
-    place = row.to(tl.int64)[:, None]
-    logit = tl.zeros([ROWS, EXPERTS], tl.float32)
-    for part in tl.static_range(PARTS):
-        source = (part * num_rows + place) * num_experts + expert
-        logit += tl.load(logits + source, mask=valid, other=0.0)
-    score = tl.sqrt(_softplus(logit))
-    key = score + tl.load(bias + place * bias_stride + expert, mask=valid, other=0.0)
-    key = tl.where(key == key, key, float("-inf"))
-    free = expert < num_experts
-    slot = tl.arange(0, CHOSEN_PADDED)[None, :]
-    chosen = tl.full([ROWS, CHOSEN_PADDED], EXPERTS, tl.int32)
-    weight = tl.zeros([ROWS, CHOSEN_PADDED], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    for choice in tl.static_range(CHOSEN):
-        best = tl.max(tl.where(free, key, float("-inf")), axis=1)
-        ties = free & (key == best[:, None])
-        pick = tl.min(tl.where(ties, expert, EXPERTS), axis=1)
-        taken = expert == pick[:, None]
-        plain = tl.sum(tl.where(taken, score, 0.0), axis=1)
-        free = free & (expert != pick[:, None])
-        chosen = tl.where(slot == choice, pick[:, None], chosen)
-        weight = tl.where(slot == choice, plain[:, None], weight)
-        total += plain
-    if NORMALIZE:
-        weight = weight / (total + 1e-20)[:, None]
-    lower = (chosen[:, None, :] < chosen[:, :, None]).to(tl.int32)
-    target = place * CHOSEN + tl.sum(lower, axis=2)
-    written = (row < num_rows)[:, None] & (slot < CHOSEN)
-    tl.store(ids + target, chosen.to(tl.int64), mask=written)
-    tl.store(weights + target, weight * scaling_factor, mask=written)
-
-
-@triton.jit
-def _softplus(x):
-    """``log(1 + exp(x))``, x above 20; the small part of 1 + exp(x) that rounding drops is kept."""
-    grown = tl.exp(tl.where(x > 20.0, 20.0, x))
-    one_more = 1.0 + grown
-    kept = one_more - 1.0
-    log = tl.where(kept == 0.0, grown, tl.log(one_more) * (grown / tl.where(kept == 0, 1.0, kept)))
-    return tl.where(x > 20.0, x, log)
 
 
 @triton.jit

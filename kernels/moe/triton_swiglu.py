@@ -39,8 +39,8 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
         grid, tile = tiles_of(rows, layout)
         swiglu_kernel[grid](
             halves, words if weights is None else weights, words, words, rows, words, words, 0,
-            limit, WEIGHT=0 if weights is None else 1, PAIRS=both // 4, TILE=tile, **layout,
-            enable_fp_fusion=True,
+            limit, WEIGHT=0 if weights is None else 1, ALTERNATE=False, PAIRS=both // 4, TILE=tile,
+            **layout, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -51,18 +51,23 @@ def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeig
     return _swiglu_into(out, gate_up, limit)
 
 
-def swiglu_of_experts(
+def swiglu_of_rows(
     gate_up: Tensor,
     limit: float,
-    weights: Tensor,
-    rows: ExpertRows,
+    weights: Tensor | None,
+    rows: ExpertRows | None,
     path: MatrixPath,
     order: KOrder,
+    *,
+    alternate: bool = False,
 ) -> Activations:
-    """The same of experts' rows [R, 2 I] bf16, each times its routing weight."""
+    """The same of experts' rows [R, 2 I] bf16, each times its routing weight, or of other rows.
+
+    ``alternate``: 64 gates, their 64 ups and so on, not one half and then the other.
+    """
     count, both = gate_up.shape
     out = Activations.empty(count, both // 2, path, order, gate_up.device)
-    return _swiglu_into(out, gate_up, limit, weights, rows)
+    return _swiglu_into(out, gate_up, limit, weights, rows, alternate=alternate)
 
 
 def _swiglu_into(
@@ -71,6 +76,8 @@ def _swiglu_into(
     limit: float,
     weights: Tensor | None = None,
     rows: ExpertRows | None = None,
+    *,
+    alternate: bool = False,
 ) -> Activations:
     halves = _halves(gate_up)
     count, both = gate_up.shape
@@ -82,8 +89,8 @@ def _swiglu_into(
             halves if rows is None else rows.pair,
             halves if rows is None else rows.used,
             count, *out.writer, out.scale_stride, limit,
-            WEIGHT=0 if rows is None else 2, PAIRS=both // 4, TILE=tile, **out.layout,
-            enable_fp_fusion=True,
+            WEIGHT=0 if rows is None else 2, ALTERNATE=alternate, PAIRS=both // 4, TILE=tile,
+            **out.layout, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 
@@ -101,18 +108,23 @@ def _halves(gate_up: Tensor) -> Tensor:
 @triton.jit(do_not_specialize=["num_rows"])
 def swiglu_kernel(
     gate_up, weights, row_pair, used, num_rows, values, scales, scale_stride, limit,
-    WEIGHT: tl.constexpr, PAIRS: tl.constexpr, TILE: tl.constexpr, NUM_BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    WEIGHT: tl.constexpr, ALTERNATE: tl.constexpr, PAIRS: tl.constexpr, TILE: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row (any for rows of none)."""
+    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row (any for rows of none).
+    ALTERNATE: 64 gates, their 64 ups and so on, not halves."""
+    distance = 32 if ALTERNATE else PAIRS
     end = tl.load(used) if WEIGHT == 2 else num_rows
     for tile in range(tl.program_id(0), tl.cdiv(end * NUM_BLOCKS, TILE), tl.num_programs(0)):
         row, block, inside = block_tile(tile, end, NUM_BLOCKS, TILE)
         pair = kept_pairs(block, BLOCK, ORDER)
         is_pair = inside[:, None] & (pair < PAIRS)
         source = gate_up + row.to(tl.int64)[:, None] * (2 * PAIRS) + pair
+        if ALTERNATE:
+            source += pair // 32 * 32
         gate = tl.load(source, mask=is_pair, other=0)
-        up = tl.load(source + PAIRS, mask=is_pair, other=0)
+        up = tl.load(source + distance, mask=is_pair, other=0)
         even = _gated(even_bf16(gate), even_bf16(up), limit, NATIVE)
         odd = _gated(odd_bf16(gate), odd_bf16(up), limit, NATIVE)
         if WEIGHT > 0:

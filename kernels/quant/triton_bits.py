@@ -76,26 +76,22 @@ def rounded_pair(even, odd, NATIVE: tl.constexpr):
     return even_bf16(pair), odd_bf16(pair)
 
 
+SIGMOID = tl.constexpr("""{
+.reg .f32 t;
+mul.f32 t, $1, 0fBFB8AA3B;
+ex2.approx.ftz.f32 t, t;
+add.f32 t, t, 0f3F800000;
+rcp.approx.ftz.f32 $0, t;
+}""")
+
+
 @triton.jit
 def sigmoid(x, NATIVE: tl.constexpr):
     """``1 / (1 + exp(-x))`` in fp32; NATIVE: without what division and exp do for extremes, which
     have the same results here."""
     if NATIVE:
         result = tl.inline_asm_elementwise(
-            """
-            {
-            .reg .f32 t;
-            mul.f32 t, $1, 0fBFB8AA3B;
-            ex2.approx.ftz.f32 t, t;
-            add.f32 t, t, 0f3F800000;
-            rcp.approx.ftz.f32 $0, t;
-            }
-            """,
-            "=f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
+            SIGMOID, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
         result = 1.0 / (1.0 + tl.exp(-x))

@@ -1,7 +1,10 @@
 """Seeded sampling in Triton: one program per row does all of ``sample``, filters included.
 
-Weights are exp((logit - best) / temperature), not divided by their sum: the argmax does not change,
-and the filters compare with the sum where they need it.
+A token of weight exp((logit - best) / temperature) has the score weight / noise, and the best score
+wins.  Logarithms of noise are dear, so a single pass over the logits finds what the scores of each
+tile cannot exceed, and only the tiles that may hold the winner, one or two, are computed exactly.
+Weights are not divided by their sum: the argmax does not change, and the filters compare with the
+sum where they need it.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ def sample_triton(
         check_tensor("logits", logits, torch.float32, (rows, vocab_size), logits)
     chosen = torch.empty_like(positions)
     if rows:
+        tile = min(_TILE, triton.next_power_of_2(vocab_size))
         sample_kernel[(rows,)](
             logits, temperature, top_p, top_k, min_p, seeds, positions, chosen,
-            logits.stride(0), vocab_size, TILE=min(_TILE, triton.next_power_of_2(vocab_size)),
+            logits.stride(0), vocab_size, TILE=tile,
+            TILES=triton.next_power_of_2(triton.cdiv(vocab_size, tile)),
             num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return chosen
@@ -68,23 +73,62 @@ def noise_kernel(seeds_ptr, positions_ptr, noise_ptr, vocab_size, TILE: tl.const
 @triton.jit
 def sample_kernel(
     logits_ptr, temperature_ptr, top_p_ptr, top_k_ptr, min_p_ptr, seeds_ptr, positions_ptr,
-    chosen_ptr, row_stride, vocab_size, TILE: tl.constexpr,
+    chosen_ptr, row_stride, vocab_size, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * row_stride
     temperature = tl.load(temperature_ptr + row)
-    best, best_token, is_nan = _best_logit(logits, vocab_size, TILE)
-    is_valid = (is_nan == 0) & (best > float("-inf"))
-    chosen = tl.where(is_valid, best_token, -1)
-    if is_valid & (temperature != 0.0):
+    if temperature == 0.0:
+        chosen = _first_best(logits, vocab_size, TILE)
+    else:
         word = _row_word(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-        top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
-        top_k = tl.load(top_k_ptr + row)
+        chosen = _draw(
+            logits, temperature, tl.load(top_p_ptr + row), tl.load(top_k_ptr + row),
+            tl.load(min_p_ptr + row), word, vocab_size, TILE, TILES,
+        )  # fmt: skip
+    tl.store(chosen_ptr + row, chosen.to(tl.int64))
+
+
+@triton.jit
+def _first_best(logits, vocab_size, TILE: tl.constexpr):
+    """The first token of the largest logit, -1 for a row with a NaN or nothing above -inf."""
+    lane = tl.arange(0, TILE)
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    best_first = tl.zeros([TILE], tl.int32)
+    num_nan = tl.zeros([TILE], tl.int32)
+    for first in range(0, vocab_size, TILE):
+        x = tl.load(logits + first + lane, mask=first + lane < vocab_size, other=float("-inf"))
+        is_better = x > best
+        best = tl.where(is_better, x, best)
+        best_first = tl.where(is_better, first, best_first)
+        num_nan += (x != x).to(tl.int32)
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(best == top, best_first + lane, 2147483647), 0)
+    is_valid = (tl.max(num_nan, 0) == 0) & (top > float("-inf"))
+    return tl.where(is_valid, token, -1)
+
+
+@triton.jit
+def _draw(
+    logits, temperature, top_p, top_k, min_p, word, vocab_size,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """One token at a positive temperature, -1 as in ``_first_best``."""
+    log_scale = 1.4426950408889634 / tl.maximum(temperature, 1e-30)
+    best, is_nan, bounds = _bounds(logits, log_scale, word, vocab_size, TILE, TILES)
+    chosen = -1
+    if (is_nan == 0) & (best > float("-inf")):
+        # How far rounding can take a bound, which is a logarithm, from the score that it bounds.
+        top = best * log_scale
+        slack = 0.01 + 2e-6 * tl.abs(top)
+        least = tl.where(temperature > 1e-29, top - slack, float("-inf"))
         is_filtered = (top_p < 1.0) | (top_k > 0) | (min_p > 0.0)
         # Only tokens above the weight of the last dropped winner are looked at.
         floor, is_searching = -1.0, 1
         while is_searching > 0:
-            chosen, weight = _winner(logits, best, temperature, word, floor, vocab_size, TILE)
+            chosen, weight = _winner(
+                logits, best, temperature, word, floor, bounds, least, vocab_size, TILE, TILES
+            )
             is_searching = 0
             if is_filtered:
                 count, above, total = _more_likely(
@@ -96,22 +140,66 @@ def sample_kernel(
                 is_dropped = (is_dropped | (weight < min_p)) & (weight < 1.0)
                 is_searching = is_dropped.to(tl.int32)
                 floor = weight
-    tl.store(chosen_ptr + row, chosen.to(tl.int64))
+    return chosen
 
 
 @triton.jit
-def _best_logit(logits, vocab_size, TILE: tl.constexpr):
-    """Largest logit, the first token that has it, and whether any is NaN."""
-    best, best_token, is_nan = float("-inf"), 0, 0
+def _bounds(logits, log_scale, word, vocab_size, TILE: tl.constexpr, TILES: tl.constexpr):
+    """The one pass over all logits: the largest, whether any is NaN, and for each tile a number
+    that no log2(weight / noise) in it exceeds, but for a constant of the row and rounding.
+
+    A uniform u has noise -log(1 - u) >= u, and log2(u) is at least what the bits of u say when
+    they are read as an integer.
+    """
+    lane = tl.arange(0, TILE)
+    tile = tl.arange(0, TILES)
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    num_nan = tl.zeros([TILE], tl.int32)
+    bounds = tl.full([TILES], float("-inf"), tl.float32)
     for first in range(0, vocab_size, TILE):
-        token = first + tl.arange(0, TILE)
+        token = first + lane
         x = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
-        is_nan = tl.maximum(is_nan, tl.max((x != x).to(tl.int32), 0))
-        tile_best = tl.max(tl.where(x == x, x, float("-inf")), 0)
-        tile_token = tl.min(tl.where(x == tile_best, token, 2147483647), 0)
-        best_token = tl.where(tile_best > best, tile_token, best_token)
-        best = tl.maximum(best, tile_best)
-    return best, best_token, is_nan
+        best = tl.maximum(best, x)
+        num_nan += (x != x).to(tl.int32)
+        uniform = ((_hash(word, token) >> 8) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+        log = uniform.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07
+        bound = tl.max(x * log_scale - log, 0) + 127.0
+        bounds = tl.where(tile == first // TILE, bound, bounds)
+    return tl.max(best, 0), tl.max(num_nan, 0), bounds
+
+
+@triton.jit
+def _winner(
+    logits, best, temperature, word, floor, bounds, least, vocab_size,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """First token with the best weight / noise among those above ``floor``, and its weight.
+
+    Tiles are looked at by falling bounds, until none is above the best score found.
+    """
+    tile = tl.arange(0, TILES)
+    best_score, best_token, best_weight = -1.0, 2147483647, 0.0
+    threshold = float("-inf")
+    bound = tl.max(bounds, 0)
+    while bound > threshold:
+        at = tl.min(tl.where(bounds == bound, tile, TILES), 0)
+        token = at * TILE + tl.arange(0, TILE)
+        weight = _weights(logits, token, best, temperature, vocab_size)
+        score = tl.div_rn(weight, _exponential(word, token))
+        score = tl.where((weight > floor) & (token < vocab_size), score, -1.0)
+        tile_score = tl.max(score, 0)
+        tile_token = tl.min(tl.where(score == tile_score, token, 2147483647), 0)
+        tile_weight = tl.max(tl.where(token == tile_token, weight, 0.0), 0)
+        is_better = tile_score > best_score
+        is_better = is_better | ((tile_score == best_score) & (tile_token < best_token))
+        best_token = tl.where(is_better, tile_token, best_token)
+        best_weight = tl.where(is_better, tile_weight, best_weight)
+        best_score = tl.maximum(best_score, tile_score)
+        reached = tl.log2(tl.maximum(best_score, 1e-37)) + least
+        threshold = tl.where(best_score > 0.0, reached, float("-inf"))
+        bounds = tl.where(tile == at, float("-inf"), bounds)
+        bound = tl.max(bounds, 0)
+    return best_token, best_weight
 
 
 @triton.jit
@@ -124,36 +212,18 @@ def _weights(logits, token, best, temperature, vocab_size):
 
 
 @triton.jit
-def _winner(logits, best, temperature, word, floor, vocab_size, TILE: tl.constexpr):
-    """First token with the best weight / noise among those above ``floor``, and its weight."""
-    best_score, best_token, best_weight = -1.0, 0, 0.0
-    for first in range(0, vocab_size, TILE):
-        token = first + tl.arange(0, TILE)
-        weight = _weights(logits, token, best, temperature, vocab_size)
-        score = tl.div_rn(weight, _exponential(word, token))
-        score = tl.where((weight > floor) & (token < vocab_size), score, -1.0)
-        tile_score = tl.max(score, 0)
-        tile_token = tl.min(tl.where(score == tile_score, token, 2147483647), 0)
-        tile_weight = tl.max(tl.where(token == tile_token, weight, 0.0), 0)
-        is_better = tile_score > best_score
-        best_token = tl.where(is_better, tile_token, best_token)
-        best_weight = tl.where(is_better, tile_weight, best_weight)
-        best_score = tl.maximum(best_score, tile_score)
-    return best_token, best_weight
-
-
-@triton.jit
 def _more_likely(logits, best, temperature, weight, vocab_size, TILE: tl.constexpr):
     """How many tokens are likelier than ``weight``, their weights' sum, and the sum of all."""
-    count, above, total = 0, 0.0, 0.0
+    count = tl.zeros([TILE], tl.int32)
+    above = tl.zeros([TILE], tl.float32)
+    total = tl.zeros([TILE], tl.float32)
     for first in range(0, vocab_size, TILE):
-        token = first + tl.arange(0, TILE)
-        weights = _weights(logits, token, best, temperature, vocab_size)
+        weights = _weights(logits, first + tl.arange(0, TILE), best, temperature, vocab_size)
         is_above = weights > weight
-        count += tl.sum(is_above.to(tl.int32), 0)
-        above += tl.sum(tl.where(is_above, weights, 0.0), 0)
-        total += tl.sum(weights, 0)
-    return count, above, total
+        count += is_above.to(tl.int32)
+        above += tl.where(is_above, weights, 0.0)
+        total += weights
+    return tl.sum(count, 0), tl.sum(above, 0), tl.sum(total, 0)
 
 
 @triton.jit
@@ -168,13 +238,18 @@ def _row_word(seed, position):
 @triton.jit
 def _exponential(word, token):
     """Exponential variables of mean 1 of tokens, from the row's 64-bit word."""
+    negative = _hash(word, token).to(tl.float32) * -4.6566125955216364e-10 - 2.3283064365386963e-10
+    return -_log1p(negative)
+
+
+@triton.jit
+def _hash(word, token):
+    """31 bits of tokens, from the row's 64-bit word."""
     first = word.to(tl.int32)
     second = (word >> 32).to(tl.int32) | 1
     hashed = ((token * -1640531527) ^ first) * 2146121005
     hashed = (hashed ^ ((hashed >> 16) & 0xFFFF)) * second
-    hashed = ((hashed ^ ((hashed >> 15) & 0x1FFFF)) * -2073254261) & 0x7FFFFFFF
-    negative = hashed.to(tl.float32) * -4.6566125955216364e-10 - 2.3283064365386963e-10
-    return -_log1p(negative)
+    return ((hashed ^ ((hashed >> 15) & 0x1FFFF)) * -2073254261) & 0x7FFFFFFF
 
 
 @triton.jit

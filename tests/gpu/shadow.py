@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import HopperWeight, Weight, quantized_linear
+from deepinfer.kernels.gemm import HopperWeight, Weight, grouped_linear, quantized_linear
 from deepinfer.kernels.gemm.k_order import KOrder, plain_order
 from deepinfer.kernels.moe import PairOutputs, experts, swiglu
 from deepinfer.kernels.norm import NormedRows
@@ -22,8 +22,8 @@ OPERATIONS = {
     "quantized_linear", "grouped_linear", "linear", "fp32_linear", "rms_norm", "pack_latents",
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
-    "engram_lookup", "engram_gate", "expert_pairs", "route", "swiglu_quantized", "markov_logits",
-    "confidence_logits", "sample", "pool_pairs", "split_projection",
+    "engram_lookup", "engram_gate", "expert_pairs", "route", "gated_linear", "markov_logits",
+    "confidence_logits", "sample", "pool_pairs", "split_projection", "grouped_linear_quantized",
     "listed_index_scores", "pool_rows",
 }  # fmt: skip
 
@@ -78,7 +78,7 @@ def _twice(
             nothing = torch.zeros(len(args[0]), result[0].shape[1], dtype=torch.bfloat16)
             actual = PairOutputs(*result, nothing)
         result_tensors, expected_tensors = _tensors(_to_cpu(actual)), _tensors(expected)
-        if name == "swiglu_quantized":  # padded
+        if name == "gated_linear":  # padded
             result_tensors = [result_tensors[0][:, : expected.shape[1]]]
         if name in _WRITES:
             result_tensors.append(args[_WRITES[name]].cpu())
@@ -104,8 +104,13 @@ def _plain_experts(*arguments: Any, num_pairs: int) -> Tensor:
     return experts(*arguments).to(torch.bfloat16)
 
 
-def _plain_swiglu(gate_up: Tensor, limit: float, linear: object) -> Tensor:
-    return fake_quantize_fp8(swiglu(gate_up, limit))
+def _plain_gated(x: Tensor, gate_up: Weight | HopperWeight, limit: float, linear: object) -> Tensor:
+    return fake_quantize_fp8(swiglu(_plain_linear(x, gate_up), limit))
+
+
+def _plain_groups(x: Tensor, weight: Weight, linear: object) -> Tensor:
+    """Quantised or not, depending on how many rows there are."""
+    return grouped_linear(x, weight).flatten(1)
 
 
 # Which argument says how many scores a query sees.
@@ -114,7 +119,8 @@ _SEEN = {"paged_index_scores": 5, "listed_index_scores": 6}
 _PLAIN: dict[str, Callable[..., Any]] = {
     "quantized_linear": _plain_linear,
     "expert_pairs": _plain_experts,
-    "swiglu_quantized": _plain_swiglu,
+    "gated_linear": _plain_gated,
+    "grouped_linear_quantized": _plain_groups,
 }
 _WRITES = {"store_latents": 3, "split_projection": 2}
 

@@ -49,7 +49,7 @@ def test_bf16_tensor_cores_on_hopper(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quantise", "quantise pairs", "swiglu", "route", "count", "place", "sum"]
+    "name", ["quantise", "quantise pairs", "swiglu", "choice", "count", "place", "sum"]
 )
 def test_the_other_kernels_do_not_spill(name: str) -> None:
     assert _steps(90, name) == ""
@@ -72,7 +72,19 @@ def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
-@pytest.mark.parametrize("name", ["wide bf16 to bf16", "wide bf16 to fp32"])
+@pytest.mark.parametrize("name", ["fp8 128 x 256", "fp8 128 x 128"])
+def test_sums_leave_activated_on_hopper(name: str) -> None:
+    """The end of a tile needs registers and shared memory, too."""
+    tokens = int(name.split()[1]) if name.startswith("fp8") else 128
+    gated = _compiled(90)[f"wide gated {name}"]
+    assert (
+        _steps(90, f"wide gated {name}")
+        == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
+    )
+    assert gated["shared_bytes"] <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", ["wide bf16 to bf16", "wide bf16 to fp32", "wide bf16 to i16"])
 def test_wide_bf16_on_hopper(name: str) -> None:
     assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"
     kernel = _compiled(90)[name]
@@ -106,7 +118,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         triton_kernel,
     )
     from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
-    from deepinfer.kernels.moe import pair_order, triton_swiglu
+    from deepinfer.kernels.moe import pair_order, triton_router, triton_swiglu
     from deepinfer.kernels.moe import triton_kernel as moe
 
     compiled: dict[str, dict[str, Any]] = {}
@@ -163,36 +175,30 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
     add_gemm("plain", 1000, 0, MatrixPath.DECODED, False)
     if arch == 90:
         add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, False)
-        layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True, "TILE": 16}
-        types = "*i32 *i32 *i32 n {} *fp32 n16 n16"
-        add(
-            "quantise", activations.quantize_kernel, types.format("*u8"),
-            {**layout, "PAIRS": 2560, "PER_TOKEN": 0},
-        )  # fmt: skip
+        layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
+        types = "*i32 n {} *fp32 n16 n16"
+        tiled = {"PAIRS": 2560, "TILE": 16}
+        add("quantise", activations.quantize_kernel, types.format("*u8"), layout | tiled)
         layout["ORDER"] = 2
-        add(
-            "quantise pairs", activations.quantize_kernel, types.format("*i16"),
-            {**layout, "PAIRS": 2560, "PER_TOKEN": 6},
-        )  # fmt: skip
-        layout["NUM_BLOCKS"] = 18
+        add("quantise pairs", activations.quantize_kernel, types.format("*i16"), layout | tiled)
         add(
             "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
-            {**layout, "PAIRS": 1152, "WEIGHT": 2},
+            {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
         )  # fmt: skip
-        route = {
-            "CHOSEN": 6,
-            "CHOSEN_PADDED": 8,
-            "EXPERTS": 512,
-            "PARTS": 4,
-            "NORMALIZE": True,
-            "ROWS": 4,
-        }
-        add("route", moe._route_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32", route)
-        add("count", pair_order._count_kernel, "*i64 *i32 n", {"BLOCK": 1024})
-        place = {"TOKENS": 64, "EXPERTS": 512, "BLOCK": pair_order._MANY}
+        choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "EXPERTS": 512, "NORMALIZE": True}
         add(
-            "place", pair_order._place_kernel, "*i64 *i32 *i32 *i32 *i32 *i32 n n16 n", place,
-            num_warps=16,
+            "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
+            choice | {"PARTS": 4, "ROWS": 4},
+        )  # fmt: skip
+        add(
+            "count", pair_order._count_kernel, "*i64 *i32 n n16 n n",
+            {"EXPERTS": 16, "PAIRS": 512}, num_warps=8,
+        )  # fmt: skip
+        place = {"PER_TOKEN": 6, "CHOICES": 8, "TILE_ROWS": 256, "EXPERTS": 512, "PAIRS": 256}
+        add(
+            "place", pair_order._place_kernel,
+            "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n n",
+            {**place, **layout, "WIDTH": 64}, num_warps=8,
         )  # fmt: skip
         add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (1, 64, 3)]:
@@ -213,23 +219,22 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
             w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
             steps = descriptor("i32", columns // 64, 128)
-            rest = [
-                w,
-                steps,
-                descriptor("bf16", 64, 128),
-                *["*fp32", "*i32", "*i32", "*i32", "n", "n16", "n16", "n16", "n"],
-            ]
+            ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32"]
+            ends += ["n", "n16", "n16", "n16", "n", "n", "fp32"]
             constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
-            add(
-                f"wide fp{8 // form} {count} x {columns}", gluon_wide.wide_kernel,
-                [*rows, *rest], constants,
-            )  # fmt: skip
-        for dtype, width in [("bf16", 128), ("fp32", 64)]:
+            outs = [(-1, descriptor("bf16", 64, 128)), (2, descriptor("i16", 64, 64))]
+            for gate, out in outs if form == 1 else outs[:1]:
+                add(
+                    f"wide {'' if gate < 0 else 'gated '}fp{8 // form} {count} x {columns}",
+                    gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
+                    {**constants, "GATE": gate},
+                )  # fmt: skip
+        for dtype, width in [("bf16", 128), ("fp32", 64), ("i16", 64)]:
             tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
+            sizes = ["*fp32", "n", "n16", "n16", "n16", "n"]
             add(
                 f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
-                [*tiles, descriptor(dtype, 64, width), "n", "n16", "n16", "n16"],
-                {"STAGES": 4, "BAND": 8},
+                [*tiles, descriptor(dtype, 64, width), *sizes], {"STAGES": 4, "BAND": 8},
             )  # fmt: skip
     return compiled
 

@@ -8,7 +8,11 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight, quantized_linear
-from deepinfer.kernels.gemm.hopper_weights import prepare_weight, recast_weight
+from deepinfer.kernels.gemm.hopper_weights import (
+    prepare_gate_up,
+    prepare_weight,
+    recast_weight,
+)
 from deepinfer.kernels.gemm.k_order import KOrder, fragment_order
 from deepinfer.kernels.moe import experts
 from deepinfer.kernels.testing import assert_bitwise_equal
@@ -69,6 +73,27 @@ def _prepared_member(weight: HopperWeight, member: int) -> HopperWeight:
         1,
         weight.order,
     )
+
+
+@pytest.mark.parametrize("form", ["fp4", "fp8"])
+def test_gates_and_ups_alternate(form: str) -> None:
+    """64 rows of either at a time; the plain numbers are in the order of the file again."""
+    weight = _fp4(2, 512, 256, spread=5) if form == "fp4" else _fp8(512, 256, spread=3)
+    prepared = prepare_gate_up(weight)
+    assert prepared is not None and prepared.is_gated
+    halves = _prepared(weight)
+    assert_bitwise_equal(prepared.plain.values, halves.plain.values)
+    rows = torch.arange(512).view(2, 4, 64).transpose(0, 1).flatten()
+    rows = torch.cat([rows + 512 * member for member in range(prepared.members)])
+    assert_bitwise_equal(_numbers(prepared), _numbers(halves)[rows])
+    if prepared.steps is not None:
+        assert recast_weight(prepared).is_gated
+
+
+def test_gates_of_other_widths_stay_as_they_are() -> None:
+    prepared = prepare_gate_up(_fp8(384, 256, spread=3))
+    assert prepared is not None and not prepared.is_gated
+    assert prepare_gate_up(Weight(torch.zeros(512, 256, dtype=torch.bfloat16))) is None
 
 
 def test_fp4_below_11_steps_counts_as_0() -> None:

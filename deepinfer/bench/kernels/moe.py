@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
-from deepinfer.kernels.gemm.activations import quantize_activations
-from deepinfer.kernels.gemm.gluon_kernel import expert_linear_gluon, hopper_tile
+from deepinfer.kernels.gemm.gluon_kernel import hopper_tile, linear_rows_gluon
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
 from deepinfer.kernels.moe import experts, native_experts, swiglu
-from deepinfer.kernels.moe.pair_order import order_pairs
+from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
 
 from .case import KernelCase
 from .gemm import random_rows, random_weight
@@ -51,13 +50,11 @@ def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> KernelCas
     call: Callable[[], object]
     if isinstance(native, HopperWeight):
         hopper = hopper_tile(native, rows)
-        order = order_pairs(ids, count, hopper.rows)
-        acts = quantize_activations(x, path, native.order, order)
-        call = partial(expert_linear_gluon, acts, native, order, hopper)
+        order, acts = order_tokens(x, ids, count, hopper.rows, path, native.order)
+        call = partial(linear_rows_gluon, acts, native, order, hopper)
     else:
         tile = tile_for(rows, n, count, path, weight.values.device)
-        order = order_pairs(ids, count, tile.tokens)
-        acts = quantize_activations(x, path, weight.order, order)
+        order, acts = order_tokens(x, ids, count, tile.tokens, path, weight.order)
         call = partial(expert_linear_triton, acts, weight, order, tile)
     num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
     return KernelCase(f"expert {name}, {count} x {rows}", call, 2 * count * rows * n * k, num_bytes)

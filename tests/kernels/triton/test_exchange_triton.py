@@ -15,10 +15,9 @@ from deepinfer.kernels.exchange import Arrivals
 from deepinfer.kernels.exchange import triton_launch as kernels
 from deepinfer.kernels.exchange.layout import ExchangeLayout
 from deepinfer.kernels.exchange.reference import copy_blocks_reference
-from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
-from deepinfer.kernels.moe.pair_order import order_pairs
+from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
 from deepinfer.kernels.quant import fake_quantize_fp8
 from deepinfer.kernels.testing import assert_bitwise_equal
 
@@ -177,7 +176,7 @@ def test_experts_read_the_bytes_of_one_rank(
         places, _ = ranks.receive(rank, most)
         rows = order_pairs(places, 2 * EXPERTS, TILE)
         got = Arrivals(ranks.layout, buffer, most).activations(path, order, rows)
-        wanted = quantize_activations(everyone, path, order, rows)
+        _, wanted = order_tokens(everyone, places, 2 * EXPERTS, TILE, path, order)
         real = torch.where(rows.pair[: int(rows.used)] >= 0)[0]
         assert len(real) > 5
         assert_bitwise_equal(_bytes(got.values)[real], _bytes(wanted.values)[real])

@@ -14,15 +14,23 @@ from deepinfer.kernels.gemm import (
     Weight,
     fp32_linear,
     grouped_linear,
+    grouped_linear_quantized,
+    native_gate_up,
     native_weight,
     quantized_linear,
 )
+from deepinfer.kernels.gemm.activations import Activations, quantize_activations
+from deepinfer.kernels.gemm.gluon_kernel import WIDE, WideTile, gated_rows_gluon, linear_rows_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.reference import quantized_linear_reference
 from deepinfer.kernels.gemm.triton_kernel import fp32_linear_triton, grouped_linear_triton
-from deepinfer.kernels.moe import experts, native_experts
+from deepinfer.kernels.moe import experts, gated_linear, native_experts
+from deepinfer.kernels.moe.pair_order import order_tokens
 from deepinfer.kernels.moe.reference import experts_reference
+from deepinfer.kernels.moe.triton_swiglu import swiglu_for_triton, swiglu_of_rows
 from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -88,6 +96,60 @@ def test_bf16_layers_have_the_portable_forms_bits(groups: int, n: int, k: int) -
             assert_bitwise_equal(grouped_linear(x, weight), grouped_linear_triton(x, weight))
         else:
             assert_bitwise_equal(fp32_linear(x, weight), fp32_linear_triton(x, weight))
+
+
+@pytest.mark.parametrize("rows", [256, 300, 1100])
+def test_groups_leave_quantised_with_the_same_bits(rows: int) -> None:
+    weight = Weight((torch.randn(8, 256, 512, device=_CUDA) / 16).to(torch.bfloat16))
+    linear, x = native_weight(_fp8(512, 2048)), torch.randn(rows, 8, 512, device=_CUDA).bfloat16()
+    x[3, 2, 1], x[4, 0, 0] = float("nan"), float("inf")
+    assert isinstance(linear, HopperWeight)
+    actual = grouped_linear_quantized(x, weight, linear)
+    expected = quantize_activations(
+        grouped_linear(x, weight).flatten(1), MatrixPath.FP8, linear.order
+    )
+    assert isinstance(actual, Activations)
+    assert_same_codes(actual, expected, torch.arange(rows))
+
+
+@pytest.mark.parametrize("tile", WIDE)
+def test_products_leave_activated_with_the_same_bits(tile: WideTile) -> None:
+    """Experts of many, few and no rows, as after SwiGLU by itself; the order of K too."""
+    prepared = native_gate_up(_fp4(5, 512, 512))
+    assert isinstance(prepared, HopperWeight) and prepared.is_gated
+    weight = recast_weight(prepared) if tile.form == 1 else prepared
+    ids = torch.tensor([0] * 300 + [1] * 40 + [3] * 129 + [4] * 256, device=_CUDA)[:, None]
+    weights = torch.rand(len(ids), 1, device=_CUDA)
+    x = _rows(len(ids), 512)
+    x[5], x[320, 7] = float("nan"), float("inf")
+    rows, acts = order_tokens(x, ids, 5, tile.rows, MatrixPath.FP8, weight.order)
+    hidden = linear_rows_gluon(acts, weight, rows, tile)
+    for order in (KOrder.PLAIN, KOrder.FRAGMENT):
+        actual = gated_rows_gluon(acts, weight, tile, order, _LIMIT, rows, weights)
+        expected = swiglu_of_rows(
+            hidden, _LIMIT, weights, rows, MatrixPath.FP8, order, alternate=True
+        )
+        assert_same_codes(actual, expected, (rows.pair >= 0).nonzero()[:, 0])
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 300, 2000])
+def test_gated_linear(tokens: int) -> None:
+    """The shared expert, in every tile, against halves that do not alternate."""
+    packed, down = _fp8(4608, 5120), native_weight(_fp8(5120, 2304))
+    x = _rows(tokens, 5120)
+    actual = gated_linear(x, native_gate_up(packed), _LIMIT, down)
+    hidden = quantized_linear(x, native_weight(packed))
+    expected = swiglu_for_triton(hidden, _LIMIT, down)
+    assert isinstance(actual, Activations)
+    assert_same_codes(actual, expected, torch.arange(tokens))
+
+
+def assert_same_codes(actual: Activations, expected: Activations, rows: Tensor) -> None:
+    assert actual.scales is not None and expected.scales is not None
+    rows = rows.to(_CUDA)
+    values = [acts.values.view(torch.uint8)[rows] for acts in (actual, expected)]
+    assert_bitwise_equal(values[0], values[1], "codes")
+    assert_bitwise_equal(actual.scales[:, rows], expected.scales[:, rows], "scales")
 
 
 def test_a_row_of_nan_harms_no_other() -> None:

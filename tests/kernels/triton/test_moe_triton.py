@@ -16,7 +16,8 @@ from deepinfer.kernels.moe.reference import (
     sum_rows_reference,
     swiglu_reference,
 )
-from deepinfer.kernels.moe.triton_kernel import experts_triton, route_triton, sum_rows_triton
+from deepinfer.kernels.moe.triton_kernel import experts_triton, sum_rows_triton
+from deepinfer.kernels.moe.triton_router import route_triton
 from deepinfer.kernels.moe.triton_swiglu import swiglu_triton
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close, relative_error
 

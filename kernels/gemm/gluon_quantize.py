@@ -1,0 +1,56 @@
+"""Device functions in Gluon that leave results as FP8 activations, as ``store_quantized`` does."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from deepinfer.kernels.gluon_names import store_tile
+
+
+@gluon.jit
+def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride):
+    """[64, 128] f32, rounded to bf16 first, to pairs ``out`` [R, P / 2] i16 with a scale a row."""
+    values = values.to(gl.bfloat16).to(gl.float32)
+    exponent = block_exponent(largest_of(values))
+    place = row + gl.arange(0, 64, exponent.type.layout)
+    gl.store(scales + column // 128 * scale_stride + place, power_of_two(exponent))
+    tma.store_wait(0)
+    buffer.store(e4m3_pairs(values, exponent))
+    fence_async_shared()
+    store_tile(out, [row, column // 2], buffer)
+
+
+@gluon.jit
+def largest_of(values):
+    """Largest magnitude of each row; NaN does not count."""
+    return gl.max(gl.where(values == values, gl.abs(values), 0.0), axis=1)
+
+
+@gluon.jit
+def block_exponent(largest):
+    """Biased exponent of the scale under which the largest magnitude fits E4M3."""
+    bits = (gl.maximum(largest, 1e-4) * (1.0 / 448.0)).to(gl.int32, bitcast=True)
+    return gl.minimum((bits + 0x7FFFFF) >> 23, 246)
+
+
+@gluon.jit
+def power_of_two(exponent):
+    return (exponent << 23).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def e4m3_pairs(values, exponent):
+    """[R, C] f32 divided by the scale of each row, two to an i16: [R, C / 2]."""
+    scaled = values * power_of_two(254 - exponent)[:, None]
+    even, odd = gl.split(gl.reshape(scaled, (values.shape[0], values.shape[1] // 2, 2)))
+    # The instruction itself: see ``kernels/quant/triton_bits.py``.
+    return gl.inline_asm_elementwise(
+        "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;",
+        "=h,r,r",
+        [even, odd],
+        dtype=gl.int16,
+        is_pure=True,
+        pack=1,
+    )
