@@ -5,10 +5,12 @@ Formats are told by content where they can be.  The rows come as an iterator in 
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -105,7 +107,16 @@ def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
         return stream, size if stream.seekable() and size else None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise InputError(f"cannot read {source}: {reason}") from error
+        raise InputError(f"cannot read {source}: {reason}{_nearest(Path(source))}") from error
+
+
+def _nearest(path: Path) -> str:
+    """What somebody may have meant who misspelt the name of a file."""
+    with suppress(OSError):
+        if not path.exists():
+            for name in difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.8):
+                return f"; did you mean {path.with_name(name)}?"
+    return ""
 
 
 def _pipe(source: str) -> str:

@@ -88,6 +88,8 @@ def test_names_that_lead_nowhere(cli: Cli) -> None:
     refused(cli("run", "\x1b[2J\r\nin.jsonl", "-o", "out.jsonl"), 4, "\\x1b[2J")
     write_rows("in.jsonl", prompts(1))
     refused(cli("run", "in.jsonl/", "-o", "out.jsonl"), 4, "not a directory")
+    refused(cli("run", "inn.jsonl", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
+    refused(cli("run", "./in.json", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
 
 
 def test_a_name_that_is_no_text(process: Process) -> None:

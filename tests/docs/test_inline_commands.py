@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import shlex
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,23 @@ from deepinfer_cli.main import main
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROGRAMS = ("deepinfer", "python", "pytest", "pip", "torchrun", "srun", "./build.sh")
 _VERBS = ("run", "status", "merge", "plan", "doctor", "report", "bench", "build", "config")
+# Why a command in a sentence is run by no test, or what runs it.
+_NOT_RUN = {
+    r"pip install": "a package index",
+    r"pytest": "it is a test itself",
+    r"\./build\.sh": ".ci/run has the two that need no hardware",
+    r"python docs/make_recording\.py": "minutes, and a font",
+    r"python benchmarks/(two_gpus|eight_gpus|warm_start|constraint_gpu)\.py": "GPUs",
+    r"python -m benchmarks\.constraint_gpu": "a GPU",
+    r"python (-m |-P )?benchmarks[./](speculation|plan_accuracy|scaling_sim)": "a quiet half hour",
+    r"python -P benchmarks/constraint_masks\.py": "a quiet machine",
+    r"OMP_WAIT_POLICY|python -m benchmarks\.constraint_step": "a quiet machine",
+    r"python benchmarks/(cpu_batching|engine_overhead|pipeline_overhead)": "test_benchmarks.py",
+    r"python -P benchmarks/json_schema": "test_json_schema_conformance.py",
+    r"deepinfer bench": "tests/cli/test_bench.py has shorter ones",
+    r"deepinfer build": "tests/build/test_build_verb.py has shorter ones",
+    r"torchrun|srun": "a cluster",
+}
 _OF_SHELLS = re.compile(r"[|;&<>]|\$\(")
 
 
@@ -77,6 +95,34 @@ def test_commands_in_sentences(document: Path, root: Path) -> None:
         if "…" in command or " ... " in command:
             continue
         assert (wrong := _wrong(_words(command), root)) is None, f"`{command}`: {wrong}"
+
+
+def _elsewhere(root: Path) -> str:
+    """All blocks, whose commands other tests run, and the examples of help pages."""
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("training/*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    return "\n".join(block for text in texts for _, block in _FENCE.findall(text))
+
+
+def test_each_is_run_or_says_what_it_needs(
+    document: Path, root: Path, shell: Callable[..., str]
+) -> None:
+    elsewhere = _elsewhere(root)
+    left = [
+        command
+        for command in dict.fromkeys(_inline(document))
+        if len(command.split()) > 1 and command not in elsewhere
+        if "…" not in command and " ... " not in command
+        if not any(re.match(pattern, command) for pattern in _NOT_RUN)
+        if command not in _VERBS and command.removeprefix("deepinfer ") not in _VERBS
+    ]
+    if left:
+        # A run with an error row, for what is said about finished runs.
+        shell("echo bad >> prompts.jsonl; deepinfer run prompts.jsonl -o answers.jsonl || true",
+              fake=True)  # fmt: skip
+    for command in left:
+        named = re.sub(r"\b(RUN|FILE)(?!\.)\b", "answers.jsonl", command)
+        shell(f"{named} || [ $? = 3 ]", fake=True)
 
 
 def test_blocks_with_commands_say_so(document: Path) -> None:

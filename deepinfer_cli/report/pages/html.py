@@ -132,7 +132,7 @@ def _charts(report: Report) -> Iterable[str]:
     if len(timeline.rows) > 1 and any(timeline.completion_tokens):
         span = ("0", seconds(len(timeline.rows) * timeline.stretch_s))
         rates = [num / timeline.stretch_s for num in timeline.completion_tokens]
-        yield _chart("Answer tokens per second", area_chart(rates, span, "tokens/s over time"))
+        yield _chart("Tokens of finished answers, per second", area_chart(rates, span, "tokens/s"))
     if report.engine is not None and len(report.engine.decode_batches) > 1:
         steps = ("first step", f"step {count(report.engine.num_decode_steps)}")
         drawn = area_chart(report.engine.decode_batches, steps, "answers per decode step")
