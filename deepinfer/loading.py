@@ -92,7 +92,9 @@ def open_model(
 def _with_expert_form(config: EngineConfig, sizes: ModelConfig, rank: Rank | None) -> EngineConfig:
     """``config`` with the form in which this rank keeps routed experts."""
     memory = DeviceMemory.of(config.device) if is_hopper(config.device) else None
-    tokens = config.max_num_seqs * (1 + config.num_speculative_tokens)
+    # Where drafts are verified as they pay, full batches take about one of each request.
+    drafts = config.num_speculative_tokens
+    tokens = config.max_num_seqs * (1 + (min(1, drafts) if config.schedule_drafts else drafts))
     if rank is None:
         return with_expert_form(config, sizes, memory, tokens=tokens)
     if rank.only_prefills:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from deepinfer import OfflineEngine, SamplingParams
 from deepinfer.engine.limits.device_profiles import DeviceProfile
 from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
-from deepinfer.engine.types import EngineStats
+from deepinfer.engine.types import EngineStats, SamplingParams
 
 from .results import Measurement
+
+if TYPE_CHECKING:
+    from deepinfer import OfflineEngine
 
 PROMPTS = (
     "Tell me a story about a fox.",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from deepinfer.errors import ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
-from deepinfer.recipes.tokenizer import Tokenizer
 
 LENGTHS_NOTE = (
     "Lengths of prompts are counted by the embedded model's tokenizer, which needs more tokens for "
@@ -40,5 +39,7 @@ def read_prompts(path: Path, most: int = 1_000) -> list[str]:
 
 def prompt_lengths(prompts: Sequence[str]) -> tuple[int, ...]:
     """Tokens of each prompt, at least one."""
+    from deepinfer.recipes.tokenizer import Tokenizer  # a GPU is measured without the recipes
+
     tokenizer = Tokenizer.from_file(embedded_model_path() / "tokenizer.json")
     return tuple(max(1, len(tokenizer.encode_plain(prompt))) for prompt in prompts)

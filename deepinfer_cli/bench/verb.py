@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from deepinfer import OfflineEngine
 from deepinfer.bench.ceilings import cpu_ceilings, cpu_profile, gpu_ceilings
 from deepinfer.bench.embedded import EnginePlan, measure_engine
 from deepinfer.bench.limits import limit_rows
@@ -32,6 +32,9 @@ from .compare import comparison
 from .page import page
 from .prompts import LENGTHS_NOTE, prompt_lengths
 from .record import BenchRecord
+
+if TYPE_CHECKING:
+    from deepinfer import OfflineEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,8 @@ def _devices(device: str) -> list[str]:
 def _engine_rows(
     request: BenchRequest, record: BenchRecord, console: Console
 ) -> Iterator[Measurement]:
+    from deepinfer import OfflineEngine  # a GPU is measured without the recipes
+
     plan = _engine_plan(request)
 
     def engine(num_drafts: int | None) -> OfflineEngine:

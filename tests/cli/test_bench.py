@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,3 +244,16 @@ def test_lengths_come_from_prompts() -> None:
     """Longer texts have more tokens, and no prompt is empty."""
     empty, short, long = prompt_lengths(["", "A fox.", "A fox and a dog. " * 20])
     assert empty == 1 < short < long
+
+
+def test_a_gpu_is_measured_without_the_recipes() -> None:
+    """Its prompts are random: a machine for measurements needs no tokenizer."""
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('deepseek_recipe', 'llguidance', 'jsonschema')))\n"
+        "sys.argv = ['deepinfer', 'bench', '--device', 'cuda:99']\n"
+        "from deepinfer_cli.main import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "cuda:99" in done.stderr, done.stderr
