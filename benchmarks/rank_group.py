@@ -84,6 +84,7 @@ class Bench:
         if not self.on_gpu:
             return self.microseconds(call)
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # what came before may change its operands
         with torch.cuda.stream(stream):
             for _ in range(3):
                 call()

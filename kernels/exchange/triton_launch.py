@@ -23,7 +23,7 @@ from .triton_kernel import (
     send_tokens_kernel,
 )
 
-_SENT_TOKENS = 2  # at once, by one program
+_SENT_TOKENS = 4  # at once, by one program
 _COPIED_BYTES = 8192  # of a block, by one program
 _READ_ROWS = 128  # of places and weights, by one program
 _LEAST_FLAGS = 128  # one for each thread that waits
@@ -70,7 +70,7 @@ def send_tokens_triton(
         TOKENS=_SENT_TOKENS,
         NATIVE=has_native_fp8(x.device),
         IS_EXACT=layout.is_exact,
-        num_warps=8,
+        num_warps=16,
         enable_fp_fusion=True,
     )  # fmt: skip
     return result_row
@@ -165,7 +165,7 @@ def send_results_triton(
         "PROGRAMS": layout.PROGRAMS,
         "num_warps": 8,
     }
-    grid = (_returners(most_tokens),)
+    grid = (_returners(layout, most_tokens),)
     if layout.is_exact:
         send_rows_kernel[grid](
             bits, rows.pair, rows.used, *place, ROWS=4, **constants, enable_fp_fusion=True
@@ -180,7 +180,7 @@ def end_round_triton(
     layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int, num_parts: int = 1
 ) -> None:
     """Wait for all results of this round in ``own``, and count the round in ``rounds``."""
-    senders, programs = layout.num_ranks * num_parts, _returners(most_tokens)
+    senders, programs = layout.num_ranks * num_parts, _returners(layout, most_tokens)
     end_round_kernel[(1,)](
         own[layout.returned :].view(torch.int32), rounds, programs,
         SENDERS=senders,
@@ -203,15 +203,20 @@ def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tens
         )  # fmt: skip
 
 
+# The fewest programs that keep the link of an H200 busy, since others compute meanwhile; all
+# multiprocessors where a pass is so large that it does not matter.
+
+
 def _senders(most_tokens: int) -> int:
-    """Programs that send tokens: the fewest that keep the link busy, since others compute."""
-    limit = 16 if most_tokens <= 512 else 32 if most_tokens <= 2048 else 132
+    """Programs that send tokens."""
+    limit = 32 if most_tokens <= 1024 else 64 if most_tokens <= 2048 else 132
     return min(limit, -(-most_tokens // _SENT_TOKENS))
 
 
-def _returners(most_tokens: int) -> int:
-    """Programs that send results."""
-    return min(16 if most_tokens <= 2048 else 64, most_tokens)
+def _returners(layout: ExchangeLayout, most_tokens: int) -> int:
+    """Programs that send results; adding them up takes more."""
+    limit = 132 if most_tokens > 2048 else 32 if layout.is_exact else 64
+    return min(limit, most_tokens)
 
 
 def _flags(count: int) -> int:
