@@ -2,8 +2,7 @@
 times the routing weight, quantised.
 
 Rows of the weight alternate, 64 gates and their 64 ups, so that 128 columns hold both of 64
-activations.  A scale is for 128 of these: the first 64 wait in shared memory, as bf16, where a tile
-has 128 columns.
+activations, of which a scale is for 128.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from deepinfer.kernels.gluon_names import store_tile, thread_barrier
+from deepinfer.kernels.gluon_names import store_tile
 from deepinfer.kernels.quant.triton_bits import SIGMOID
 
 from .gluon_quantize import block_exponent, e4m3_pairs, largest_of, power_of_two
 from .gluon_ring import place_in_band, weight_row
-from .gluon_sums import has_pair, sum_first_piece, sum_piece, sum_pieces
+from .gluon_sums import sum_pieces
 
 UNGATED = gl.constexpr(-1)
 
@@ -25,86 +24,35 @@ UNGATED = gl.constexpr(-1)
 @gluon.jit
 def multiply_gated(
     work, tiles, sums, gate, HALF: gl.constexpr,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, ORDER: gl.constexpr,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """To ``out`` [R, N / 4] i16, pairs of E4M3 of N / 2 activations in the given order of K, and
-    their scales [N / 256, out_stride] f32.  Rows of a pair have its weight."""
+    """Tiles of 256 columns to ``out`` [R, N / 4] i16, pairs of E4M3 of N / 2 activations in the
+    given order of K, and their scales [N / 256, out_stride] f32."""
     tile_expert, num_row_tiles, N, member_rows, K = work
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
     out, factors, o_tiles, row_pair = sums
-    ROWS: gl.constexpr = x_tiles.shape[1]
-    COLUMNS: gl.constexpr = w_tiles.shape[1]
-    PIECES: gl.constexpr = ROWS // 128
     FIRST: gl.constexpr = HALF * 64
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = N // 256
     groups = K // 128
-    buffer = o_tiles.index(HALF * PIECES)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        row = row_tile * ROWS + FIRST
+        row = row_tile * 128 + FIRST
         w_row = weight_row(tile_expert, row_tile, column * 256, member_rows, GROUPED)
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
-        end = (out, row_pair, gate, column)
-        if COLUMNS == 256:
-            left, right = sum_pieces(tiles, step, groups, FIRST, layout)
-            factor, next_factor = gl.load(place), gl.load(place + 128)
-            first = _activated(left * factor[None, :], end, row, GROUPED)
-            second = _activated(right * next_factor[None, :], end, row, GROUPED)
-            _store(buffer, first, second, end, row, ORDER)
-            step += groups
-        else:
-            for half in gl.static_range(2):
-                if PIECES == 1:
-                    total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
-                    _end(
-                        buffer,
-                        total * gl.load(place + half * 128)[None, :],
-                        end,
-                        row,
-                        half,
-                        GROUPED,
-                        ORDER,
-                    )
-                elif has_pair(row_pair, row + 128, GROUPED):
-                    upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
-                    factor = gl.load(place + half * 128)
-                    _end(buffer, upper * factor[None, :], end, row, half, GROUPED, ORDER)
-                    next_buffer = o_tiles.index(HALF * PIECES + 1)
-                    _end(next_buffer, lower * factor[None, :], end, row + 128, half, GROUPED, ORDER)
-                else:
-                    total = sum_first_piece(tiles, step, groups, FIRST, layout)
-                    _end(
-                        buffer,
-                        total * gl.load(place + half * 128)[None, :],
-                        end,
-                        row,
-                        half,
-                        GROUPED,
-                        ORDER,
-                    )
-                step += groups
+        left, right = sum_pieces(tiles, step, groups, FIRST, layout)
+        factor, next_factor = gl.load(place), gl.load(place + 128)
+        first = activated(left * factor[None, :], gate, row_pair, row, GROUPED)
+        second = activated(right * next_factor[None, :], gate, row_pair, row, GROUPED)
+        store_activated(out, o_tiles.index(HALF), first, second, gate, row, column, ORDER)
+        step += groups
     tma.store_wait(0)
 
 
 @gluon.jit
-def _end(buffer, total, end, row, half: gl.constexpr, GROUPED: gl.constexpr, ORDER: gl.constexpr):
-    """The first half of a block waits for the second."""
-    values = _activated(total, end, row, GROUPED)
-    if half == 0:
-        tma.store_wait(0)
-        buffer.store(values.to(gl.bfloat16).to(gl.int16, bitcast=True))
-    else:
-        first = buffer.load(values.type.layout).to(gl.bfloat16, bitcast=True).to(gl.float32)
-        thread_barrier()
-        _store(buffer, first, values, end, row, ORDER)
-
-
-@gluon.jit
-def _activated(total, end, row, GROUPED: gl.constexpr):
-    """[64, 128] sums to [64, 64] f32, rounded to bf16 where the portable form is."""
-    out, row_pair, gate, column = end
+def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
+    """[64, 128] sums, rounded to bf16, to [64, 64] f32 that are bf16 numbers; rows of a pair times
+    its weight."""
     weights, scales, stride, limit = gate
     both = gl.reshape(total.to(gl.bfloat16).to(gl.float32), (64, 2, 64))
     # Comparisons, not minima, so that NaN passes through.
@@ -124,8 +72,8 @@ def _activated(total, end, row, GROUPED: gl.constexpr):
 
 
 @gluon.jit
-def _store(buffer, first, second, end, row, ORDER):
-    out, row_pair, gate, column = end
+def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.constexpr):
+    """Quantise [64, 64] each of what ``activated`` gave for 256 columns, and store them."""
     weights, scales, stride, limit = gate
     exponent = block_exponent(gl.maximum(largest_of(first), largest_of(second)))
     place = row + gl.arange(0, 64, exponent.type.layout)

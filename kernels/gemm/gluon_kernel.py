@@ -148,7 +148,7 @@ def linear_rows_gluon(
 
 def fits_gate(weight: HopperWeight, tile: NarrowTile | WideTile) -> bool:
     """Whether ``gated_rows_gluon`` takes these; the bits are those of SwiGLU by itself."""
-    return weight.is_gated and isinstance(tile, WideTile) and tile.form == 1
+    return weight.is_gated and tile is WIDE_FP8
 
 
 def gated_rows_gluon(

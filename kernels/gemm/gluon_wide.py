@@ -43,17 +43,14 @@ def wide_kernel(
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
     ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
     walk over tiles in bands of BAND row tiles that share columns.
-    GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``,
-    and the same program takes all of each 256 columns.
+    GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, 128], x.layout)
     s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
-    PIECES: gl.constexpr = 1 if GATE == UNGATED else ROWS // 128
-    o_tiles = gl.allocate_shared_memory(out.dtype, [2 * PIECES, 64, out.block_shape[1]], out.layout)
-    PAIR: gl.constexpr = 1 if GATE == UNGATED else 256 // COLUMNS
+    o_tiles = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_shape[1]], out.layout)
     # A stage is full when its copies, and what was decoded, have arrived.
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
@@ -68,7 +65,7 @@ def wide_kernel(
             [
                 (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
-                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, PAIR)),
+                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
             ],
             [4, 1],
             [REGISTERS, 24],
@@ -87,10 +84,10 @@ def wide_kernel(
             [
                 (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
-                (_decode, (work, tiles, packed, PAIR)),
+                (_decode, (work, tiles, packed)),
                 (
                     _fetch_packed,
-                    (source, work, tiles, packed, scale_stride, GROUPED, BAND, PAIR),
+                    (source, work, tiles, packed, scale_stride, GROUPED, BAND),
                 ),
             ],
             [4, 4, 1],
@@ -99,64 +96,54 @@ def wide_kernel(
 
 
 @gluon.jit
-def _fetch(
-    x, x_scales, w, work, tiles, scale_stride,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, PAIR: gl.constexpr,
-):  # fmt: skip
+def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
-    num_columns = gl.cdiv(N, COLUMNS * PAIR)
+    num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        for half in gl.static_range(PAIR):
-            n = (column * PAIR + half) * COLUMNS
-            w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
-            for group in range(K // 128):
-                stage = step % STAGES
-                bar = full.index(stage)
-                wait_empty(empty, step)
-                mbarrier.expect(
-                    bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4
-                )
-                load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
-                _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
-                step += 1
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
+        for group in range(K // 128):
+            stage = step % STAGES
+            bar = full.index(stage)
+            wait_empty(empty, step)
+            mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
+            load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
+            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+            step += 1
 
 
 @gluon.jit
 def _fetch_packed(
-    source, work, tiles, packed, scale_stride,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, PAIR: gl.constexpr,
-):  # fmt: skip
+    source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
+):
     x, x_scales, w, steps = source
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
-    num_columns = gl.cdiv(N, COLUMNS * PAIR)
+    num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        for half in gl.static_range(PAIR):
-            n = (column * PAIR + half) * COLUMNS
-            w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
-            for group in range(K // 128):
-                slot = step % c_tiles.shape[0]
-                bar = c_full.index(slot)
-                wait_empty(c_empty, step)
-                mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
-                load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
-                # A word of steps is for 256 inputs.
-                load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
-                stage = step % STAGES
-                wait_empty(empty, step)
-                mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
-                _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
-                step += 1
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
+        for group in range(K // 128):
+            slot = step % c_tiles.shape[0]
+            bar = c_full.index(slot)
+            wait_empty(c_empty, step)
+            mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
+            load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
+            # A word of steps is for 256 inputs.
+            load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
+            stage = step % STAGES
+            wait_empty(empty, step)
+            mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
+            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+            step += 1
 
 
 @gluon.jit
@@ -169,7 +156,7 @@ def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
 
 
 @gluon.jit
-def _decode(work, tiles, packed, PAIR: gl.constexpr):
+def _decode(work, tiles, packed):
     tile_expert, num_row_tiles, N, member_rows, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
@@ -178,12 +165,10 @@ def _decode(work, tiles, packed, PAIR: gl.constexpr):
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
-    num_columns = gl.cdiv(N, COLUMNS * PAIR)
-    groups = K // 128
+    num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for _ in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        for turn in range(groups * PAIR):
-            group = turn if PAIR == 1 else turn % groups
+        for group in range(K // 128):
             slot = step % PACKED_STAGES
             stage = step % STAGES
             mbarrier.wait(c_full.index(slot), (step // PACKED_STAGES) & 1)
@@ -206,7 +191,7 @@ def _multiply_first(
     if GATE == UNGATED:
         _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN)
     else:
-        multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, RUN, GATE)
+        multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, GATE)
 
 
 @gluon.jit
@@ -217,7 +202,7 @@ def _multiply_second(
     if GATE == UNGATED:
         _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
     else:
-        multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, RUN, GATE)
+        multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, GATE)
 
 
 @gluon.jit

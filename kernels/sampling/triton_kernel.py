@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import check_tensor
 
-_TILE = 4096
+_TILE = 1024
 
 
 def sample_triton(

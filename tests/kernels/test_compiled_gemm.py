@@ -223,7 +223,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             ends += ["n", "n16", "n16", "n16", "n", "n", "fp32"]
             constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
             outs = [(-1, descriptor("bf16", 64, 128)), (2, descriptor("i16", 64, 64))]
-            for gate, out in outs if form == 1 else outs[:1]:
+            for gate, out in outs if tile is gluon_kernel.WIDE_FP8 else outs[:1]:
                 add(
                     f"wide {'' if gate < 0 else 'gated '}fp{8 // form} {count} x {columns}",
                     gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],

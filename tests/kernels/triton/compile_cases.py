@@ -180,7 +180,7 @@ def cases(arch: int) -> dict[str, Case]:
         "sample": Case(
             sample_kernel,
             "*fp32 *fp32 *fp32 *i64 *fp32 *i64 *i64 *i64 i32 i32",
-            {"TILE": 4096, "TILES": 32},
+            {"TILE": 1024, "TILES": 128},
             8,
             fp_fusion=False,
         ),
