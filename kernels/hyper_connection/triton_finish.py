@@ -13,7 +13,7 @@ _NORM_EPS = tl.constexpr(1e-20)
 @triton.jit(do_not_specialize=["num_tokens"])
 def finish_kernel(
     collapsed_ptr, weight_ptr, normed_ptr, values_ptr, scales_ptr, scale_stride, norm_eps,
-    sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+    products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
     num_tokens, num_pieces, inverse_size, eps,
     S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
     D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
@@ -33,14 +33,14 @@ def finish_kernel(
         )  # fmt: skip
     else:
         _coefficients(
-            program, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+            program, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
             num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T, TILE_PIECES,
         )  # fmt: skip
 
 
 @triton.jit
 def _coefficients(
-    tile, sums_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
+    tile, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
     num_tokens, num_pieces, inverse_size, eps,
     S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
 ):  # fmt: skip
@@ -51,14 +51,14 @@ def _coefficients(
     pair = (stream[:, None] * S + stream[None, :])[None, :, :]
     piece = tl.arange(0, TILE_PIECES)
     is_piece = is_token[:, None] & (piece < num_pieces)[None, :]
-    sums = sums_ptr + (piece[None, :] * num_tokens + token[:, None]) * (ROWS + 1)
-    squares = tl.sum(tl.load(sums + ROWS, mask=is_piece, other=0.0), 1)
-    place = sums[:, :, None] + stream[None, None, :]
-    pre = tl.sum(tl.load(place, mask=is_piece[:, :, None], other=0.0), 1)
-    post = tl.sum(tl.load(place + S, mask=is_piece[:, :, None], other=0.0), 1)
+    place = piece[None, :] * num_tokens + token[:, None]
+    squares = tl.sum(tl.load(squares_ptr + place, mask=is_piece, other=0.0), 1)
+    products = products_ptr + (place * ROWS)[:, :, None]
+    is_piece = is_piece[:, :, None]
+    pre = tl.sum(tl.load(products + stream[None, None, :], mask=is_piece, other=0.0), 1)
+    post = tl.sum(tl.load(products + S + stream[None, None, :], mask=is_piece, other=0.0), 1)
     all_pairs = tl.arange(0, S * S)[None, None, :]
-    place = sums[:, :, None] + 2 * S + all_pairs
-    comb = tl.sum(tl.load(place, mask=is_piece[:, :, None], other=0.0), 1)
+    comb = tl.sum(tl.load(products + 2 * S + all_pairs, mask=is_piece, other=0.0), 1)
     comb = tl.reshape(comb, (TILE_T, S, S))
     factor = tl.rsqrt(squares * inverse_size + _NORM_EPS)
     base = base_ptr + stream

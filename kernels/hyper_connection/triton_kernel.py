@@ -15,7 +15,13 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.launch import check_tensor, describe, is_interpreted, matrix_dtype
+from deepinfer.kernels.launch import (
+    check_tensor,
+    describe,
+    is_hopper,
+    is_interpreted,
+    matrix_dtype,
+)
 from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, norm_warps
@@ -24,7 +30,7 @@ from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_operand, bf16_va
 from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
 
-_PIECE = 64
+_PIECE, _HOPPER_PIECE = 64, 128
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 4
@@ -32,81 +38,116 @@ _TILE_TOKENS_SUM = 4
 
 def collapse_streams_triton(streams: Tensor, pre: Tensor) -> Tensor:
     """``collapse_streams_reference``."""
+    _check_streams(streams)
     collapsed = streams.new_empty(streams.shape[0], streams.shape[2])
-    _pass_streams(streams, pre=pre, collapsed=collapsed)
+    _pass_streams(streams, None, None, None, _checked_pre(streams, pre), collapsed)
     return collapsed
 
 
 def expand_streams_triton(streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix) -> Tensor:
     """``expand_streams_reference``."""
-    expanded = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    _pass_streams(streams, output=output, mix=mix, expanded=expanded)
+    _check_streams(streams)
+    _check_output(streams, output, mix)
+    expanded = streams.new_empty(streams.shape)
+    _pass_streams(streams, output, mix, expanded, None, None)
     return expanded
 
 
 def enter_streams_triton(streams: Tensor, pre: Tensor, mixer: Mixer, entrance: Entrance) -> Entry:
     """``enter_streams_reference``."""
-    collapsed = streams.new_empty(streams.shape[0], streams.shape[2])
-    sums = _pass_streams(streams, pre=pre, collapsed=collapsed, mixer=mixer)
-    return _finish(streams, collapsed, sums, mixer, entrance)
+    _check_streams(streams)
+    return _enter(streams, None, None, None, pre, mixer, entrance)
 
 
 def advance_streams_triton(
     streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix, mixer: Mixer, entrance: Entrance
 ) -> tuple[Tensor, Entry]:
     """``advance_streams_reference``."""
-    expanded = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    collapsed = streams.new_empty(streams.shape[0], streams.shape[2])
-    sums = _pass_streams(
-        streams, output=output, mix=mix, expanded=expanded, pre=mix.pre, collapsed=collapsed,
-        mixer=mixer,
-    )  # fmt: skip
-    return expanded, _finish(streams, collapsed, sums, mixer, entrance)
+    _check_streams(streams)
+    _check_output(streams, output, mix)
+    expanded = streams.new_empty(streams.shape)
+    return expanded, _enter(streams, output, mix, expanded, mix.pre, mixer, entrance)
+
+
+def _enter(
+    streams: Tensor,
+    output: Tensor | PairOutputs | None,
+    mix: HyperMix | None,
+    expanded: Tensor | None,
+    pre: Tensor,
+    mixer: Mixer,
+    entrance: Entrance,
+) -> Entry:
+    """Of the streams, or of ``expanded``, which is made of them and ``output``."""
+    tokens, num_streams, width = streams.shape
+    rows, pre = num_streams * (2 + num_streams), _checked_pre(streams, pre)
+    check_tensor("fn", mixer.fn.values, torch.float32, (rows, num_streams * width), streams)
+    collapsed = streams.new_empty(tokens, width)
+    is_hopper_form = _fits_hopper(streams)
+    pieces = triton.cdiv(width, _HOPPER_PIECE if is_hopper_form else _PIECE)
+    products = pre.new_empty(pieces, tokens, rows)
+    squares = pre.new_empty(pieces, tokens)
+    if tokens and is_hopper_form:
+        from .gluon_launch import pass_streams_gluon
+
+        if isinstance(output, PairOutputs):
+            output = _added_up(output)
+        pass_streams_gluon(streams, output, mix, expanded, pre, collapsed, mixer, products, squares)
+    elif tokens:
+        _pass_streams(streams, output, mix, expanded, pre, collapsed)
+        _mix(streams if expanded is None else expanded, mixer, products, squares)
+    return _finish(streams, collapsed, products, squares, mixer, entrance)
+
+
+def _fits_hopper(streams: Tensor) -> bool:
+    """Whether the form in Gluon takes them: four streams, whole pieces of the width."""
+    _, num_streams, width = streams.shape
+    return is_hopper(streams.device) and num_streams == 4 and width % _HOPPER_PIECE == 0
+
+
+def _check_streams(streams: Tensor) -> None:
+    if streams.dtype != torch.bfloat16 or streams.stride(2) != 1:
+        raise TensorError(f"streams: expected bf16 [any, any, d], found {describe(streams)}")
+
+
+def _check_output(streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix) -> None:
+    tokens, num_streams, width = streams.shape
+    if isinstance(output, PairOutputs):
+        check_tensor("output.rows", output.rows, torch.bfloat16, (None, width), streams)
+        check_tensor("output.row", output.row, torch.int32, (None,), streams)
+        if len(output.row) % max(1, tokens):
+            raise TensorError(f"output.row: expected {tokens} times as many as a token has choices")
+        output = output.added
+    check_tensor("output", output, torch.bfloat16, (tokens, width), streams)
+    square = (tokens, num_streams, num_streams)
+    check_tensor("mix.post", mix.post, torch.float32, (tokens, num_streams), streams)
+    check_tensor("mix.comb", mix.comb, torch.float32, square, streams)
+
+
+def _checked_pre(streams: Tensor, pre: Tensor) -> Tensor:
+    pre = pre.contiguous()
+    check_tensor("pre", pre, torch.float32, tuple(streams.shape[:2]), streams)
+    return pre
 
 
 def _pass_streams(
     streams: Tensor,
-    *,
-    output: Tensor | PairOutputs | None = None,
-    mix: HyperMix | None = None,
-    expanded: Tensor | None = None,
-    pre: Tensor | None = None,
-    collapsed: Tensor | None = None,
-    mixer: Mixer | None = None,
-) -> Tensor:
-    """Fills ``expanded`` and ``collapsed``; with a mixer returns, per piece and token, the products
-    with each row of its weights, then the sum of squares: [pieces, T, rows + 1] f32."""
-    if streams.dtype != torch.bfloat16 or streams.stride(2) != 1:
-        raise TensorError(f"streams: expected bf16 [any, any, d], found {describe(streams)}")
+    output: Tensor | PairOutputs | None,
+    mix: HyperMix | None,
+    expanded: Tensor | None,
+    pre: Tensor | None,
+    collapsed: Tensor | None,
+) -> None:
+    """Fills ``expanded``, which needs output and mix, and ``collapsed``, which needs pre."""
     tokens, num_streams, width = streams.shape
-    rows, pieces = num_streams * (2 + num_streams), triton.cdiv(width, _PIECE)
     bits = streams.view(torch.int16)
-    added, pairs, pair_row = bits, bits, bits
-    per_token = 0
-    if output is not None and mix is not None:
-        if isinstance(output, PairOutputs):
-            per_token = len(output.row) // max(1, tokens)
-            check_tensor("output.rows", output.rows, torch.bfloat16, (None, width), streams)
-            check_tensor("output.row", output.row, torch.int32, (tokens * per_token,), streams)
-            pairs, pair_row = output.rows.view(torch.int16), output.row
-            output = output.added
-        check_tensor("output", output, torch.bfloat16, (tokens, width), streams)
-        added = output.view(torch.int16)
-        square = (tokens, num_streams, num_streams)
-        check_tensor("mix.post", mix.post, torch.float32, (tokens, num_streams), streams)
-        check_tensor("mix.comb", mix.comb, torch.float32, square, streams)
-    if pre is not None:
-        pre = pre.contiguous()
-        check_tensor("pre", pre, torch.float32, (tokens, num_streams), streams)
-    sums, fn = streams.new_empty(0, dtype=torch.float32), bits
-    if mixer is not None:
-        full = num_streams * width
-        check_tensor("fn", mixer.fn.values, torch.float32, (rows, full), streams)
-        sums = sums.new_empty(pieces, tokens, rows + 1)
-        fn = mixer.fn.bf16_parts.view(torch.int16)
-    if tokens and (expanded is not None or collapsed is not None):
+    pairs, row, per_token = bits, bits, 0
+    if isinstance(output, PairOutputs):
+        pairs, row, per_token = output.rows.view(torch.int16), output.row, output.per_token
+        output = output.added
+    if tokens:
         stream_kernel[(triton.cdiv(tokens, _TILE_TOKENS), triton.cdiv(width, _PIECE))](
-            bits, added, pairs, pair_row,
+            bits, bits if output is None else output.view(torch.int16), pairs, row,
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
             bits if expanded is None else expanded.view(torch.int16),
@@ -117,21 +158,42 @@ def _pass_streams(
             COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
-    if tokens and mixer is not None:
-        mixed = streams if expanded is None else expanded
-        # The interpreter's products of more rows depend on where a row stands.
-        tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
-        mix_kernel[(triton.cdiv(tokens, tile), pieces)](
-            mixed.view(torch.int16), fn, sums, tokens, width, mixed.stride(0), mixed.stride(1),
-            S=num_streams, ROWS=rows, TILE_ROWS=max(16, triton.next_power_of_2(rows)),
-            PIECE=_PIECE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-    return sums
+
+
+def _added_up(output: PairOutputs) -> Tensor:
+    """What the pairs of a token are with what they are added to."""
+    tokens, width = output.added.shape
+    total = torch.empty_like(output.added)
+    pairs_kernel[(triton.cdiv(tokens, _TILE_TOKENS), triton.cdiv(width, _PIECE))](
+        output.added.view(torch.int16), output.rows.view(torch.int16), output.row,
+        total.view(torch.int16), tokens, width, PER_TOKEN=output.per_token,
+        TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+    return total
+
+
+def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> None:
+    """Of each piece of the streams its ``products`` [pieces, T, rows] with the rows of the weights,
+    and the sum of its ``squares`` [pieces, T], f32."""
+    pieces, tokens, rows = products.shape
+    # The interpreter's products of more rows depend on where a row stands.
+    tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
+    mix_kernel[(triton.cdiv(tokens, tile), pieces)](
+        streams.view(torch.int16), mixer.fn.bf16_parts.view(torch.int16), products, squares,
+        tokens, streams.shape[2], streams.stride(0), streams.stride(1),
+        S=streams.shape[1], ROWS=rows, TILE_ROWS=max(16, triton.next_power_of_2(rows)),
+        PIECE=_PIECE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
+        enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def _finish(
-    streams: Tensor, collapsed: Tensor, sums: Tensor, mixer: Mixer, entrance: Entrance
+    streams: Tensor,
+    collapsed: Tensor,
+    products: Tensor,
+    squares: Tensor,
+    mixer: Mixer,
+    entrance: Entrance,
 ) -> Entry:
     tokens, num_streams, width = streams.shape
     rows = num_streams * (2 + num_streams)
@@ -139,8 +201,9 @@ def _finish(
         raise TensorError(f"streams: expected a power of two of streams: {describe(streams)}")
     check_tensor("scale", mixer.scale, torch.float32, (3,), streams)
     check_tensor("base", mixer.base, torch.float32, (rows,), streams)
-    pre = sums.new_empty(tokens, num_streams)
-    mix = HyperMix(pre, torch.empty_like(pre), sums.new_empty(tokens, num_streams, num_streams))
+    pre = squares.new_empty(tokens, num_streams)
+    comb = squares.new_empty(tokens, num_streams, num_streams)
+    mix = HyperMix(pre, torch.empty_like(pre), comb)
     normed = torch.empty_like(collapsed)
     acts = Activations.empty_for(entrance.linear, tokens, width)
     pairs, weight = norm_operands(collapsed, entrance.weight)
@@ -148,10 +211,10 @@ def _finish(
         finish_kernel[(tokens + triton.cdiv(tokens, _TILE_TOKENS_SUM),)](
             pairs, weight, normed.view(torch.int32), *acts.writer,
             acts.scale_stride, entrance.eps,
-            sums, mixer.scale, mixer.base, *mix,
-            tokens, len(sums), 1.0 / (num_streams * width), mixer.eps,
+            products, squares, mixer.scale, mixer.base, *mix,
+            tokens, len(squares), 1.0 / (num_streams * width), mixer.eps,
             S=num_streams, ROUNDS=mixer.iterations, TILE_T=_TILE_TOKENS_SUM,
-            TILE_PIECES=triton.next_power_of_2(len(sums)), **norm_layout(width, acts),
+            TILE_PIECES=triton.next_power_of_2(len(squares)), **norm_layout(width, acts),
             num_warps=norm_warps(width), enable_fp_fusion=True,
         )  # fmt: skip
     return Entry(mix, NormedRows(normed, acts))
@@ -203,7 +266,7 @@ def stream_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def mix_kernel(
-    streams_ptr, fn_ptr, sums_ptr, num_tokens, width, token_stride, stream_stride,
+    streams_ptr, fn_ptr, products_ptr, squares_ptr, num_tokens, width, token_stride, stream_stride,
     S: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, PIECE: tl.constexpr,
     TILE_T: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -227,10 +290,28 @@ def mix_kernel(
             products = tl.dot(bf16_operand(bits, DOT), tl.trans(fn), products)
         x = bf16_value(bits)
         squares += x * x
-    sums = sums_ptr + (tl.program_id(1) * num_tokens + token) * (ROWS + 1)
+    place = tl.program_id(1).to(tl.int64) * num_tokens + token
     is_product = is_token[:, None] & (fn_row < ROWS)[None, :]
-    tl.store(sums[:, None] + fn_row[None, :], products, mask=is_product)
-    tl.store(sums + ROWS, tl.sum(squares, 1), mask=is_token)
+    tl.store(products_ptr + place[:, None] * ROWS + fn_row[None, :], products, mask=is_product)
+    tl.store(squares_ptr + place, tl.sum(squares, 1), mask=is_token)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def pairs_kernel(
+    added_ptr, pairs_ptr, pair_row_ptr, total_ptr, num_tokens, width,
+    PER_TOKEN: tl.constexpr, TILE_T: tl.constexpr, TILE_D: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
+    is_token = token < num_tokens
+    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
+    is_place = place < width
+    is_value = is_token[:, None] & is_place[None, :]
+    row_place = token[:, None] * width + place[None, :]
+    total = bf16_value(tl.load(added_ptr + row_place, mask=is_value, other=0))
+    total += _pair_sum(
+        pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width, PER_TOKEN, TILE_T, TILE_D
+    )
+    tl.store(total_ptr + row_place, bf16_bits(total).to(tl.int16), mask=is_value)
 
 
 @triton.jit

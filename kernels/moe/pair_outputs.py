@@ -15,3 +15,8 @@ class PairOutputs:
     rows: Tensor
     row: Tensor
     added: Tensor
+
+    @property
+    def per_token(self) -> int:
+        """K."""
+        return len(self.row) // max(1, len(self.added))

@@ -145,14 +145,14 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "mix": Case(
             mix_kernel,
-            "*i16 *i16 *fp32 i32 i32 i32 i32",
+            "*i16 *i16 *fp32 *fp32 i32 i32 i32 i32",
             mix,
             multiples_of_16=("width", "token_stride", "stream_stride"),
         ),
         "entry": Case(
             finish_kernel,
             f"*i32 *i32 *i32 *i16 {scales} i32 fp32 "
-            "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
+            "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
             finish,
             4,
             multiples_of_16=("scale_stride", "num_pieces"),

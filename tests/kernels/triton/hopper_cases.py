@@ -1,4 +1,4 @@
-"""Compiles what the Hopper launchers of attention and index scores launch; prints JSON lines.
+"""Compiles what the Hopper launchers of attention, scores and streams launch; prints JSON lines.
 
     python hopper_cases.py [all]
 
@@ -16,6 +16,9 @@ import torch
 from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
 from deepinfer.kernels.compile_task import task_of
 from deepinfer.kernels.compile_worker import compile_task
+from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.hyper_connection import HyperMix, Mixer
+from deepinfer.kernels.hyper_connection.gluon_launch import pass_streams_gluon
 from deepinfer.kernels.indexer.gluon_launch import (
     listed_index_scores_gluon,
     paged_index_scores_gluon,
@@ -37,6 +40,13 @@ def launch(every: bool) -> None:
     paged_index_scores_gluon(*operands, requests, 256)
     if every:
         listed_index_scores_gluon(*operands, long(3, 32), requests, block_size=8)
+    streams, row = torch.zeros(3, 4, 5120).bfloat16(), torch.zeros(3, 5120).bfloat16()
+    mix = HyperMix(torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4, 4))
+    mixer = Mixer(Weight(torch.zeros(24, 4 * 5120)), torch.zeros(3), torch.zeros(24), 20, 1e-6)
+    sums = torch.zeros(40, 3, 24), torch.zeros(40, 3)
+    advanced = (row, mix, streams.clone())
+    for form in (advanced, (None, None, None)) if every else (advanced,):
+        pass_streams_gluon(streams, *form, mix.pre, row, mixer, *sums)
 
 
 def main() -> None:

@@ -14,8 +14,13 @@ import pytest
 # Bytes of registers that do not fit, per thread: at most eight registers with the Triton that the
 # sizes were chosen and measured with.  Later ones allocate otherwise.
 MAX_SPILLED = 32 if version("triton").startswith("3.6.") else 160
-MATRIX_KERNELS = {"attention_gluon_kernel": 3, "score_gluon_kernel": 1, "score_listed_kernel": 1}
-FEW = {"attention_gluon_kernel": 1, "score_gluon_kernel": 1}
+MATRIX_KERNELS = {
+    "attention_gluon_kernel": 3,
+    "score_gluon_kernel": 1,
+    "score_listed_kernel": 1,
+    "advance_kernel": 2,
+}
+FEW = {"attention_gluon_kernel": 1, "score_gluon_kernel": 1, "advance_kernel": 1}
 
 
 @pytest.mark.parametrize(

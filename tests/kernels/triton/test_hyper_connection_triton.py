@@ -20,7 +20,7 @@ from deepinfer.kernels.moe import PairOutputs
 from deepinfer.kernels.norm.reference import rms_norm_reference
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
-SHAPES = [(3, 4, 5120), (17, 4, 96), (1, 2, 608), (0, 4, 64)]
+SHAPES = [(3, 4, 5120), (70, 4, 256), (17, 4, 96), (1, 2, 608), (0, 4, 64)]
 
 
 def _streams(device: torch.device, shape: tuple[int, int, int]) -> Tensor:
@@ -88,7 +88,7 @@ def test_collapse_and_expand(shape: tuple[int, int, int], device: torch.device) 
     assert_close(expanded, expected, atol=1e-5, rtol=2**-7, what="expanded")
 
 
-@pytest.mark.parametrize("shape", [(18, 4, 608), (3, 2, 1280)])
+@pytest.mark.parametrize("shape", [(18, 4, 608), (3, 2, 1280), (70, 4, 256)])
 def test_advance_equals_its_parts(shape: tuple[int, int, int], device: torch.device) -> None:
     streams, mix = _streams(device, shape), _mix(device, *shape[:2])
     output = torch.randn(shape[0], shape[2]).bfloat16().to(device)
@@ -103,9 +103,10 @@ def test_advance_equals_its_parts(shape: tuple[int, int, int], device: torch.dev
     assert_close(entry.rows.values, expected, atol=0, rtol=2**-7)
 
 
-def test_pairs_are_added_in_passing(device: torch.device) -> None:
+@pytest.mark.parametrize("width", [96, 256])
+def test_pairs_are_added_in_passing(width: int, device: torch.device) -> None:
     """As if the experts' rows had been added up before: in fp32, rounded once."""
-    tokens, choices, width = 19, 3, 96
+    tokens, choices = 19, 3
     rows = torch.randn(40, width).bfloat16().to(device)
     row = torch.randint(-1, 40, (tokens * choices,), dtype=torch.int32, device=device)
     shared = torch.randn(tokens, width).bfloat16().to(device)
@@ -115,10 +116,12 @@ def test_pairs_are_added_in_passing(device: torch.device) -> None:
         total += picked.view(tokens, choices, width)[:, choice]
     output = (total + shared.float()).bfloat16()
     streams, mix = _streams(device, (tokens, 4, width)), _mix(device, tokens, 4)
-    assert_bitwise_equal(
-        hyper.expand_streams_triton(streams, PairOutputs(rows, row, shared), mix),
-        hyper.expand_streams_triton(streams, output, mix),
-    )
+    pairs = PairOutputs(rows, row, shared)
+    expected = hyper.expand_streams_triton(streams, output, mix)
+    assert_bitwise_equal(hyper.expand_streams_triton(streams, pairs, mix), expected)
+    way_in = _mixer(device, 4, width), _entrance(device, width)
+    expanded, _ = hyper.advance_streams_triton(streams, pairs, mix, *way_in)
+    assert_bitwise_equal(expanded, expected)
 
 
 def test_what_is_left_for_the_product_is_what_it_quantises(device: torch.device) -> None:
@@ -131,17 +134,17 @@ def test_what_is_left_for_the_product_is_what_it_quantises(device: torch.device)
 
 
 def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
-    streams, mixer = _streams(device, (35, 4, 64)), _mixer(device, 4, 64)
+    streams, mixer = _streams(device, (135, 4, 128)), _mixer(device, 4, 128)
     together = _coefficients(streams, mixer)
-    for token in (0, 20, 34):
+    for token in (0, 20, 134):
         alone = _coefficients(streams[token : token + 1], mixer)
         _assert_same(alone, HyperMix(*(part[token : token + 1] for part in together)))
 
 
 def test_equal_streams_without_copies(device: torch.device) -> None:
     """The first block's streams are one tensor seen four times."""
-    embedded = torch.randn(3, 64).bfloat16().to(device)
-    streams, mixer = embedded[:, None].expand(-1, 4, -1), _mixer(device, 4, 64)
+    embedded = torch.randn(3, 128).bfloat16().to(device)
+    streams, mixer = embedded[:, None].expand(-1, 4, -1), _mixer(device, 4, 128)
     _assert_same(_coefficients(streams, mixer), _coefficients(streams.contiguous(), mixer))
 
 
