@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe, is_npu
+from deepinfer.kernels.launch import check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
 _SEGMENT = 16
@@ -38,8 +38,8 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
         return torch.full((*lead, k), -1, dtype=torch.int64, device=scores.device)
     levels = [_score_rows(scores)]
     visible = num_visible.reshape(-1)
-    segment = _segment(k, scores.device)
-    while levels[-1].shape[1] > max(_TILE, segment * k):
+    segment = _segment(k)
+    while levels[-1].shape[1] > _TILE:
         levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, segment))
     chosen: Tensor | None = None
     while levels:
@@ -65,10 +65,10 @@ def candidate_blocks_triton(
     return select_topk_triton(best.view(scores.dtype), every, num_blocks).view(*lead, num_blocks)
 
 
-def _segment(k: int, device: torch.device) -> int:
-    """Neighbours that count as one.  On an NPU k of them are no more than a tile, which is as much
-    as the vector memory of a core holds."""
-    return min(_SEGMENT, _TILE // triton.next_power_of_2(k)) if is_npu(device) else _SEGMENT
+def _segment(k: int) -> int:
+    """Neighbours that count as one: k of them are no more than a tile, which is as much as the
+    registers of a block hold, or the vector memory of a core on an NPU."""
+    return min(_SEGMENT, _TILE // triton.next_power_of_2(k))
 
 
 def _score_rows(scores: Tensor) -> Tensor:
@@ -129,9 +129,7 @@ def _select(
         BITS=8 * bits.element_size(), UPPER_TILE=upper_tile, TILE=tile, SEGMENT=segment,
         HAS_UPPER=has_upper, HAS_PARENTS=parents is not None, HAS_VISIBLE=visible is not None,
         RUN=min(_RUN, segment), UPPER_IS_WHOLE=_is_whole(upper), IS_WHOLE=_is_whole(bits),
-        num_warps=min(32, max(4, max(upper_tile, tile) // 512)), enable_fp_fusion=True,
-        # Two blocks on a multiprocessor.
-        **({} if is_npu(bits.device) else {"maxnreg": 64}),
+        num_warps=max(4, max(upper_tile, tile) // 512), enable_fp_fusion=True,
     )  # fmt: skip
     return chosen
 
@@ -230,35 +228,37 @@ def _take_best(
     # Integers in the order of the scores; what is not seen comes below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
-    # [RUN, R]: Ascend rounds the last axis up to eight.
-    entry = first[None, :] + tl.arange(0, RUN)[:, None]
-    is_there = (first >= 0)[None, :] & (entry < end)
+    # Ascend rounds the last axis up to eight.
+    AXIS: tl.constexpr = 1 if RUN % 8 == 0 else 0
+    member = tl.expand_dims(tl.arange(0, RUN), 1 - AXIS)
+    entry = tl.expand_dims(first, AXIS) + member
+    is_there = tl.expand_dims(first >= 0, AXIS) & (entry < end)
     if IS_WHOLE:
         # Masked by runs, which is all that is needed to read them in long pieces.
         is_run = (first >= 0) & (first < end)
         first = tl.multiple_of(tl.where(is_run, first, 0), RUN)
-        place = bits_ptr + first[None, :] + tl.arange(0, RUN)[:, None]
-        bits = tl.load(place, mask=is_run[None, :], other=0)
+        place = bits_ptr + tl.expand_dims(first, AXIS) + member
+        bits = tl.load(place, mask=tl.expand_dims(is_run, AXIS), other=0)
     else:
         bits = tl.load(bits_ptr + entry, mask=is_there, other=0)
     bits = tl.where(is_there, bits.to(tl.int32), MINUS_INFINITY)
     key = tl.where(bits == MINUS_INFINITY, LOWEST, _ordered(bits, BITS))
     # The largest threshold that k keys reach, or else the lowest key.
-    least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), 0), 0)
+    least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), AXIS), 0)
     low = tl.where(has_bound, bound, least)
-    high = tl.maximum(tl.max(tl.max(key, 0), 0), low)
+    high = tl.maximum(tl.max(tl.max(key, AXIS), 0), low)
     while low < high:
         # Half of the way up, also where the distance does not fit into an integer.
         middle = low + ((high.to(tl.uint32) - low.to(tl.uint32) + 1) >> 1).to(tl.int32)
-        reached = tl.sum(tl.sum((key >= middle).to(tl.int32), 0), 0)
+        reached = tl.sum(tl.sum((key >= middle).to(tl.int32), AXIS), 0)
         low = tl.where(reached >= k, middle, low)
         high = tl.where(reached >= k, high, middle - 1)
     # Two counts in one integer, each up to 2**15: above the threshold, and tied with it.
     is_tied = (key == low) & (key != LOWEST)
     flags = (key > low).to(tl.int32) + (is_tied.to(tl.int32) << 16)
-    own = tl.sum(flags, 0)
+    own = tl.sum(flags, AXIS)
     total = tl.sum(own, 0)
-    before = (tl.cumsum(own, 0) - own)[None, :] + tl.cumsum(flags, 0) - flags
+    before = tl.expand_dims(tl.cumsum(own, 0) - own, AXIS) + tl.cumsum(flags, AXIS) - flags
     above, tied = before & 0xFFFF, (before >> 16) & 0xFFFF
     num_above = total & 0xFFFF
     num_tied = tl.minimum(k - num_above, (total >> 16) & 0xFFFF)

@@ -120,6 +120,7 @@ def cases() -> dict[str, Callable[[], Results]]:
         "top-k": lambda: [
             select_topk(scores, seen, 64),
             select_topk(long_scores, long_seen, 1024),
+            select_topk(long_scores, long_seen, 2048),
             candidate_blocks(scores, seen, 8, 5),
         ],
         "engram": lambda: [

@@ -99,7 +99,7 @@ def _library(text: str, folder: Path) -> Path:
     left_out = ("annotation.mark", "gpu.barrier")
     lines = [line for line in text.splitlines() if not any(word in line for word in left_out)]
     plain = re.sub(
-        r"func\.func private (@triton_cumsum_\d+)\(tensor<(\d+)x(\w+)>, i32, i1\) -> \S+",
+        r"func\.func private (@triton_cumsum_\d+)\(tensor<(\d+)x(?:(\d+)x)?(i\d+)>, i32, i1\) -> \S+",
         _cumsum, "\n".join(lines),
     )  # fmt: skip
     (folder / "kernel.mlir").write_text(plain)
@@ -122,22 +122,28 @@ def _library(text: str, folder: Path) -> Path:
 
 
 def _cumsum(found: re.Match[str]) -> str:
-    name, size, kind = found.groups()
-    return f"""func.func private {name}(%x: tensor<{size}x{kind}>, %axis: i32, %reverse: i1)
-      -> tensor<{size}x{kind}> {{
+    """Sums along the first of one or two axes, which is all that kernels ask for."""
+    name, size, columns, kind = found.groups()
+    tensor = f"tensor<{size}x{columns}x{kind}>" if columns else f"tensor<{size}x{kind}>"
+    place = "%i, %j" if columns else "%i"
+    return f"""func.func private {name}(%x: {tensor}, %axis: i32, %reverse: i1) -> {tensor} {{
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
     %size = arith.constant {size} : index
+    %columns = arith.constant {columns or 1} : index
     %zero = arith.constant 0 : {kind}
-    %empty = tensor.empty() : tensor<{size}x{kind}>
-    %result:2 = scf.for %i = %c0 to %size step %c1 iter_args(%sums = %empty, %sum = %zero)
-        -> (tensor<{size}x{kind}>, {kind}) {{
-      %value = tensor.extract %x[%i] : tensor<{size}x{kind}>
-      %next = arith.addi %sum, %value : {kind}
-      %more = tensor.insert %next into %sums[%i] : tensor<{size}x{kind}>
-      scf.yield %more, %next : tensor<{size}x{kind}>, {kind}
+    %empty = tensor.empty() : {tensor}
+    %result = scf.for %j = %c0 to %columns step %c1 iter_args(%all = %empty) -> ({tensor}) {{
+      %column:2 = scf.for %i = %c0 to %size step %c1 iter_args(%sums = %all, %sum = %zero)
+          -> ({tensor}, {kind}) {{
+        %value = tensor.extract %x[{place}] : {tensor}
+        %next = arith.addi %sum, %value : {kind}
+        %more = tensor.insert %next into %sums[{place}] : {tensor}
+        scf.yield %more, %next : {tensor}, {kind}
+      }}
+      scf.yield %column#0 : {tensor}
     }}
-    return %result#0 : tensor<{size}x{kind}>
+    return %result : {tensor}
   }}"""
 
 
