@@ -99,7 +99,8 @@ def _library(text: str, folder: Path) -> Path:
     left_out = ("annotation.mark", "gpu.barrier")
     lines = [line for line in text.splitlines() if not any(word in line for word in left_out)]
     plain = re.sub(
-        r"func\.func private (@triton_cumsum_\d+)\(tensor<(\d+)x(?:(\d+)x)?(i\d+)>, i32, i1\) -> \S+",
+        r"func\.func private (@triton_cumsum_\d+)"
+        r"\(tensor<(\d+)x(?:(\d+)x)?(i\d+)>, i32, i1\) -> \S+",
         _cumsum, "\n".join(lines),
     )  # fmt: skip
     (folder / "kernel.mlir").write_text(plain)
