@@ -68,7 +68,7 @@ def candidate_blocks_triton(
 def _segment(k: int) -> int:
     """Neighbours that count as one: k of them are no more than a tile, which is as much as the
     registers of a block hold, or the vector memory of a core on an NPU."""
-    return min(_SEGMENT, _TILE // triton.next_power_of_2(k))
+    return min(_SEGMENT, _TILE // int(triton.next_power_of_2(k)))
 
 
 def _score_rows(scores: Tensor) -> Tensor:
