@@ -11,6 +11,7 @@ right.  All the rest is the engine's own.
 Two ways take turns, some steps each: the same answers without constraints and with them; once
 without drafts, where a step is launched before the one before it is read, and once with five.  One
 JSON line for each case: milliseconds of a step, medians, and what the constraint adds.
+``--device cpu`` with few ``--requests`` and ``--steps`` only shows that it runs.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from deepinfer.recipes.constraints.compiler import CompiledConstraint, Constrain
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 
-BATCH, VOCAB_SIZE, WIDTH, NUM_DRAFTS = 64, 129_280, 5_120, 5
-NUM_STEPS, WARM_STEPS = 36, 4
+VOCAB_SIZE, WIDTH, NUM_DRAFTS = 129_280, 5_120, 5
+WARM_STEPS, TURNS = 4, 3
 DRAFT_SHARE = 1 / 16  # of a step's time, for the draft stages
 RIGHT_SHARE = 0.75
 LONGEST_ANSWER = 120
@@ -72,20 +73,26 @@ def matching_answer(compiled: CompiledConstraint, tokenizer: Tokenizer, seed: in
 class StandInStep:
     """What ``DecodeWorker`` uses of a ``DecodeStep``.  ``answers``: the tokens of each slot."""
 
-    sampler: Sampler
+    device: str
+    num_requests: int
     seconds: float
     answers: list[list[int]] = field(default_factory=list)
+    num_drafts: int = NUM_DRAFTS
+    vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
-        self.table = SimpleNamespace(device="cuda")
-        self.vocab_size, self.num_drafts = VOCAB_SIZE, NUM_DRAFTS
-        self.newest = torch.zeros(BATCH, dtype=torch.int64, device="cuda")
-        self.graphs: dict[int, tuple[Any, Any]] = {}
+        self.sampler = Sampler(self.num_requests, self.device)
+        self.table = SimpleNamespace(device=self.device)
+        self.newest = torch.zeros(self.num_requests, dtype=torch.int64, device=self.device)
+        self.graphs: dict[int, tuple[Callable[[], None], Any]] = {}
         self.chance = random.Random(0)
-        self.hidden = torch.randn(4_096, WIDTH, device="cuda", dtype=torch.bfloat16) / WIDTH**0.5
-        self.square = torch.randn(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
-        self.head = torch.randn(WIDTH, VOCAB_SIZE, device="cuda", dtype=torch.bfloat16)
-        one = _seconds(torch.matmul, self.hidden, self.square)
+        is_gpu = self.device != "cpu"
+        width = WIDTH if is_gpu else 64
+        kind: Any = {"device": self.device, "dtype": torch.bfloat16}
+        self.hidden = torch.randn(4_096, width, **kind) / width**0.5
+        self.square = torch.randn(width, width, **kind)
+        self.head = torch.randn(width, VOCAB_SIZE, **kind)
+        one = _seconds(torch.matmul, self.hidden, self.square) if is_gpu else self.seconds
         self.num_products = max(1, round(self.seconds / one))
         self.num_draft_products = max(1, round(DRAFT_SHARE * self.seconds / one))
 
@@ -98,16 +105,16 @@ class StandInStep:
             [range(at, at + n) for at, n in zip(first, lengths, strict=True)]
         ).astype(np.int64)
         wanted = [self._token(slot, place) for slot, place in zip(slots, places, strict=True)]
-        graph, logits = self._graph(BATCH * (1 + (NUM_DRAFTS if drafts else 0)))
-        graph.replay()
-        sent_slots, positions, ids = send([slots, places + 1, wanted], "cuda")
+        replay, logits = self._graph(self.num_requests * (1 + (NUM_DRAFTS if drafts else 0)))
+        replay()
+        sent_slots, positions, ids = send([slots, places + 1, wanted], self.device)
         logits = logits[: len(slots)]
         logits.scatter_(1, ids[:, None], 1e4)
         return StepOutput(logits, sent_slots, positions)
 
     def draft(self, states: Sequence[Any], depth: int) -> DraftOutput:
-        graph, _ = self._graph(0)
-        graph.replay()
+        replay, _ = self._graph(0)
+        replay()
         shape = (len(states), depth)
         ids = [
             [
@@ -119,9 +126,9 @@ class StandInStep:
             for state in states
         ]
         return DraftOutput(
-            token_ids=send(ids, "cuda"),
+            token_ids=send(ids, self.device),
             logits=None,
-            confidence=torch.ones(shape, device="cuda"),
+            confidence=torch.ones(shape, device=self.device),
         )
 
     def note_newest(self, states: object, token_ids: object) -> None:
@@ -132,14 +139,17 @@ class StandInStep:
         answer = self.answers[slot]
         return answer[place % len(answer)]
 
-    def _graph(self, count: int) -> tuple[Any, Any]:
+    def _graph(self, count: int) -> tuple[Callable[[], None], Any]:
         """A step whose last products give ``count`` rows of logits; 0: the draft stages."""
         if count not in self.graphs:
-            self._model(count)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                logits = self._model(count)
-            self.graphs[count] = graph, logits
+            logits = self._model(count)
+            replay: Callable[[], None] = lambda: None  # noqa: E731  on a CPU once is enough
+            if self.device != "cpu":
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    logits = self._model(count)
+                replay = graph.replay
+            self.graphs[count] = replay, logits
         return self.graphs[count]
 
     def _model(self, count: int) -> Tensor | None:
@@ -157,7 +167,7 @@ class Feed:
     ) -> None:
         self.worker = DecodeWorker(_any(step), calibration=_any(_Sure()))
         self.compiled, self.answers = compiled, step.answers
-        self.states = [_state(slot) for slot in range(BATCH)]
+        self.states = [_state(slot) for slot in range(step.num_requests)]
         for state in self.states:
             self._restart(state)
         step.sampler.assign(self.states)
@@ -182,7 +192,8 @@ class Feed:
 
     def drain(self) -> None:
         self._finish()
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     def _finish(self) -> None:
         drawn, self.drawn = self.drawn, None
@@ -265,13 +276,15 @@ def _kernels(rows: int) -> dict[str, float]:
     return {name: round(1e6 * value, 1) for name, value in seconds.items()}
 
 
-def measure(step: StandInStep, compiled: CompiledConstraint, drafts: int) -> dict[str, Any]:
+def measure(
+    step: StandInStep, compiled: CompiledConstraint, drafts: int, num_steps: int
+) -> dict[str, Any]:
     """Both ways in turns of some steps, as a step ahead belongs to its way."""
     ways = {"free": Feed(step, None, drafts=drafts), "held": Feed(step, compiled, drafts=drafts)}
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(3):
+    for _ in range(TURNS):
         for name, feed in ways.items():
-            seconds = [feed.step() for _ in range(WARM_STEPS + NUM_STEPS // 3)]
+            seconds = [feed.step() for _ in range(WARM_STEPS + num_steps)]
             found[name] += seconds[WARM_STEPS:]
             feed.drain()
     medians = {f"{name}_ms": round(1e3 * statistics.median(s), 2) for name, s in found.items()}
@@ -286,23 +299,28 @@ def main() -> int:
     parser.add_argument(
         "--constraints", nargs="+", choices=CONSTRAINTS, default=["json schema", "regex", "gbnf"]
     )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=12, help="in each turn")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("this needs an NVIDIA GPU", file=sys.stderr)
-        return 1
-    print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}))
-    for rows in (BATCH, BATCH * (1 + NUM_DRAFTS)):
-        print(json.dumps({"rows": rows, "us": _kernels(rows)}), flush=True)
+    num_requests, device = options.requests, options.device
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            print("this needs an NVIDIA GPU", file=sys.stderr)
+            return 1
+        print(json.dumps({"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}))
+        for rows in (num_requests, num_requests * (1 + NUM_DRAFTS)):
+            print(json.dumps({"rows": rows, "us": _kernels(rows)}), flush=True)
     tokenizer = v4_tokenizer()
-    steps = [StandInStep(Sampler(BATCH, "cuda"), step_ms / 1e3) for step_ms in options.step_ms]
+    steps = [StandInStep(device, num_requests, step_ms / 1e3) for step_ms in options.step_ms]
     with ConstraintCompiler(ConstraintVocabulary(tokenizer, VOCAB_SIZE)) as compiler:
         for name in options.constraints:
-            compiled = [compiler.compile(CONSTRAINTS[name]) for _ in range(BATCH)][-1]  # by row
+            compiled = [compiler.compile(CONSTRAINTS[name]) for _ in range(num_requests)][-1]
             answers = [matching_answer(compiled, tokenizer, seed) for seed in range(8)]
             for step in steps:
-                step.answers = answers * (BATCH // len(answers))
+                step.answers = [answers[slot % len(answers)] for slot in range(num_requests)]
                 for drafts in (NUM_DRAFTS, 0):
-                    line = measure(step, compiled, drafts)
+                    line = measure(step, compiled, drafts, options.steps)
                     print(json.dumps({"constraint": name, **line}), flush=True)
     return 0
 

@@ -25,3 +25,15 @@ def test_a_short_run_prints_speeds(name: str) -> None:
     assert lines, done.stderr
     speeds = [v for line in lines for k, v in line.items() if "per_" in k or k == "ratio"]
     assert speeds and all(speed > 0 for speed in speeds)
+
+
+def test_steps_with_masks_run_without_a_gpu() -> None:
+    """What they take on a CPU says nothing; the engine's parts that it stands in for are these."""
+    options = ["--device", "cpu", "--requests", "3", "--steps", "2", "--step-ms", "1"]
+    command = [sys.executable, "-m", "benchmarks.constraint_gpu", *options]
+    done = subprocess.run(
+        [*command, "--constraints", "json schema"], capture_output=True, text=True, cwd=_ROOT
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["drafts"] for line in lines] == [5, 0], done.stderr
+    assert all(line["free_ms"] > 0 and line["held_ms"] > 0 for line in lines)

@@ -21,7 +21,7 @@ from .trial import Trial, compile_error
 from .vocabulary import ConstraintVocabulary
 
 # Masks of one prototype's answers are computed one after the other.
-ROWS_OF_A_PROTOTYPE, MOST_PROTOTYPES = 16, 4
+ROWS_OF_A_PROTOTYPE, MOST_PROTOTYPES = 8, 8
 
 
 class CompiledConstraint:
