@@ -113,7 +113,7 @@ def test_many_rows_of_one_constraint_have_several_prototypes(
     with ConstraintCompiler(vocabulary) as compiler:
         first = compiler.compile(schema)
         assert first.num_prototypes == 1
-        futures = [compiler.submit(schema) for _ in range(5 * ROWS_OF_A_PROTOTYPE)]
+        futures = [compiler.submit(schema) for _ in range(MOST_PROTOTYPES * ROWS_OF_A_PROTOTYPE)]
         assert {future.result() for future in futures} == {first}
         assert compiler.compile(schema).num_prototypes == MOST_PROTOTYPES
         burst = [compiler.submit(spec.regex("[ab]+")) for _ in range(40)]
