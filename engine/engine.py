@@ -132,7 +132,7 @@ class LLMEngine:
         self._shrinks = is_alone
         if overlaps_steps is None:
             overlaps_steps = is_alone and device != "cpu"
-        self._overlaps = overlaps_steps and num_drafts == 0
+        self._overlaps = overlaps_steps and (num_drafts == 0 or chooses)
         self._drawn: DrawnDecode | None = None
 
     @property
@@ -256,12 +256,22 @@ class LLMEngine:
         return finished
 
     def _run_ahead(self, decode: DecodeWorker, batch: DecodeBatch) -> list[RequestState]:
-        """Launch a step, note the one before it, then draw: the host works while the model runs."""
-        launched = self._try(lambda: decode.launch(decode.plan(batch)), batch)
+        """Launch a step, note the one before it, then draw: the host works while the model runs.
+
+        Drafts continue from tokens that are known, so a step with them is run after the one before
+        it was noted, and is noted at once.
+        """
+        finished: list[RequestState] = []
+        if depth := decode.depth(batch):
+            finished += self._finish_drawn()
+            batch = batch.still_running()
+            result = self._try(lambda: decode.run(batch, depth), batch) if batch.states else None
+            return finished + (self._note(batch, result) if result is not None else [])
+        launched = self._try(lambda: decode.launch(decode.plan(batch, depth)), batch)
         if launched is not None:
             for state in batch.states:
                 state.num_in_flight += 1
-        finished = self._finish_drawn()
+        finished += self._finish_drawn()
         if launched is not None:
             with decode.start_masks(launched.plan) as masks:
                 self._drawn = self._try(lambda: decode.draw(launched, masks), batch)

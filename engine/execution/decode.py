@@ -118,17 +118,22 @@ class DecodeWorker:
         self._clock = step_clock(step.table.device)
         self._finished = self._clock()
 
-    def run(self, batch: DecodeBatch) -> DecodeResult:
-        plan = self.plan(batch)
+    def run(self, batch: DecodeBatch, depth: int | None = None) -> DecodeResult:
+        """A whole step; ``depth`` as in ``plan``."""
+        plan = self.plan(batch, depth)
         launched = self.launch(plan) if self._runs_beside else None
         with self.start_masks(plan) as masks:
             drawn = self.draw(launched or self.launch(plan), masks)
         return self.finish(drawn)
 
-    def plan(self, batch: DecodeBatch) -> PlannedDecode:
-        """Waits for the device if it drafts."""
+    def depth(self, batch: DecodeBatch) -> int:
+        """How many drafts to guess for every request of the next step; asked once a step."""
+        return self.planner.depth(batch.num_drafts) if any(batch.num_drafts) else 0
+
+    def plan(self, batch: DecodeBatch, depth: int | None = None) -> PlannedDecode:
+        """Waits for the device if it drafts; ``depth`` is what was asked for already."""
         started = self._clock()
-        depth = self.planner.depth(batch.num_drafts) if any(batch.num_drafts) else 0
+        depth = self.depth(batch) if depth is None else depth
         block = self._draft(batch.states, batch.num_drafts, depth) if depth else None
         counts = [1 + len(ids) for ids in block.token_ids] if block else [1] * len(batch.states)
         return PlannedDecode(batch=batch, block=block, counts=counts, started=started)

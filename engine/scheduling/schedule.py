@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .request_state import RequestState
+from .request_state import Phase, RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,15 @@ class DecodeBatch:
 
     states: list[RequestState]
     num_drafts: list[int]
+
+    def still_running(self) -> DecodeBatch:
+        """Without the requests that ended since it was made, and no drafts beyond an end."""
+        pairs = [
+            (state, min(most, state.max_output_tokens - state.num_output_tokens - 1))
+            for state, most in zip(self.states, self.num_drafts, strict=True)
+            if state.phase is Phase.DECODING and state.finish_reason is None
+        ]
+        return DecodeBatch(states=[s for s, _ in pairs], num_drafts=[most for _, most in pairs])
 
 
 Batch = PrefillBatch | DecodeBatch

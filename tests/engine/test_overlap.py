@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine.execution.decode import DecodeWorker
+from deepinfer.engine.speculation.draft_planner import VerifyAll
 from deepinfer.engine.types import Completion, Request
 
 Answer = tuple[tuple[int, ...], str, object]
@@ -63,6 +66,39 @@ def test_answers_do_not_depend_on_it(
     fields = {"num_blocks": num_blocks, "max_model_len": 40, "batch_invariant": invariant}
     expected = run(make_engine(overlaps_steps=False, **fields), requests())
     engine = make_engine(overlaps_steps=True, **fields)
+    assert answers(run(engine, requests())) == answers(expected)
+    engine.check_integrity()
+
+
+class SometimesDrafts(VerifyAll):
+    """Steps with and without drafts in any order."""
+
+    def __init__(self, choices: list[int]) -> None:
+        super().__init__(5)
+        self.choices = itertools.cycle(choices)
+
+    def depth(self, most: Sequence[int]) -> int:
+        return next(self.choices)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts, st.integers(14, 40), st.integers(1, 4), st.integers(1, 5), st.booleans())
+def test_answers_do_not_depend_on_which_steps_draft(
+    asked: list[tuple[list[int], int, str]], num_blocks: int, plain: int, depth: int, stops: bool
+) -> None:
+    """A step with drafts waits for the one on its way, of which a request may just have ended."""
+    choices = [0] * plain + [depth]
+
+    def requests() -> list[Request]:
+        kinds = ["stop" if stops else kind for _, _, kind in asked]
+        return [ask(n, *one[:2], kinds[n]) for n, one in enumerate(asked)]
+
+    fields = {"num_blocks": num_blocks, "max_model_len": 40, "max_num_batched_tokens": 24}
+    expected = run(make_engine(**fields), requests())
+    engine = make_engine(num_speculative_tokens=5, **fields)
+    engine._overlaps = True
+    assert engine._workers is not None
+    engine._workers[1].planner = SometimesDrafts(choices)
     assert answers(run(engine, requests())) == answers(expected)
     engine.check_integrity()
 
