@@ -3,6 +3,7 @@ have: a part of ``engine.kernel_plan``."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from itertools import product
 
@@ -63,8 +64,8 @@ def _exchange(layout: ExchangeLayout, experts: LocalExperts) -> None:
     to_all, here = (layout, peers, 0, rounds), (layout, own, rounds)
     send_tokens(*to_all, x, ids, ids.float(), table, _NUM_TOKENS)
     received = receive_tokens(*here, _NUM_TOKENS)
-    parts = experts.parts(_NUM_TOKENS)
     arrivals = Arrivals(layout, own, _NUM_TOKENS)
-    for part, results in enumerate(experts.arrived(arrivals, *received, parts)):
-        send_results(*to_all, *results, _NUM_TOKENS, part, parts[part].start)
-    end_round(*here, _NUM_TOKENS, len(parts))
+    for parts in (experts.parts(1), experts.parts(sys.maxsize)):
+        for part, results in enumerate(experts.arrived(arrivals, *received, parts)):
+            send_results(*to_all, *results, _NUM_TOKENS, part, parts[part].start)
+        end_round(*here, _NUM_TOKENS, len(parts))

@@ -20,14 +20,14 @@ class ExchangeLayout:
                                      each choice, padded to 16
     results   [C, S, d] bf16         what comes back for this rank's tokens
     sent      [R, PROGRAMS] i32      the round in which each program of a rank last sent all of its
-                                     tokens
+                                     tokens, at most 128 programs
     returned  [P, R, PROGRAMS] i32   the same of each part of a rank's results, some columns of all
 
     S is K in the exact form (one row per choice), R in the reduced one (one row per rank).
     """
 
     WIDTH_MULTIPLE: ClassVar[int] = 128  # whole blocks
-    PROGRAMS: ClassVar[int] = 256  # that a launch has at most
+    PROGRAMS: ClassVar[int] = 128  # that a launch has at most: a flag for each thread that waits
     MOST_PARTS: ClassVar[int] = 2
 
     num_ranks: int

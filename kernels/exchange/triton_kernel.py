@@ -125,7 +125,7 @@ def receive_tokens_kernel(
     FLAGS: tl.constexpr,
 ):
     """Wait, then the places and the weights of ROWS arrivals."""
-    _wait(sent, num_programs, tl.load(rounds) + 1, RANKS, PROGRAMS, FLAGS)
+    _wait(sent, num_programs, RANKS, tl.load(rounds) + 1, PROGRAMS, FLAGS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     arrival = (row // most_tokens * capacity + row % most_tokens).to(tl.int64)[:, None]
     choice = tl.arange(0, PADDED)[None, :]
@@ -216,18 +216,18 @@ def send_sums_kernel(
     _say_so(peers, returned, rank, rounds, RANKS, PROGRAMS)
 
 
-@triton.jit(do_not_specialize=["num_programs"])
+@triton.jit(do_not_specialize=["num_programs", "num_senders"])
 def end_round_kernel(
     returned,
     rounds,
     num_programs,
-    SENDERS: tl.constexpr,
+    num_senders,
     PROGRAMS: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
     """Wait for all parts of the results of all ranks; then the round is over here."""
     now = tl.load(rounds) + 1
-    _wait(returned, num_programs, now, SENDERS, PROGRAMS, FLAGS)
+    _wait(returned, num_programs, num_senders, now, PROGRAMS, FLAGS)
     tl.store(rounds, now)
 
 
@@ -257,17 +257,17 @@ def _say_so(peers, flags, rank, rounds, RANKS: tl.constexpr, PROGRAMS: tl.conste
 
 
 @triton.jit
-def _wait(
-    flags, num_programs, now, SENDERS: tl.constexpr, PROGRAMS: tl.constexpr, FLAGS: tl.constexpr
-):
-    """Until ``num_programs`` of each sender have said so; differences, so that numbers may wrap."""
-    flag = tl.arange(0, FLAGS)
-    is_flag = flag < SENDERS * num_programs
-    own = flags + flag // num_programs * PROGRAMS + flag % num_programs
-    behind = 1
-    while behind > 0:
-        seen = tl.atomic_add(own, 0, mask=is_flag, sem="acquire", scope="sys")
-        behind = tl.max(tl.where(is_flag, now - seen, 0), axis=0)
+def _wait(flags, num_programs, num_senders, now, PROGRAMS: tl.constexpr, FLAGS: tl.constexpr):
+    """Until ``num_programs`` of each sender have said so, FLAGS at a time; differences, so that
+    numbers may wrap."""
+    count = num_senders * num_programs
+    for first in range(0, count, FLAGS):
+        flag = first + tl.arange(0, FLAGS)
+        own = flags + flag // num_programs * PROGRAMS + flag % num_programs
+        behind = 1
+        while behind > 0:
+            seen = tl.atomic_add(own, 0, mask=flag < count, sem="acquire", scope="sys")
+            behind = tl.max(tl.where(flag < count, now - seen, 0), axis=0)
     tl.debug_barrier()  # no thread reads before all have seen their flags
 
 

@@ -26,7 +26,7 @@ from .triton_kernel import (
 _SENT_TOKENS = 4  # at once, by one program
 _COPIED_BYTES = 8192  # of a block, by one program
 _READ_ROWS = 128  # of places and weights, by one program
-_LEAST_FLAGS = 128  # one for each thread that waits
+_MOST_FLAGS = 2048
 
 
 def send_tokens_triton(
@@ -101,7 +101,7 @@ def receive_tokens_triton(
         ROW_BYTES=layout.row_bytes,
         PROGRAMS=layout.PROGRAMS,
         ROWS=_READ_ROWS,
-        FLAGS=_flags(layout.num_ranks * programs),
+        FLAGS=_flags(layout.num_ranks),
         enable_fp_fusion=True,
     )  # fmt: skip
     return places, weights
@@ -180,12 +180,11 @@ def end_round_triton(
     layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int, num_parts: int = 1
 ) -> None:
     """Wait for all results of this round in ``own``, and count the round in ``rounds``."""
-    senders, programs = layout.num_ranks * num_parts, _returners(layout, most_tokens)
     end_round_kernel[(1,)](
-        own[layout.returned :].view(torch.int32), rounds, programs,
-        SENDERS=senders,
+        own[layout.returned :].view(torch.int32), rounds, _returners(layout, most_tokens),
+        layout.num_ranks * num_parts,
         PROGRAMS=layout.PROGRAMS,
-        FLAGS=_flags(senders * programs),
+        FLAGS=_flags(layout.num_ranks * layout.MOST_PARTS),
         enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -203,22 +202,22 @@ def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tens
         )  # fmt: skip
 
 
-# The fewest programs that keep the link of an H200 busy, since others compute meanwhile; all
+# The fewest programs that keep the link of an H200 busy, since others compute meanwhile; nearly all
 # multiprocessors where a pass is so large that it does not matter.
 
 
 def _senders(most_tokens: int) -> int:
     """Programs that send tokens."""
-    limit = 32 if most_tokens <= 1024 else 64 if most_tokens <= 2048 else 132
+    limit = 32 if most_tokens <= 1024 else 64 if most_tokens <= 2048 else 128
     return min(limit, -(-most_tokens // _SENT_TOKENS))
 
 
 def _returners(layout: ExchangeLayout, most_tokens: int) -> int:
     """Programs that send results; adding them up takes more."""
-    limit = 132 if most_tokens > 2048 else 32 if layout.is_exact else 64
+    limit = 128 if most_tokens > 2048 else 32 if layout.is_exact else 64
     return min(limit, most_tokens)
 
 
-def _flags(count: int) -> int:
-    """Lanes that wait for so many flags."""
-    return max(_LEAST_FLAGS, 1 << (count - 1).bit_length())
+def _flags(num_senders: int) -> int:
+    """Flags looked at together: the same for all passes, so that they need the same kernels."""
+    return min(_MOST_FLAGS, triton.next_power_of_2(num_senders * ExchangeLayout.PROGRAMS))

@@ -110,7 +110,7 @@ def cases(arch: int) -> dict[str, Case]:
     select |= {"RUN": 8, "UPPER_IS_WHOLE": True, "IS_WHOLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
-    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 256}
+    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
     arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
     results = exchange | {"PART": 3840, "COLUMNS": 4096}
     return {
@@ -194,7 +194,7 @@ def cases(arch: int) -> dict[str, Case]:
         "receive_tokens": Case(
             receive_tokens_kernel,
             "*u8 *i32 *i32 *i64 *fp32 i32 i32 i32",
-            exchange | arrivals | {"ROWS": 128, "FLAGS": 256},
+            exchange | arrivals | {"ROWS": 128, "FLAGS": 1024},
         ),
         "gather": Case(
             gather_kernel,
@@ -214,9 +214,7 @@ def cases(arch: int) -> dict[str, Case]:
             send_rows_kernel, f"*i16 *i32 *i32 {SENT_RESULTS}", results | {"ROWS": 4}, 8
         ),
         "send_sums": Case(send_sums_kernel, f"*i16 *i32 {SENT_RESULTS}", results | {"ROWS": 2}, 8),
-        "end_round": Case(
-            end_round_kernel, "*i32 *i32 i32", {"SENDERS": 16, "PROGRAMS": 256, "FLAGS": 1024}
-        ),
+        "end_round": Case(end_round_kernel, "*i32 *i32 i32 i32", {"PROGRAMS": 128, "FLAGS": 2048}),
         "copy_blocks": Case(
             copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"IS_WIDE": True, "TILE": 2048}
         ),
