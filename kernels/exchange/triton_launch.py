@@ -220,4 +220,5 @@ def _returners(layout: ExchangeLayout, most_tokens: int) -> int:
 
 def _flags(num_senders: int) -> int:
     """Flags looked at together: the same for all passes, so that they need the same kernels."""
-    return min(_MOST_FLAGS, triton.next_power_of_2(num_senders * ExchangeLayout.PROGRAMS))
+    count = num_senders * ExchangeLayout.PROGRAMS
+    return min(_MOST_FLAGS, 1 << (count - 1).bit_length())
