@@ -41,7 +41,7 @@ class BenchPlan:
                      layer this rank has most; balanced: the same after EPLB.  One row each
     replay_tokens    decoder tokens of a prompt; None is one window
     expert_weights   form of the experts' FP4 weights, as in ``EngineConfig``; auto: for each row
-    num_steps        steps of each measurement; the median counts
+    num_steps        steps of each measurement, a quarter of them for ``modes``; the median counts
     seed             of random weights, tokens and routing
 
     Raises: ConfigError for a value out of range.

@@ -52,7 +52,8 @@ def _row(
         for batch in passes:
             worker.run(batch)
 
-    timed = timed_steps(once, max(_LEAST_STEPS, plan.num_steps // 4), rank.device)
+    steps = max(_LEAST_STEPS, plan.num_steps // 4) if mode else plan.num_steps
+    timed = timed_steps(once, steps, rank.device)
     row = prefill_row(plan, flash, rank.ranks, number, replay)
     parts = kernel_parts(once, rank.device)
     return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
