@@ -62,7 +62,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     is_decode, has_link = first.phase == "decode", first.ranks > 1
     head = ["measurement", "steps", "step ms"]
     head += ["link ms"] if has_link else []
-    head += ["tokens/step"] if is_decode else []
+    head += ["drafts", "tokens/step"] if is_decode else []
     head += ["tokens/s", "serial tokens/s"] if has_link else ["tokens/s"]
     head += ["tokens/s/user"] if is_decode else []
     head += ["of local limit"] if has_link else []
@@ -78,7 +78,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
         if has_link:
             real = row.present == row.ranks
             cells.append("in the step" if real else f"{_ms(row.link_s)} (modelled)")
-        cells += [f"{row.num_tokens:,.1f}"] if is_decode else []
+        cells += [f"{row.num_drafts:.2f}", f"{row.num_tokens:,.1f}"] if is_decode else []
         cells.append(_rate(row.tokens_per_s))
         cells += [_rate(row.serial_tokens_per_s)] if has_link else []
         cells += [_rate(row.tokens_per_s_user)] if is_decode else []
