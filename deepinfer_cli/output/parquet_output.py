@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 _GROUP_ROWS = 4_096
 _GROUP_BYTES = 32 * 2**20
+_BUFFER_BYTES = 1 << 20
 
 
 def _struct(**fields: Any) -> Any:
@@ -85,7 +86,7 @@ class ParquetFile:
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The result rows of a file that ``ParquetFile`` wrote, as they were; absent fields are left
     out."""
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         for batch in file.iter_batches(batch_size=_GROUP_ROWS // 16, use_threads=False):
             for row in batch.to_pylist():
                 row = _without_nulls(row)

@@ -88,10 +88,15 @@ def _results(
 
 def _record(row: InputRow, finished: FinishedRow, paths: OutputPaths, settings: Settings) -> Record:
     result = json.loads(finished.payload)
-    if result.get("id") != row.row_id:
+    if _octets(result.get("id")) != _octets(row.row_id):
         raise _foreign(paths, f"row {row.index} is {row.row_id}, and there {result.get('id')}")
     facts = facts_of_row(result, _kind(row, settings))
     return Record(row.index, digest(row.raw), False, facts, finished.payload)
+
+
+def _octets(row_id: object) -> bytes:
+    """Parquet has no halves of surrogate pairs, which a JSON id may hold."""
+    return str(row_id).encode("utf-8", "replace")
 
 
 def _kind(row: InputRow, settings: Settings) -> str:

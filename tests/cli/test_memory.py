@@ -62,14 +62,23 @@ def _peak_mib(count: int, *arguments: str) -> float:
         pytest.param(("-o", "out.jsonl"), id="file"),
         pytest.param(("-o", "-"), id="stdout"),
         pytest.param(("-o", "out.jsonl", "--order", "completion"), id="completion"),
-        pytest.param(("-o", "out.parquet"), id="parquet", marks=pytest.mark.slow),
     ],
 )
-def test_ten_times_the_rows_take_the_same_memory(in_tmp: Path, arguments: tuple[str, ...]) -> None:
+def test_eight_times_the_rows_take_the_same_memory(
+    in_tmp: Path, arguments: tuple[str, ...]
+) -> None:
     few = _peak_mib(1_000, *arguments, "--force")
     many = _peak_mib(8_000, *arguments, "--force")
     # 7,000 rows in a list, as they are read, would be 5 MiB.
     assert many < few + 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_tmp")
+def test_parquet_keeps_one_group_of_rows() -> None:
+    few = _peak_mib(20_000, "-o", "few.parquet")
+    many = _peak_mib(60_000, "-o", "many.parquet")
+    assert many < few + 8
 
 
 @pytest.mark.slow

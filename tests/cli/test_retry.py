@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from run_files import write_rows
 
 from deepinfer_cli.output.fingerprint import model_fingerprint
 
@@ -217,6 +218,16 @@ def test_a_shard_is_retried(cli: Cli, flaky: _Flaky) -> None:
     assert [row["content"] for row in _rows("out.1-of-2.jsonl").values()] == [
         f"p{index}" for index in range(0, 20, 2)
     ]
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
+def test_ids_that_parquet_cannot_hold(cli: Cli, output: str) -> None:
+    rows = [{"prompt": "a", "fail": "device"}, {"id": "\ud800", "prompt": "b"}]
+    write_rows("in.jsonl", rows)
+    assert cli("run", "in.jsonl", "-o", output).exit_code == 3
+    again = cli("run", "in.jsonl", "-o", output, "--retry-failed")
+    assert again.exit_code == 3, again.err
+    assert again.engines[0].rows == [0]
 
 
 def test_an_int_stop_reason_survives_in_parquet(cli: Cli, flaky: _Flaky) -> None:
