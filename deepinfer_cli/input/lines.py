@@ -11,9 +11,10 @@ from typing import Any, BinaryIO
 
 from deepinfer.errors import InputError, RowError
 
-from .rows import InputRow, encode_json, first_repeated, make_row
+from .rows import InputRow, encode_json, first_repeated, make_row, too_long_row
 
 _BOM = b"\xef\xbb\xbf"
+_LONGEST_CELL = 8  # times a row's limit: a longer one is no row, but a file without its quotes
 _KEPT_BYTES = 4_096
 # Columns that are text even where they look like a number or a list.
 _TEXT_COLUMNS = {"prompt", "id", "custom_id"}
@@ -25,9 +26,9 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
     index = line = 0
     while raw := stream.readline(max_row_bytes + 2):
         line += 1
-        too_long = len(raw.removesuffix(b"\n").removesuffix(b"\r")) > max_row_bytes
+        is_long = len(raw.removesuffix(b"\n").removesuffix(b"\r")) > max_row_bytes
         size = len(raw)
-        while too_long and not raw.endswith(b"\n"):
+        while is_long and not raw.endswith(b"\n"):
             tail = stream.readline(1 << 20)
             if not tail:
                 break
@@ -36,13 +37,10 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
         if line == 1 and raw.startswith(_BOM):
             raw = raw[len(_BOM) :]
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if not too_long and not raw.strip():
+        if not is_long and not raw.strip():
             continue
-        if too_long:
-            message = (
-                f"the line has {size:,} bytes, the limit is {max_row_bytes:,} (--max-row-bytes)"
-            )
-            yield InputRow(index, line, raw, None, RowError("line_too_long", message))
+        if is_long:
+            yield too_long_row(index, line, raw, size, max_row_bytes)
         else:
             yield make_row(index, line, raw)
         index += 1
@@ -51,7 +49,7 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
 def read_csv(stream: BinaryIO, max_row_bytes: int, name: str) -> Iterator[InputRow]:
     """One row for each record under a header line.  Empty cells are absent fields; cells of
     columns other than prompt and ids that hold JSON (numbers, lists, true) are that value."""
-    csv.field_size_limit(max_row_bytes)
+    csv.field_size_limit(_LONGEST_CELL * max_row_bytes)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         yield from _records(csv.reader(text, strict=True), name)

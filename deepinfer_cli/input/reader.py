@@ -20,7 +20,7 @@ from deepinfer.errors import InputError
 from .compressed import open_plain, read_errors
 from .foreign import LONGEST_MAGIC, refuse_foreign
 from .lines import parse_cells, read_csv, read_jsonl
-from .rows import InputRow, map_fields
+from .rows import InputRow, map_fields, too_long_row
 
 _COMPRESSED = (".gz", ".zst")
 
@@ -53,7 +53,7 @@ def open_reader(
         from .tables import open_dataset
 
         num_rows, rows = open_dataset(Path(source))
-        return _reader(source, "dataset", rows, mapping, num_rows)
+        return _reader(source, "dataset", rows, mapping, max_row_bytes, num_rows)
     stream, size = _open(source)
     name = "stdin" if source == "-" else source
     head = _peek(stream, name)
@@ -66,7 +66,7 @@ def open_reader(
         from .tables import open_parquet
 
         num_rows, rows = open_parquet(Path(source))
-        return _reader(name, "parquet", rows, mapping, num_rows)
+        return _reader(name, "parquet", rows, mapping, max_row_bytes, num_rows)
     try:
         refuse_foreign(head, name)
     except InputError:
@@ -74,7 +74,7 @@ def open_reader(
         raise
     is_csv = _bare_ending(source) == ".csv"
     rows = _text_rows(stream, head, name, is_csv, max_row_bytes)
-    reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, None)
+    reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, max_row_bytes)
     share_read = reader.share_read if size is None else _share(stream, size)
     close = reader.close if source == "-" else stream.close
     return replace(reader, share_read=share_read, close=close)
@@ -85,10 +85,14 @@ def _reader(
     format: str,
     rows: Iterator[InputRow],
     mapping: Mapping[str, str],
-    num_rows: int | None,
+    max_row_bytes: int,
+    num_rows: int | None = None,
 ) -> Reader:
     def prepared() -> Iterator[InputRow]:
         for row in rows:
+            if len(row.raw) > max_row_bytes and row.error is None:
+                yield too_long_row(row.index, row.line, row.raw, len(row.raw), max_row_bytes)
+                continue
             row = map_fields(row, mapping)
             yield parse_cells(row) if format == "csv" else row
 

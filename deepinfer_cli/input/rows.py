@@ -91,6 +91,12 @@ def parse_json(raw: bytes) -> Any:
         raise RowError("invalid_json", reason) from None
 
 
+def too_long_row(index: int, line: int, raw: bytes, size: int, limit: int) -> InputRow:
+    """The error row of one that is over the limit; ``raw`` is its beginning."""
+    message = f"the row has {size:,} bytes, the limit is {limit:,} (--max-row-bytes)"
+    return InputRow(index, line, raw, None, RowError("line_too_long", message))
+
+
 def make_row(index: int, line: int, raw: bytes) -> InputRow:
     """The row of one line of JSON.  A row of an error file stands for the row inside it."""
     try:

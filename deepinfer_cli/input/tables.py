@@ -15,7 +15,8 @@ from deepinfer.errors import InputError, RowError
 
 from .rows import InputRow, encode_json, first_repeated
 
-_BATCH_ROWS = 256
+# Of rows of usual size, and of bytes where a row group says that its rows are larger.
+_BATCH_ROWS, _BATCH_BYTES = 256, 16 * 2**20
 _BUFFER_BYTES = 1 << 20
 
 
@@ -32,7 +33,7 @@ def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
         # as the columns of a row group are otherwise read whole.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
         _check_columns(file.schema_arrow.names, str(path))
-        batches = file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
+        batches = file.iter_batches(batch_size=_batch_size(file.metadata), use_threads=False)
         num_rows = file.metadata.num_rows
         return num_rows, _rows(batches, str(path), num_rows)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -52,6 +53,13 @@ def open_dataset(folder: Path) -> tuple[int | None, Iterator[InputRow]]:
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _damaged(str(state), error) from error
     return None, _rows(_arrow_batches([folder / name for name in names]), str(folder))
+
+
+def _batch_size(metadata: Any) -> int:
+    """Rows at a time, so that documents of megabytes are not read by the hundred."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    largest = max((g.total_byte_size // max(g.num_rows, 1) for g in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(largest, 1)))
 
 
 def _check_columns(names: list[str], where: str) -> None:

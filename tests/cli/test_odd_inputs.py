@@ -198,6 +198,34 @@ def test_tables_of_odd_shapes(cli: Cli) -> None:
     refused(done, 4, "twice.parquet has column 'prompt' twice")
 
 
+@pytest.mark.parametrize("name", ["in.parquet", "in.csv", "in.jsonl"])
+def test_one_row_of_megabytes_is_an_error_row_in_every_format(cli: Cli, name: str) -> None:
+    texts = ["a", "x" * 3_000_000, "b"]
+    if name == "in.parquet":
+        pq.write_table(pa.table({"prompt": texts}), name)
+    elif name == "in.csv":
+        Path(name).write_text("\n".join(["prompt", *texts]))
+    else:
+        write_rows(name, [{"prompt": text} for text in texts])
+    assert cli("run", name, "-o", "out.jsonl", "--max-row-bytes", "1MiB").exit_code == 3
+    assert counts() == (2, 1)
+    [row] = read_rows("out.jsonl.errors.jsonl")
+    assert row["error"]["kind"] == "line_too_long" and row["row"] == 1
+    assert "--max-row-bytes" in row["error"]["message"] and len(row["input_start"]) <= 1_000
+
+
+def test_large_rows_are_read_by_few(in_tmp: Path) -> None:
+    texts = [f"{index:01000000}" for index in range(120)]
+    pq.write_table(
+        pa.table({"prompt": texts}), "in.parquet", use_dictionary=False, write_batch_size=4
+    )
+    before, peak = pa.total_allocated_bytes(), 0
+    for index, row in enumerate(open_reader("in.parquet").rows):
+        assert row.fields == {"prompt": texts[index]}
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert index == 119 and peak < 60 * 2**20
+
+
 def test_a_table_that_is_cut_while_it_is_read(cli: Cli) -> None:
     """A mapped file would take the whole process down with it."""
     columns = {"prompt": [f"{index:0500}" for index in range(4_000)]}

@@ -30,6 +30,7 @@ _NOT_RUN = {
     r"OMP_WAIT_POLICY|python -m benchmarks\.constraint_step": "a quiet machine",
     r"python benchmarks/(cpu_batching|engine_overhead|pipeline_overhead)": "test_benchmarks.py",
     r"python -P benchmarks/json_schema": "test_json_schema_conformance.py",
+    r"deepinfer run examples/": "it writes beside the examples; ./build.sh --demo runs them",
     r"deepinfer bench": "tests/cli/test_bench.py has shorter ones",
     r"deepinfer build": "tests/build/test_build_verb.py has shorter ones",
     r"torchrun|srun": "a cluster",
