@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ from .vocabulary import ConstraintVocabulary
 
 # Masks of one prototype's answers are computed one after the other.
 ROWS_OF_A_PROTOTYPE, MOST_PROTOTYPES = 8, 8
+# A grammar that takes longer is large, and rows should not wait for eight of it.
+_LONG_S = 0.2
 
 
 class CompiledConstraint:
@@ -38,7 +41,9 @@ class CompiledConstraint:
         self.spec = spec
         self.vocabulary = vocabulary
         self._compile = compile
+        began = time.thread_time()
         self._prototypes = [compile()]
+        self._most = 1 if time.thread_time() - began > _LONG_S else MOST_PROTOTYPES
         self._num_made = [0]
 
     @property
@@ -47,7 +52,7 @@ class CompiledConstraint:
 
     def is_enough_for(self, num_rows: int) -> bool:
         """Whether there are prototypes for so many rows, or for all threads."""
-        most = min(MOST_PROTOTYPES, num_threads())
+        most = min(self._most, num_threads())
         return self.num_prototypes >= min(-(-num_rows // ROWS_OF_A_PROTOTYPE), most)
 
     def grow(self) -> None:

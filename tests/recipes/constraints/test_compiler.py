@@ -143,6 +143,16 @@ def test_a_constraint_of_few_rows_is_compiled_once(
             assert compiler.compile(spec.regex("a+b")).num_prototypes == 1
 
 
+def test_a_large_grammar_is_compiled_once_for_all_rows(
+    vocabulary: ConstraintVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer.recipes.constraints.compiler.num_threads", lambda: 8)
+    monkeypatch.setattr("deepinfer.recipes.constraints.compiler._LONG_S", 0.0)
+    with ConstraintCompiler(vocabulary) as compiler:
+        for _ in range(3 * ROWS_OF_A_PROTOTYPE):
+            assert compiler.compile(HUGE_ENUM).num_prototypes == 1
+
+
 def test_cache_is_bounded(vocabulary: ConstraintVocabulary) -> None:
     with ConstraintCompiler(vocabulary, max_cached=2) as compiler:
         specs = [spec.regex(letter) for letter in "abc"]
