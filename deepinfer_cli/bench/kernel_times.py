@@ -38,8 +38,8 @@ class KernelTimes:
 
 def time_kernels(
     families: Sequence[str], seed: int, tick: Callable[[str], None]
-) -> tuple[KernelTimes, int]:
-    """The times and the exit code; Ctrl-C keeps what was timed.
+) -> tuple[KernelTimes, BaseException | None]:
+    """The times, and what ended them early as ``collect`` says it.
 
     Raises: ConfigError without a GPU, or for a family that does not exist.
     """
@@ -54,7 +54,7 @@ def time_kernels(
         if family not in FAMILIES:
             raise ConfigError(f"family {family!r}: expected any of {', '.join(FAMILIES)}")
     ceilings = gpu_ceilings()
-    rows, code = collect(measure_kernels(families or tuple(FAMILIES), seed, tick))
+    rows, ended = collect(measure_kernels(families or tuple(FAMILIES), seed, tick))
     times = KernelTimes(
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         command=shlex.join(["deepinfer", *sys.argv[1:]]),
@@ -63,9 +63,9 @@ def time_kernels(
         seed=seed,
         ceilings=tuple(ceilings),
         rows=tuple(rows),
-        is_complete=code == 0,
+        is_complete=ended is None,
     )
-    return times, code
+    return times, ended
 
 
 def kernels_page(times: KernelTimes) -> str:

@@ -37,16 +37,17 @@ def add_kernels(bench_app: typer.Typer) -> None:
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     ) -> None:
+        from .collected import exit_code
         from .kernel_times import kernels_json, kernels_page, time_kernels
 
-        times, code = time_kernels(
+        times, ended = time_kernels(
             families or (), count("--seed", seed), make_console(quiet=quiet).say
         )
         text = kernels_json(times)
         print(text if json else kernels_page(times), end="", flush=True)
         if output is not None:
             output.write_text(text, encoding="utf-8")
-        raise typer.Exit(code)
+        raise typer.Exit(exit_code(ended))
 
     kernels_verb.__doc__ = _HELP
     bench_app.command("kernels", cls=Command)(kernels_verb)

@@ -27,7 +27,7 @@ from deepinfer_cli.host import host, versions
 from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import to_json
 
-from .collected import collect
+from .collected import collect, exit_code
 from .compare import comparison
 from .page import page
 from .prompts import LENGTHS_NOTE, prompt_lengths
@@ -61,7 +61,7 @@ AUTO_NOTE = (
 
 
 def bench(request: BenchRequest, console: Console) -> int:
-    """Run it and return the exit code; what was measured before Ctrl-C is written.
+    """Run it and return the exit code; what was measured before Ctrl-C or an error is written.
 
     Raises: ConfigError, OSError.
     """
@@ -94,10 +94,10 @@ def bench(request: BenchRequest, console: Console) -> int:
         rows = measure_rank(plan, flash, _devices(device), console.say)
     else:
         rows = _engine_rows(request, record, console)
-    found, code = collect(rows)
-    record = replace(record, measurements=tuple(found), is_complete=code == 0)
+    found, ended = collect(rows)
+    record = replace(record, measurements=tuple(found), is_complete=ended is None)
     _write(record, old, request, console)
-    return code
+    return exit_code(ended)
 
 
 def _devices(device: str) -> list[str]:

@@ -157,6 +157,20 @@ def test_ctrl_c_keeps_what_was_measured(cli, in_tmp: Path, monkeypatch: pytest.M
     assert "Stopped early" in (in_tmp / "found" / "bench.md").read_text()
 
 
+def test_an_error_keeps_what_was_measured_before_it(
+    cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object):
+        yield _measurement()
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(verb, "measure_engine", failing)
+    outcome = cli("bench", "-o", "found", "--quiet")
+    assert outcome.exit_code == 1 and b"an illegal memory access" in outcome.err
+    record = BenchRecord.load(in_tmp / "found")
+    assert len(record.measurements) == 1 and not record.is_complete
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
