@@ -7,9 +7,6 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
 
 import torch
 import triton
@@ -24,95 +21,12 @@ from .expert_rows import ExpertRows
 from .gluon_gated import UNGATED
 from .gluon_narrow import narrow_kernel
 from .gluon_tiles import described_tiles
+from .gluon_triple import triple_kernel
 from .gluon_wide import wide_kernel
+from .hopper_tile import WIDE_FP8, NarrowTile, Tile, TripleTile, WideTile, hopper_tile, weight_form
 from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Measured on an H200: programs that a multiprocessor holds, and what one of them takes."""
-
-    programs: int
-    us_per_group: float  # 128 inputs
-    us_per_tile: float
-
-
-@dataclass(frozen=True)
-class NarrowTile:
-    """64 columns (rows of the weight) for ``rows`` rows of activations; stages of 256 inputs."""
-
-    rows: int
-    stages: int
-    speed: Speed
-
-    columns: ClassVar[int] = 64
-
-
-@dataclass(frozen=True)
-class WideTile:
-    """``rows`` by ``columns`` for weights of a form (1: E4M3, 2: FP4); stages of 128 inputs.
-
-    ``registers`` of a thread of the second group that multiplies, ``decode_registers`` of one that
-    decodes; the first group takes what is left.  They were chosen by measurement.  ``run``: how
-    many steps of a square tile follow each other without a break.
-    """
-
-    form: int
-    rows: int
-    columns: int
-    stages: int
-    registers: int
-    decode_registers: int
-    speed: Speed
-    run: int = 4
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {
-            "STAGES": self.stages,
-            "BAND": 8,
-            "RUN": self.run,
-            "REGISTERS": self.registers,
-            "DECODE_REGISTERS": self.decode_registers,
-        }
-
-
-WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.76, 1.8))
-SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.39, 1.2))
-WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
-WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
-# By form of the weight: for up to 16 rows, and for more.
-_FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
-_MORE_ROWS: dict[int, tuple[NarrowTile | WideTile, ...]] = {
-    1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8),
-    2: (NarrowTile(64, 2, Speed(4, 0.66, 0.5)), WIDE_FP4),
-}
-
-
-def hopper_tile(weight: HopperWeight, rows: int) -> NarrowTile | WideTile:
-    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
-    at_once = multiprocessors(weight.values.device)
-    sizes = weight.num_rows, weight.k
-    return _fastest_tile(_form(weight), weight.members, *sizes, rows, at_once)
-
-
-@lru_cache(maxsize=4096)
-def _fastest_tile(
-    form: int, members: int, num_rows: int, k: int, rows: int, at_once: int
-) -> NarrowTile | WideTile:
-    few = _FEW_ROWS[form]
-    if rows <= few.rows:
-        return few
-
-    def microseconds(tile: NarrowTile | WideTile) -> float:
-        columns = triton.cdiv(num_rows, tile.columns)
-        tiles = members * triton.cdiv(rows, tile.rows) * columns
-        waves: int = triton.cdiv(tiles, at_once * tile.speed.programs)
-        return waves * (k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
-
-    return min(_MORE_ROWS[form], key=microseconds)
 
 
 def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Tensor:
@@ -127,7 +41,7 @@ def linear_rows_gluon(
     acts: Activations,
     weight: HopperWeight,
     rows: ExpertRows | None,
-    tile: NarrowTile | WideTile,
+    tile: Tile,
     columns: range | None = None,
 ) -> Tensor:
     """acts R rows times ``weight``, or each tile of rows times its expert's: [R, columns] bf16."""
@@ -140,13 +54,15 @@ def linear_rows_gluon(
         return out
     if isinstance(tile, NarrowTile):
         _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, columns.start)
+    elif isinstance(tile, TripleTile):
+        _launch_triple(acts.values, acts.scales, weight, rows, out, tile, columns.start)
     else:
         box = described_tiles(out, 64, 128)
         _launch_wide(acts.values, acts.scales, weight, rows, box, out.shape, tile, columns.start)
     return out
 
 
-def fits_gate(weight: HopperWeight, tile: NarrowTile | WideTile) -> bool:
+def fits_gate(weight: HopperWeight, tile: Tile) -> bool:
     """Whether ``gated_rows_gluon`` takes these; the bits are those of SwiGLU by itself."""
     return weight.is_gated and tile is WIDE_FP8
 
@@ -199,7 +115,7 @@ def _launch_narrow(
     first: int,
 ) -> None:
     rows, n = out.shape
-    form = _form(weight)
+    form = weight_form(weight)
     factors = weight.factors[first:]
     steps = factors if weight.steps is None else weight.steps[first // 64 :].view(-1)
     narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
@@ -240,7 +156,7 @@ def _launch_wide(
     gate: int = UNGATED.value,
 ) -> None:
     rows, n = shape
-    form = _form(weight)
+    form = weight_form(weight)
     factors = weight.factors[first:]
     count = triton.cdiv(rows, tile.rows)
     columns = tile.columns if gate == UNGATED.value else 256
@@ -275,5 +191,38 @@ def _launch_wide(
     )
 
 
-def _form(weight: HopperWeight) -> int:
-    return 1 if weight.steps is None else 2
+def _launch_triple(
+    values: Tensor,
+    scales: Tensor,
+    weight: HopperWeight,
+    expert_rows: ExpertRows | None,
+    out: Tensor,
+    tile: TripleTile,
+    first: int,
+) -> None:
+    rows, n = out.shape
+    factors = weight.factors[first:]
+    count = triton.cdiv(rows, tile.rows)
+    programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(values.device))
+    triple_kernel[(programs,)](
+        described_tiles(values, 64, 128),
+        described_tiles(scales.view(-1), 64),
+        described_tiles(weight.values[first:], tile.columns, 128),
+        described_tiles(out, 64, tile.columns),
+        factors,
+        factors if expert_rows is None else expert_rows.expert,
+        factors if expert_rows is None else expert_rows.pair,
+        factors if expert_rows is None else expert_rows.used,
+        rows,
+        count,
+        n,
+        weight.num_rows,
+        weight.k,
+        scales.stride(0),
+        STAGES=tile.stages,
+        GROUPED=expert_rows is not None,
+        BAND=8,
+        REGISTERS=tile.registers,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )

@@ -12,14 +12,12 @@ from deepinfer.kernels.gemm import HopperWeight
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.gluon_kernel import (
-    NarrowTile,
-    WideTile,
     check_rows,
     fits_gate,
     gated_rows_gluon,
-    hopper_tile,
     linear_rows_gluon,
 )
+from deepinfer.kernels.gemm.hopper_tile import Tile, WideTile, hopper_tile
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
@@ -97,7 +95,7 @@ def gated_linear_gluon(
 def _activated(
     acts: Activations,
     gate_up: HopperWeight,
-    tile: NarrowTile | WideTile,
+    tile: Tile,
     order: KOrder,
     limit: float,
     rows: ExpertRows | None,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
-from deepinfer.kernels.gemm.gluon_kernel import hopper_tile, linear_rows_gluon
+from deepinfer.kernels.gemm.gluon_kernel import linear_rows_gluon
+from deepinfer.kernels.gemm.hopper_tile import hopper_tile
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
 from deepinfer.kernels.moe import experts, native_experts, swiglu

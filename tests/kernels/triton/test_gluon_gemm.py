@@ -20,8 +20,16 @@ from deepinfer.kernels.gemm import (
     quantized_linear,
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
-from deepinfer.kernels.gemm.gluon_kernel import WIDE_FP8, gated_rows_gluon, linear_rows_gluon
+from deepinfer.kernels.gemm.gluon_kernel import gated_rows_gluon, linear_rows_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
+from deepinfer.kernels.gemm.hopper_tile import (
+    SQUARE_FP8,
+    TRIPLE,
+    WIDE_FP4,
+    WIDE_FP8,
+    NarrowTile,
+    Speed,
+)
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
@@ -82,6 +90,42 @@ def test_linear_layers_of_the_model(n: int, k: int) -> None:
         assert_bitwise_equal(part, whole[:rows], f"{rows} rows")
     assert_bitwise_equal(quantized_linear(x, native), whole, "second run")
     assert quantized_linear(x[:0], native).shape == (0, n)
+
+
+_SPEED = Speed(1, 1.0, 1.0)
+_FP8_TILES = (NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8, TRIPLE)
+_FP4_TILES = (NarrowTile(64, 2, _SPEED), NarrowTile(128, 2, _SPEED), WIDE_FP4)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 100, 192, 193, 700])
+def test_every_tile_has_the_same_bits(rows: int) -> None:
+    """Whatever the sizes would choose; the last columns are less than a tile."""
+    native = native_weight(_fp8(1344, 768))
+    assert isinstance(native, HopperWeight)
+    acts = quantize_activations(_rows(rows, 768), MatrixPath.FP8, native.order)
+    first, *others = [linear_rows_gluon(acts, native, None, tile) for tile in _FP8_TILES]
+    for tile, other in zip(_FP8_TILES[1:], others, strict=True):
+        assert_bitwise_equal(other, first, str(tile))
+
+
+@pytest.mark.parametrize("tokens", [7, 90, 400, 1300])
+def test_every_tile_of_experts_has_the_same_bits(tokens: int) -> None:
+    """Experts with few, many and no rows, some columns of each at a time."""
+    packed = native_weight(_fp4(5, 768, 512))
+    assert isinstance(packed, HopperWeight)
+    ids = _choices(tokens, 2, 7) - 1  # -1 and 5 are elsewhere
+    ids[ids == 3] = -1
+    x = _rows(tokens, 512)
+    results = []
+    for weight, tiles in ((packed, _FP4_TILES), (recast_weight(packed), _FP8_TILES)):
+        for tile in tiles:
+            path = MatrixPath.FP8
+            rows, acts = order_tokens(x, ids, 5, tile.rows, path, weight.order)
+            out = linear_rows_gluon(acts, weight, rows, tile, range(256, 768))
+            here = rows.row >= 0
+            results.append((str(tile), out[rows.row[here].long()]))
+    for name, result in results[1:]:
+        assert_bitwise_equal(result, results[0][1], name)
 
 
 @pytest.mark.parametrize("groups, n, k", [(8, 1024, 4096), (3, 256, 64), (0, 5000, 512)])

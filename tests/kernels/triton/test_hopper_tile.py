@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.kernels.gemm import HopperWeight, gluon_kernel
+from deepinfer.kernels.gemm import HopperWeight, hopper_tile
 from deepinfer.kernels.gemm.k_order import KOrder
 
 
@@ -15,14 +15,29 @@ from deepinfer.kernels.gemm.k_order import KOrder
         (1, 32768, 1280, False, 16, (16, 64)),
         (1, 32768, 1280, False, 64, (64, 64)),
         (1, 32768, 1280, False, 256, (128, 256)),
+        (1, 32768, 1280, False, 4096, (128, 256)),
         (1, 5120, 8192, False, 64, (64, 64)),
         (1, 5120, 8192, False, 256, (128, 128)),
+        (1, 5120, 8192, False, 512, (192, 128)),
+        (1, 5120, 8192, False, 768, (128, 256)),
+        (1, 4608, 5120, False, 384, (128, 128)),
+        (1, 4608, 5120, False, 512, (192, 128)),
+        (1, 5120, 2304, False, 512, (192, 128)),
         (1, 1792, 5120, False, 256, (64, 64)),
+        (1, 1792, 5120, False, 512, (64, 64)),
+        (1, 1792, 5120, False, 768, (128, 128)),
+        (1, 1792, 5120, False, 1536, (192, 128)),
         (1, 1792, 5120, False, 4096, (128, 256)),
         (6, 4608, 5120, False, 256, (128, 256)),
         (6, 4608, 5120, False, 512, (128, 128)),
+        (6, 4608, 5120, False, 1536, (128, 256)),
+        (48, 4608, 5120, False, 192, (192, 128)),
         (6, 4608, 5120, True, 16, (16, 64)),
-        (6, 4608, 5120, True, 128, (64, 64)),
+        (6, 4608, 5120, True, 64, (64, 64)),
+        (48, 4608, 5120, True, 64, (64, 64)),
+        (48, 4608, 5120, True, 96, (128, 64)),
+        (48, 5120, 2304, True, 128, (128, 64)),
+        (48, 4608, 5120, True, 192, (256, 128)),
         (6, 4608, 5120, True, 256, (256, 128)),
         (48, 5120, 2304, True, 1536, (256, 128)),
     ],
@@ -31,7 +46,7 @@ def test_tile_of_a_shape(
     members: int, n: int, k: int, is_fp4: bool, rows: int, tile: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(gluon_kernel, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper_tile, "multiprocessors", lambda device: 132)
     dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
     weight = HopperWeight(
         values=torch.empty(members * n, width, dtype=dtype, device="meta"),
@@ -40,5 +55,5 @@ def test_tile_of_a_shape(
         members=members,
         order=KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
     )
-    chosen = gluon_kernel.hopper_tile(weight, rows)
+    chosen = hopper_tile.hopper_tile(weight, rows)
     assert (chosen.rows, chosen.columns) == tile

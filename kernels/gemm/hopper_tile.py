@@ -1,0 +1,119 @@
+"""Tiles of the Gluon forms of packed weights, and which one is fastest for a shape on SM90.
+
+All of them add the same products in the same order: the choice does not reach the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import triton
+
+from deepinfer.kernels.launch import multiprocessors
+
+from .hopper_weights import HopperWeight
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured on an H200: programs that a multiprocessor holds, and what one of them takes."""
+
+    programs: int
+    us_per_group: float  # 128 inputs
+    us_per_tile: float
+
+
+@dataclass(frozen=True)
+class NarrowTile:
+    """64 columns (rows of the weight) for ``rows`` rows of activations; stages of 256 inputs."""
+
+    rows: int
+    stages: int
+    speed: Speed
+
+    columns: ClassVar[int] = 64
+
+
+@dataclass(frozen=True)
+class WideTile:
+    """``rows`` by ``columns`` for weights of a form (1: E4M3, 2: FP4); stages of 128 inputs.
+
+    ``registers`` of a thread of the second group that multiplies, ``decode_registers`` of one that
+    decodes; the first group takes what is left.  They were chosen by measurement.  ``run``: how
+    many steps of a square tile follow each other without a break.
+    """
+
+    form: int
+    rows: int
+    columns: int
+    stages: int
+    registers: int
+    decode_registers: int
+    speed: Speed
+    run: int = 4
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {
+            "STAGES": self.stages,
+            "BAND": 8,
+            "RUN": self.run,
+            "REGISTERS": self.registers,
+            "DECODE_REGISTERS": self.decode_registers,
+        }
+
+
+@dataclass(frozen=True)
+class TripleTile:
+    """192 rows by 128 columns for E4M3 weights; stages of 128 inputs."""
+
+    speed: Speed
+    stages: int = 4
+    registers: int = 160
+
+    rows: ClassVar[int] = 192
+    columns: ClassVar[int] = 128
+
+
+Tile = NarrowTile | WideTile | TripleTile
+
+WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.78, 1.5))
+SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.40, 1.2))
+WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
+WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
+TRIPLE = TripleTile(Speed(1, 0.57, 1.4))
+# By form of the weight: for up to 16 rows, and for more.
+_FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
+_MORE_ROWS: dict[int, tuple[Tile, ...]] = {
+    1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8, TRIPLE),
+    2: (NarrowTile(64, 2, Speed(4, 0.70, 0.5)), NarrowTile(128, 2, Speed(2, 0.61, 0.5)), WIDE_FP4),
+}
+
+
+def hopper_tile(weight: HopperWeight, rows: int) -> Tile:
+    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
+    at_once = multiprocessors(weight.values.device)
+    sizes = weight.num_rows, weight.k
+    return _fastest_tile(weight_form(weight), weight.members, *sizes, rows, at_once)
+
+
+@lru_cache(maxsize=4096)
+def _fastest_tile(form: int, members: int, num_rows: int, k: int, rows: int, at_once: int) -> Tile:
+    few = _FEW_ROWS[form]
+    if rows <= few.rows:
+        return few
+
+    def microseconds(tile: Tile) -> float:
+        columns = triton.cdiv(num_rows, tile.columns)
+        tiles = members * triton.cdiv(rows, tile.rows) * columns
+        waves: int = triton.cdiv(tiles, at_once * tile.speed.programs)
+        return waves * (k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
+
+    return min(_MORE_ROWS[form], key=microseconds)
+
+
+def weight_form(weight: HopperWeight) -> int:
+    """1: E4M3, 2: FP4."""
+    return 1 if weight.steps is None else 2
