@@ -19,8 +19,8 @@ from .helptext import Command, Group
 from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
+from .run.run_app import add_run
 from .run.talk import complain, hold_standard_descriptors
-from .settings.flags import with_settings
 from .settings.layers import resolve
 from .settings.settings import Settings
 
@@ -31,7 +31,6 @@ _USAGE = 2
 # The base of all usage errors; typer exports only its children.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
-Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="Settings; else ./deepinfer.yaml.")
 ]
@@ -62,49 +61,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
         elif context.invoked_subcommand is None:
             print(context.get_help())
 
-    def run_verb(
-        context: typer.Context,
-        source: Annotated[
-            str,
-            typer.Argument(metavar="INPUT", help="JSONL (also .gz, .zst), CSV, Parquet, a saved "
-                           "dataset's folder, or - for stdin.", show_default=False),
-        ],
-        output: Annotated[
-            str | None,
-            typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                         help="A .jsonl or .parquet file, or - for stdout. Without it: "
-                         "prompts.jsonl gives prompts.out.jsonl beside it, - gives stdout."),
-        ] = None,
-        force: Annotated[bool, typer.Option("--force", help="Replace existing output.")] = False,
-        retry_failed: Annotated[
-            bool, typer.Option("--retry-failed", help="Answer the failed rows of OUTPUT again.")
-        ] = False,
-        config: Config = None,
-        json: Json = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
-        debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-        *,
-        flags: dict[str, object],
-    ) -> None:  # fmt: skip
-        from .run.launched import run_as_rank
-        from .run.verb import RunRequest, run
-        from .settings.constraint import run_constraint
-
-        resolved = resolve(flags, config=config)
-        request = RunRequest(
-            source=source,
-            output=output,
-            constraint=run_constraint(resolved.settings),
-            force=force,
-            retry_failed=retry_failed,
-            arguments=context.obj or (),
-            json=json,
-            quiet=quiet,
-        )
-        raise typer.Exit(run_as_rank(resolved, lambda: run(request, resolved, make_engine)))
-
-    run_verb.__doc__ = _RUN_HELP
-    app.command("run", cls=Command)(with_settings(run_verb))
+    add_run(app, make_engine)
     add_run_verbs(app)
     add_plan(app)
     add_doctor(app)
@@ -212,21 +169,6 @@ Shows the settings in force, or writes a file of all of them.
 Examples:
   deepinfer config init
   deepinfer config show --origin
-"""
-
-_RUN_HELP = """\
-Answers every row of INPUT: result rows, error rows and a report.
-
-Examples:
-  deepinfer run prompts.jsonl -o answers.jsonl --max-tokens 256
-  deepinfer run qa.csv --map prompt=question --carry answer -o out.parquet
-  cat prompts.jsonl | deepinfer run - --temperature 0 | jq .content
-
-The results go to FILE, rows that failed to FILE.errors.jsonl, the report to
-FILE.report.json. A run that was stopped goes on when the same command is
-given again; deepinfer status tells how far it is. Exit codes: 0 all rows
-answered, 1 failure, 2 usage, 3 some rows failed, 4 unusable input, 5 output in
-use, 6 no progress, 75/130/143 stopped early.
 """
 
 

@@ -14,14 +14,7 @@ def nullable_rules(rules: Mapping[str, Node]) -> frozenset[str]:
 
 def is_nullable(node: Node, nullable: frozenset[str] = frozenset()) -> bool:
     """Whether ``node`` matches the empty text, given the names of the rules that do."""
-    if isinstance(node, Chars | Terminal):
-        return False
-    if isinstance(node, Reference):
-        return node.name in nullable
-    if isinstance(node, Repeat):
-        return node.minimum == 0 or is_nullable(node.item, nullable)
-    combine = any if isinstance(node, Choice) else all
-    return combine(is_nullable(item, nullable) for item in children(node))
+    return _holds(node, nullable, characters=False)
 
 
 def check_grammar(grammar: Grammar) -> None:
@@ -57,14 +50,20 @@ def _fixpoint(
 
 
 def _can_end(node: Node, ending: frozenset[str]) -> bool:
+    """Whether ``node`` matches some finite text, given the names of the rules that do."""
+    return _holds(node, ending, characters=True)
+
+
+def _holds(node: Node, rules: frozenset[str], *, characters: bool) -> bool:
+    """Something that holds of the empty text, of the named rules, and of ``characters`` or not."""
     if isinstance(node, Chars | Terminal):
-        return True
+        return characters
     if isinstance(node, Reference):
-        return node.name in ending
+        return node.name in rules
     if isinstance(node, Repeat):
-        return node.minimum == 0 or _can_end(node.item, ending)
+        return node.minimum == 0 or _holds(node.item, rules, characters=characters)
     combine = any if isinstance(node, Choice) else all
-    return combine(_can_end(item, ending) for item in children(node))
+    return combine(_holds(item, rules, characters=characters) for item in children(node))
 
 
 def _leftmost(node: Node, nullable: frozenset[str]) -> frozenset[str]:
