@@ -189,11 +189,11 @@ class DecodeStep:
         output = self.model.draft(
             anchors, positions, slots, starts, self.sampler.draw, depth, self._keeps_draft_logits
         )
-        most, name, logits = self._most_requests, f"of {depth} drafts", output.logits
+        most, logits = (self._most_requests, self.num_drafts), output.logits
         return DraftOutput(
-            token_ids=self._keep(f"token_ids {name}", output.token_ids, most),
-            logits=None if logits is None else self._keep(f"logits {name}", logits, most),
-            confidence=self._keep(f"confidence {name}", output.confidence, most),
+            token_ids=self._keep("draft token_ids", output.token_ids, *most),
+            logits=None if logits is None else self._keep("draft logits", logits, *most),
+            confidence=self._keep("draft confidence", output.confidence, *most),
         )
 
     def _check_size(self, num_requests: int, num_tokens: int) -> None:
@@ -219,13 +219,13 @@ class DecodeStep:
             or any(state.token_ids[-1] == image for state in states)
         )
 
-    def _keep(self, name: str, value: Tensor, most: int) -> Tensor:
-        """A result where the memory of graphs does not reach it, up to ``most`` rows."""
+    def _keep(self, name: str, value: Tensor, *most: int) -> Tensor:
+        """A result where the memory of graphs does not reach it; ``most``: its largest sizes."""
         if not self.graphs.is_enabled:
             return value
         if name not in self._kept:  # before anything is captured, as every key first runs plainly
-            self._kept[name] = value.new_empty((most, *value.shape[1:]))
-        return self._kept[name][: len(value)].copy_(value)
+            self._kept[name] = value.new_empty((*most, *value.shape[len(most) :]))
+        return self._kept[name][tuple(map(slice, value.shape))].copy_(value)
 
     def _context(self, length: int) -> int:
         """The power of two that bounds a context, within what a slot has room for."""
