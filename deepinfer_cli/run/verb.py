@@ -13,7 +13,7 @@ from typing import Any
 
 from deepinfer import __version__
 from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
-from deepinfer.errors import CheckpointError, ConfigError, EngineError
+from deepinfer.errors import CheckpointError, ConfigError, EngineError, InputError
 from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
@@ -159,6 +159,11 @@ def _run_to_files(
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")
                 return 0
+            if not (os.path.isfile(request.source) or os.path.isdir(request.source)):
+                raise ConfigError(
+                    "--retry-failed reads the input twice, which stdin and pipes do not allow: "
+                    f"give a file, or the rows of {paths.errors} as input"
+                )
             with closing(_open(request, resolved.settings)) as same_input:
                 reopen(folder, same_input, resolved, basis)
         is_resumed = folder.begin(basis, force=request.force)
@@ -177,6 +182,8 @@ def _run_to_files(
         try:
             job.answer_rows()
             if job.is_finished:
+                if not request.force:
+                    _check_nothing_is_lost(job)
                 status.write(job.snapshot(), phase="writing")
                 report = _publish(job, folder, format)
         except Exception as error:
@@ -228,6 +235,17 @@ def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
     for record in records:
         total.add(record)
         yield record
+
+
+def _check_nothing_is_lost(job: Job) -> None:
+    """Raise InputError if rows that were answered are not in the input any more: who emptied a file
+    by mistake does not want its answers thrown away."""
+    missing = job.journal.num_rows - job.pipeline.num_rows
+    if missing > 0 and job.settings.limit is None:
+        raise InputError(
+            f"{job.reader.name} has {job.pipeline.num_rows:,} rows now, and {missing:,} more were "
+            "answered before: give the whole input again, or --force to take it as it is"
+        )
 
 
 def _publish(job: Job, folder: PartialFolder, format: str) -> Report:

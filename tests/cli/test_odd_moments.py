@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from run_files import counts, prompts, read_report, write_rows
 
 Cli = Callable[..., Any]
@@ -58,6 +61,22 @@ def test_the_input_is_removed_meanwhile(start: Any) -> None:
     Path("in.jsonl").unlink()
     assert _line(running) == "" and running.returncode == 0
     assert counts("work/out.jsonl") == (300, 0)
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_the_input_is_cut_between_two_parts(start: Any, process: Process, left: int) -> None:
+    """Its answers are not thrown away with it, unless somebody says so."""
+    running = _begun(start)
+    running.kill()
+    running.wait(30)
+    write_rows("in.jsonl", prompts(left))
+    again = process("run", "in.jsonl", "-o", "work/out.jsonl", "-q")
+    assert again.exit_code == 4
+    assert f"in.jsonl has {left} rows now, and " in again.err and "are kept" in again.err
+    state = json.loads(process("status", "work/out.jsonl", "--json").out)
+    assert (state["state"], state["exit_code"]) == ("failed", 4) and state["rows"]["done"] >= 8
+    limited = process("run", "in.jsonl", "-o", "work/out.jsonl", "-q", "--limit", "3", "--force")
+    assert limited.exit_code == 0 and counts("work/out.jsonl") == (min(left, 3), 0)
 
 
 def test_the_lock_is_removed_meanwhile(start: Any, process: Process) -> None:
@@ -111,6 +130,23 @@ def test_text_of_a_row_does_not_reach_the_terminal_as_it_is(cli: Cli) -> None:
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", "0")
     assert done.exit_code == 4
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.err)
+
+
+@pytest.mark.parametrize("source", ["-", "pipe"])
+def test_what_can_be_read_once_is_not_retried(process: Process, source: str) -> None:
+    """The rows are needed twice; the second time they would seem to be gone, and their results."""
+    rows = b'{"prompt": "a", "fail": "device"}\n{"prompt": "b"}\n'
+    os.mkfifo("pipe")
+    for flags, code in (((), 3), (("--retry-failed",), 2)):
+        if source == "pipe":
+            writer = threading.Thread(target=lambda: Path("pipe").write_bytes(rows), daemon=True)
+            writer.start()
+        done = process("run", source, "-o", "out.jsonl", "-q", *flags, stdin=rows)
+        assert done.exit_code == code, done.err
+        assert counts() == (1, 1)
+    assert (
+        "--retry-failed reads the input twice" in done.err and "out.jsonl.errors.jsonl" in done.err
+    )
 
 
 def test_a_copy_of_an_unfinished_run_goes_on(start: Any, process: Process) -> None:
