@@ -133,6 +133,19 @@ def has_pair(row_pair, row, GROUPED: gl.constexpr):
 
 
 @gluon.jit
+def factors_ahead(factors, row):
+    """Those of 128 columns, one for each thread: on their way while products are summed."""
+    return gl.load(factors + row + gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0])))
+
+
+@gluon.jit
+def scaled(total, factors):
+    """[64, 128] sums times the factors of their columns."""
+    layout: gl.constexpr = gl.SliceLayout(0, total.type.layout)
+    return total * gl.convert_layout(factors, layout)[None, :]
+
+
+@gluon.jit
 def store_piece(out, buffer, total, row, column):
     """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
     tma.store_wait(0)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
-from .gluon_sums import store_piece
+from .gluon_sums import factors_ahead, scaled, store_piece
 
 PIECES = gl.constexpr(3)
 
@@ -110,9 +110,9 @@ def _multiply(
         w_row = weight_row(tile_expert, row_tile, column * 128, member_rows, GROUPED)
         row = (row_tile * PIECES + PIECE) * 64
         if _has_rows(row_pair, row, num_rows, GROUPED):
+            factor = factors_ahead(factors, w_row)
             total = _sum(tiles, step, groups, PIECE, layout)
-            factor = gl.load(factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout)))
-            store_piece(out, o_tiles.index(PIECE), total * factor[None, :], row, column * 128)
+            store_piece(out, o_tiles.index(PIECE), scaled(total, factor), row, column * 128)
         else:
             _pass_by(tiles, step, groups)
         step += groups

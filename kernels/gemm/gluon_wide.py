@@ -24,7 +24,15 @@ from deepinfer.kernels.gluon_names import load_tile
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
 from .gluon_ring import barriers, pause, place_in_band, wait_empty, weight_row
-from .gluon_sums import has_pair, store_piece, sum_first_piece, sum_piece, sum_pieces
+from .gluon_sums import (
+    factors_ahead,
+    has_pair,
+    scaled,
+    store_piece,
+    sum_first_piece,
+    sum_piece,
+    sum_pieces,
+)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
@@ -244,9 +252,10 @@ def _multiply(
         row = row_tile * ROWS + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
+            factor = factors_ahead(factors, w_row)
             total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
-            store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
-        elif COLUMNS == 256:
+            store_piece(out, buffer, scaled(total, factor), row, n)
+        elif COLUMNS == 256:  # shared memory has no room to exchange factors
             left, right = sum_pieces(tiles, step, groups, FIRST, layout)
             factor, next_factor = gl.load(place), gl.load(place + 128)
             store_piece(out, buffer, left * factor[None, :], row, n)
