@@ -31,7 +31,8 @@ class Pipeline:
     before, num_changed: finished before with another content.  next_index: one more than the
     place of the last row.  reached_end: every wanted row was read.  is_outside: waiting for the
     input, or for who takes the results.  total: all finished rows.  write_s: seconds
-    spent on making and keeping result rows.
+    spent on making and keeping result rows.  other_input: what the rows finished before were read
+    from, if that is another file; then one with another content ends the run.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Pipeline:
         self.reached_end = False
         self.write_s = 0.0
         self.is_outside = False
+        self.other_input: str | None = None
         self.total = total
         self._before = Counts()
         self._rows = rows
@@ -122,7 +124,8 @@ class Pipeline:
                 if finished == digest(row.raw):
                     self.num_resumed += 1
                     continue
-                self.num_changed += finished is not None
+                if finished is not None:
+                    self._note_change(row)
                 if row.error is not None:
                     self._record_error(row, row.error)
                 else:
@@ -136,6 +139,16 @@ class Pipeline:
             return
         except (InputError, OSError) as error:
             self._failure = error
+
+    def _note_change(self, row: InputRow) -> None:
+        """A row that was finished with another content.  Raises: InputError."""
+        if self.other_input is not None:
+            raise InputError(
+                f"line {row.line} is not the row that was answered before, from "
+                f"{self.other_input}: give that input, another output (-o), or --force to answer "
+                "what is different"
+            )
+        self.num_changed += 1
 
     def _read(self) -> InputRow | None:
         """The next row of the input; None at its end, or where ``--limit`` ends it."""

@@ -34,7 +34,7 @@ from deepinfer_cli.settings.users_words import in_users_words
 
 from .console import Console, make_console
 from .job import Job, MakeEngine
-from .status_file import StatusFile, command_line
+from .status_file import StatusFile, command_line, read_status
 
 _AGAIN = "run the same command again to continue"
 _CLOSED_PIPE = 141
@@ -169,6 +169,7 @@ def _run_to_files(
         is_resumed = folder.begin(basis, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
+        other_input = _other_input(folder.path, request.source)
         line = command_line(request.arguments, resolved)
         status = StatusFile(folder.path, command=line, source=request.source)
         job = Job(
@@ -178,6 +179,8 @@ def _run_to_files(
         )  # fmt: skip
         if is_resumed:
             job.recover(retry_failed=request.retry_failed)
+        if not request.force:
+            job.pipeline.other_input = other_input
         console.say(f"{reader.name} → {output}")
         try:
             job.answer_rows()
@@ -235,6 +238,18 @@ def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
     for record in records:
         total.add(record)
         yield record
+
+
+def _other_input(partial: Path, source: str) -> str | None:
+    """What the part before read, if it is there and another file than ``source``."""
+    status = read_status(partial)
+    if status is None or "-" in (status["input"], source):
+        return None
+    earlier = Path(status["folder"] or ".", status["input"])
+    try:
+        return None if earlier.samefile(source) else str(earlier)
+    except OSError:  # it is gone, or has another name now
+        return None
 
 
 def _check_nothing_is_lost(job: Job) -> None:

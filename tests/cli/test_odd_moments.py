@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import counts, prompts, read_report, write_rows
+from run_files import counts, prompts, read_report, read_rows, refused, write_rows
 
 Cli = Callable[..., Any]
 Process = Callable[..., Any]
@@ -77,6 +77,21 @@ def test_the_input_is_cut_between_two_parts(start: Any, process: Process, left: 
     assert (state["state"], state["exit_code"]) == ("failed", 4) and state["rows"]["done"] >= 8
     limited = process("run", "in.jsonl", "-o", "work/out.jsonl", "-q", "--limit", "3", "--force")
     assert limited.exit_code == 0 and counts("work/out.jsonl") == (min(left, 3), 0)
+
+
+def test_another_input_for_the_output_of_an_unfinished_run(start: Any, process: Process) -> None:
+    """As of a loop over files that all name one output."""
+    running = _begun(start)
+    running.kill()
+    running.wait(30)
+    write_rows("other.jsonl", [{"prompt": f"other {index}"} for index in range(300)])
+    other = ("run", "other.jsonl", "-o", "work/out.jsonl", "-q")
+    refused(process(*other), 4, "line 1 is not the row that was answered before, from ")
+    shutil.copy("in.jsonl", "copy.jsonl")
+    again = process("run", "copy.jsonl", "-o", "work/out.jsonl", "-q", "--limit", "200")
+    assert again.exit_code == 0 and read_report("work/out.jsonl")["rows"]["resumed"] >= 8
+    assert process(*other, "--force").exit_code == 0
+    assert read_rows("work/out.jsonl")[0]["content"] == "other 0"
 
 
 def test_the_lock_is_removed_meanwhile(start: Any, process: Process) -> None:
