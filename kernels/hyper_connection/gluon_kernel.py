@@ -1,10 +1,10 @@
 """Hyper-connections on NVIDIA SM90, in Gluon: expand, collapse and mix in one pass.
 
-A unit of work is 64 tokens of 128 columns of each stream, in two steps.  One warp fetches them by
-TMA; two groups of four warps take turns with units.  They write what the streams become back to
-where these were in shared memory: TMA stores it from there, and the matrix unit multiplies it by
-the mixing weights.  A program works through the tokens of few pieces of the width, so that their
-weights stay in shared memory.
+A program has a piece of the width, 128 columns of each stream, whose mixing weights stay in shared
+memory, and takes every few tiles of 64 tokens.  Programs of all pieces reach the same tokens at
+about the same time, so that the device's memory sees whole rows.  One warp fetches 64 columns at a
+time by TMA; two groups of four warps take turns with tiles.  They write what the streams become
+to where these were in shared memory: TMA stores it from there, and the matrix unit multiplies it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ def advance_kernel(
     w_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [STEPS * STREAMS * PARTS, PADDED_ROWS, WIDTH], fn.layout
     )
-    full, empty = barriers(STAGES, 1, 1)
-    w_full, w_empty = barriers(1, 1, 2)
+    # Twice the stages: a group that waits for a step has seen the one before it on that barrier
+    # complete, whichever group it was for.  With one for each stage it might pass too early.
+    full, _ = barriers(2 * STAGES, 1, 1)
+    _, empty = barriers(STAGES, 1, 1)
+    ready, _ = barriers(1, 1, 1)
     fence_async_shared()
-    memory = (x_tiles, o_tiles, w_tiles, full, empty, w_full, w_empty)
+    memory = (x_tiles, o_tiles, w_tiles, full, empty, ready)
     results = (expanded, collapsed, products, squares)
     coefficients = (post, comb, pre)
     gl.warp_specialize(
@@ -67,51 +70,46 @@ def advance_kernel(
 
 
 @gluon.jit
-def _own_units(num_tokens, D):
-    """First and last unit of this program, token tiles of a piece; pieces one after the other."""
-    num_tiles = gl.cdiv(num_tokens, TOKENS)
-    units = num_tiles * (D // (STEPS * WIDTH))
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    return units * program // programs, units * (program + 1) // programs, num_tiles
+def _num_tiles(num_tokens):
+    """How many tiles of tokens this program has: every ``num_programs(1)``-th."""
+    return gl.cdiv(gl.cdiv(num_tokens, TOKENS) - gl.program_id(1), gl.num_programs(1))
 
 
 @gluon.jit
 def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
-    x_tiles, o_tiles, w_tiles, full, empty, w_full, w_empty = memory
-    STAGES: gl.constexpr = full.shape[0]
+    """Two tiles at a time, a step of each in turn."""
+    x_tiles, o_tiles, w_tiles, full, empty, ready = memory
+    STAGES: gl.constexpr = empty.shape[0]
     STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
-    first, last, num_tiles = _own_units(num_tokens, D)
-    first_piece = first // num_tiles
-    for piece in range(first_piece, gl.cdiv(last, num_tiles)):
-        start = (gl.maximum(first, piece * num_tiles) - first) * STEPS
-        end = (gl.minimum(last, (piece + 1) * num_tiles) - first) * STEPS
-        # Steps of the piece before may still be multiplied.
-        weights_after = gl.minimum(start + STAGES, end) - 1
-        for step in range(start, end):
+    count = _num_tiles(num_tokens)
+    for pair in range(0, count, 2):
+        in_turn = gl.minimum(count - pair, 2)
+        for i in range(in_turn * STEPS):
+            step = pair * STEPS + i
             stage = step % STAGES
-            bar = full.index(stage)
-            token = (first + step // STEPS - piece * num_tiles) * TOKENS
-            column = (piece * STEPS + step % STEPS) * WIDTH
+            bar = full.index(step % (2 * STAGES))
+            tile = gl.program_id(1) + (pair + i % in_turn) * gl.num_programs(1)
+            column = (gl.program_id(0) * STEPS + i // in_turn) * WIDTH
             wait_empty(empty, step)
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
-                tile = x_tiles.index(stage * STREAMS + stream)
-                load_tile(x, [token, stream * D + column], bar, tile)
+                place = [tile * TOKENS, stream * D + column]
+                load_tile(x, place, bar, x_tiles.index(stage * STREAMS + stream))
             if EXPAND:
-                load_tile(added, [token, column], bar, o_tiles.index(stage))
-            if step == weights_after:
-                wait_empty(w_empty, piece - first_piece)
-                _fetch_weights(fn, w_tiles, w_full.index(0), piece * (STEPS * WIDTH), D)
+                load_tile(added, [tile * TOKENS, column], bar, o_tiles.index(stage))
+            if step == 0:
+                _fetch_weights(fn, w_tiles, ready.index(0), D)
 
 
 @gluon.jit
-def _fetch_weights(fn, w_tiles, bar, column, D):
+def _fetch_weights(fn, w_tiles, bar, D):
     mbarrier.expect(bar, STEPS * STREAMS * PARTS * fn.block_type.nbytes)
-    for step in gl.static_range(STEPS):
+    for inner in gl.static_range(STEPS):
+        column = (gl.program_id(0) * STEPS + inner) * WIDTH
         for stream in gl.static_range(STREAMS):
             for part in gl.static_range(PARTS):
-                tile = w_tiles.index((step * STREAMS + stream) * PARTS + part)
-                load_tile(fn, [part * ROWS, stream * D + column + step * WIDTH], bar, tile)
+                tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
+                load_tile(fn, [part * ROWS, stream * D + column], bar, tile)
 
 
 @gluon.jit
@@ -126,36 +124,26 @@ def _advance_odd(memory, coefficients, results, num_tokens, D, EXPAND: gl.conste
 
 @gluon.jit
 def _advance(
-    memory, coefficients, results, num_tokens, D, EXPAND: gl.constexpr,
-    WHICH: gl.constexpr,
-):  # fmt: skip
-    """Every second unit."""
-    _, _, _, _, _, w_full, w_empty = memory
-    first, last, num_tiles = _own_units(num_tokens, D)
-    first_piece = first // num_tiles
-    for piece in range(first_piece, gl.cdiv(last, num_tiles)):
-        start = gl.maximum(first, piece * num_tiles)
-        end = gl.minimum(last, (piece + 1) * num_tiles)
-        turn = piece - first_piece
-        for unit in range(start + ((start - first + WHICH) & 1), end, 2):
-            tile = unit - piece * num_tiles
-            _unit(
-                memory, coefficients, results, num_tokens, D, tile, piece, unit - first, turn,
-                EXPAND,
-            )  # fmt: skip
-        mbarrier.wait(w_full.index(0), turn & 1)
-        mbarrier.arrive(w_empty.index(0), count=1)
+    memory, coefficients, results, num_tokens, D, EXPAND: gl.constexpr, WHICH: gl.constexpr
+):
+    """Every second tile of the program's."""
+    count = _num_tiles(num_tokens)
+    for index in range(WHICH, count, 2):
+        in_turn = gl.minimum(count - index + WHICH, 2)
+        _tile(memory, coefficients, results, num_tokens, D, index, in_turn, WHICH, EXPAND)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _unit(
-    memory, coefficients, results, num_tokens, D, tile, piece, unit, turn, EXPAND: gl.constexpr,
+def _tile(
+    memory, coefficients, results, num_tokens, D, index, in_turn, WHICH: gl.constexpr,
+    EXPAND: gl.constexpr,
 ):  # fmt: skip
-    x_tiles, o_tiles, w_tiles, full, empty, w_full, _ = memory
+    x_tiles, o_tiles, w_tiles, full, empty, ready = memory
     post, comb, pre = coefficients
     expanded, collapsed, products_ptr, squares_ptr = results
-    STAGES: gl.constexpr = full.shape[0]
+    STAGES: gl.constexpr = empty.shape[0]
+    tile = gl.program_id(1) + index * gl.num_programs(1)
     kept = _four(pre, tile, STREAMS, num_tokens)
     factors = kept
     mixed = (kept, kept, kept, kept)
@@ -170,10 +158,10 @@ def _unit(
     squares = gl.zeros([TOKENS, WIDTH // 2], gl.float32, VALUES)
     products = gl.zeros([TOKENS, PADDED_ROWS], gl.float32, SUMS)
     for inner in range(STEPS):
-        step = unit * STEPS + inner
+        step = (index - WHICH) * STEPS + inner * in_turn + WHICH
         stage = step % STAGES
-        column = (piece * STEPS + inner) * WIDTH
-        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        column = (gl.program_id(0) * STEPS + inner) * WIDTH
+        mbarrier.wait(full.index(step % (2 * STAGES)), (step // (2 * STAGES)) & 1)
         for half in gl.static_range(2):
             squares = _mix_values(
                 x_tiles, o_tiles, factors, mixed, kept, squares, stage, half * (WIDTH // 2), EXPAND
@@ -185,7 +173,7 @@ def _unit(
                 place = [tile * TOKENS, stream * D + column]
                 store_tile(expanded, place, x_tiles.index(stage * STREAMS + stream))
         store_tile(collapsed, [tile * TOKENS, column], o_tiles.index(stage))
-        mbarrier.wait(w_full.index(0), turn & 1)
+        mbarrier.wait(ready.index(0), 0)
         for stream in gl.static_range(STREAMS):
             for part in gl.static_range(PARTS):
                 weights = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
@@ -197,7 +185,7 @@ def _unit(
         tma.store_wait(0)
         thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
-    first = piece.to(gl.int64) * num_tokens + tile * TOKENS
+    first = gl.program_id(0).to(gl.int64) * num_tokens + tile * TOKENS
     left = num_tokens - tile * TOKENS
     token = gl.arange(0, TOKENS, gl.SliceLayout(1, VALUES))
     gl.store(squares_ptr + first + token, gl.sum(squares, 1), mask=token < left)

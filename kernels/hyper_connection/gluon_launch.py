@@ -27,12 +27,14 @@ def pass_streams_gluon(
 ) -> None:
     """Fills ``expanded`` and ``collapsed``, ``products`` and ``squares``; at least a token."""
     tokens, _, width = streams.shape
-    rows, tile = streams.reshape(tokens, -1), (TOKENS.value, WIDTH.value)
-    units = triton.cdiv(tokens, TOKENS.value) * len(squares)
-    fn = mixer.fn.bf16_parts.flatten(0, 1)
+    tile = TOKENS.value, WIDTH.value
+    x = described_tiles(streams.reshape(tokens, -1), *tile)
     kept = described_tiles(collapsed, *tile)
-    x = described_tiles(rows, *tile)
-    advance_kernel[(min(units, multiprocessors(streams.device)),)](
+    fn = mixer.fn.bf16_parts.flatten(0, 1)
+    pieces = len(squares)
+    # As many programs as run at once, a whole number of them for each piece.
+    most = max(1, multiprocessors(streams.device) // pieces)
+    advance_kernel[(pieces, min(most, triton.cdiv(tokens, TOKENS.value)))](
         x,
         kept if output is None else described_tiles(output, *tile),
         described_tiles(fn, PADDED_ROWS.value, WIDTH.value),

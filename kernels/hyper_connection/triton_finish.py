@@ -21,20 +21,22 @@ def finish_kernel(
 ):  # fmt: skip
     """The first programs make coefficients of TILE_T tokens, the rest normalise a token each.
 
-    The former take longer and little of the memory's bandwidth, so they are begun first.
+    The former take longer and little of the memory's bandwidth, so they are begun first.  Both
+    begin with the last tokens, which the kernel before has left in the L2 cache.
     """
     program = tl.program_id(0)
     num_tiles = tl.cdiv(num_tokens, TILE_T)
     if program >= num_tiles:
-        row = (program - num_tiles).to(tl.int64)
+        row = (num_tokens - 1 - (program - num_tiles)).to(tl.int64)
         normed_row(
             collapsed_ptr + row * (D // 2), weight_ptr, normed_ptr, values_ptr, scales_ptr, row,
             scale_stride, norm_eps, D, BLOCKS, NUM_BLOCKS, BLOCK, PATH, ORDER, NATIVE,
         )  # fmt: skip
     else:
         _coefficients(
-            program, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
-            num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T, TILE_PIECES,
+            num_tiles - 1 - program, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr,
+            post_ptr, comb_ptr, num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T,
+            TILE_PIECES,
         )  # fmt: skip
 
 

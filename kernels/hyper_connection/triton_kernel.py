@@ -25,7 +25,7 @@ from deepinfer.kernels.launch import (
 from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, norm_warps
-from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_operand, bf16_value, round_bf16
+from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_operand, bf16_value
 
 from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
@@ -34,6 +34,7 @@ _PIECE, _HOPPER_PIECE = 64, 128
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 4
+_PAIR_COLUMNS = 1024
 
 
 def collapse_streams_triton(streams: Tensor, pre: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def expand_streams_triton(streams: Tensor, output: Tensor | PairOutputs, mix: Hy
     _check_streams(streams)
     _check_output(streams, output, mix)
     expanded = streams.new_empty(streams.shape)
-    _pass_streams(streams, output, mix, expanded, None, None)
+    _pass_streams(streams, _added_up(output), mix, expanded, None, None)
     return expanded
 
 
@@ -66,12 +67,13 @@ def advance_streams_triton(
     _check_streams(streams)
     _check_output(streams, output, mix)
     expanded = streams.new_empty(streams.shape)
-    return expanded, _enter(streams, output, mix, expanded, mix.pre, mixer, entrance)
+    entry = _enter(streams, _added_up(output), mix, expanded, mix.pre, mixer, entrance)
+    return expanded, entry
 
 
 def _enter(
     streams: Tensor,
-    output: Tensor | PairOutputs | None,
+    output: Tensor | None,
     mix: HyperMix | None,
     expanded: Tensor | None,
     pre: Tensor,
@@ -90,8 +92,6 @@ def _enter(
     if tokens and is_hopper_form:
         from .gluon_launch import pass_streams_gluon
 
-        if isinstance(output, PairOutputs):
-            output = _added_up(output)
         pass_streams_gluon(streams, output, mix, expanded, pre, collapsed, mixer, products, squares)
     elif tokens:
         _pass_streams(streams, output, mix, expanded, pre, collapsed)
@@ -132,7 +132,7 @@ def _checked_pre(streams: Tensor, pre: Tensor) -> Tensor:
 
 def _pass_streams(
     streams: Tensor,
-    output: Tensor | PairOutputs | None,
+    output: Tensor | None,
     mix: HyperMix | None,
     expanded: Tensor | None,
     pre: Tensor | None,
@@ -141,34 +141,33 @@ def _pass_streams(
     """Fills ``expanded``, which needs output and mix, and ``collapsed``, which needs pre."""
     tokens, num_streams, width = streams.shape
     bits = streams.view(torch.int16)
-    pairs, row, per_token = bits, bits, 0
-    if isinstance(output, PairOutputs):
-        pairs, row, per_token = output.rows.view(torch.int16), output.row, output.per_token
-        output = output.added
     if tokens:
-        stream_kernel[(triton.cdiv(tokens, _TILE_TOKENS), triton.cdiv(width, _PIECE))](
-            bits, bits if output is None else output.view(torch.int16), pairs, row,
+        # Pieces of the same tokens follow each other, so that memory is read in whole rows.
+        stream_kernel[(triton.cdiv(width, _PIECE), triton.cdiv(tokens, _TILE_TOKENS))](
+            bits, bits if output is None else output.view(torch.int16),
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
             bits if expanded is None else expanded.view(torch.int16),
             bits if pre is None else pre,
             bits if collapsed is None else collapsed.view(torch.int16),
             tokens, width, streams.stride(0), streams.stride(1),
-            S=num_streams, PER_TOKEN=per_token, EXPAND=expanded is not None,
+            S=num_streams, EXPAND=expanded is not None,
             COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
 
 
-def _added_up(output: PairOutputs) -> Tensor:
-    """What the pairs of a token are with what they are added to."""
+def _added_up(output: Tensor | PairOutputs) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
     tokens, width = output.added.shape
     total = torch.empty_like(output.added)
-    pairs_kernel[(triton.cdiv(tokens, _TILE_TOKENS), triton.cdiv(width, _PIECE))](
-        output.added.view(torch.int16), output.rows.view(torch.int16), output.row,
-        total.view(torch.int16), tokens, width, PER_TOKEN=output.per_token,
-        TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
+    if tokens:
+        add_pairs_kernel[(tokens, triton.cdiv(width, _PAIR_COLUMNS))](
+            output.added.view(torch.int16), output.rows.view(torch.int16), output.row,
+            total.view(torch.int16), width, PER_TOKEN=output.per_token, TILE_D=_PAIR_COLUMNS,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
     return total
 
 
@@ -222,25 +221,20 @@ def _finish(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def stream_kernel(
-    streams_ptr, added_ptr, pairs_ptr, pair_row_ptr, post_ptr, comb_ptr, expanded_ptr, pre_ptr,
-    collapsed_ptr, num_tokens, width, token_stride, stream_stride,
-    S: tl.constexpr, PER_TOKEN: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr,
-    TILE_T: tl.constexpr, TILE_D: tl.constexpr,
+    streams_ptr, added_ptr, post_ptr, comb_ptr, expanded_ptr, pre_ptr, collapsed_ptr,
+    num_tokens, width, token_stride, stream_stride,
+    S: tl.constexpr, EXPAND: tl.constexpr, COLLAPSE: tl.constexpr, TILE_T: tl.constexpr,
+    TILE_D: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
+    token = tl.program_id(1).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
     is_token = token < num_tokens
-    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
+    place = tl.program_id(0) * TILE_D + tl.arange(0, TILE_D)
     is_place = place < width
     is_value = is_token[:, None] & is_place[None, :]
     source = streams_ptr + token[:, None] * token_stride + place[None, :]
     row_place = token[:, None] * width + place[None, :]
     if EXPAND:
         output = bf16_value(tl.load(added_ptr + row_place, mask=is_value, other=0))
-        if PER_TOKEN > 0:
-            output = round_bf16(output + _pair_sum(
-                pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width,
-                PER_TOKEN, TILE_T, TILE_D,
-            ))  # fmt: skip
     collapsed = tl.zeros([TILE_T, TILE_D], tl.float32)
     for stream in tl.static_range(S):
         if EXPAND:
@@ -296,34 +290,19 @@ def mix_kernel(
     tl.store(squares_ptr + place, tl.sum(squares, 1), mask=is_token)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def pairs_kernel(
-    added_ptr, pairs_ptr, pair_row_ptr, total_ptr, num_tokens, width,
-    PER_TOKEN: tl.constexpr, TILE_T: tl.constexpr, TILE_D: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
-    is_token = token < num_tokens
-    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
-    is_place = place < width
-    is_value = is_token[:, None] & is_place[None, :]
-    row_place = token[:, None] * width + place[None, :]
-    total = bf16_value(tl.load(added_ptr + row_place, mask=is_value, other=0))
-    total += _pair_sum(
-        pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width, PER_TOKEN, TILE_T, TILE_D
-    )
-    tl.store(total_ptr + row_place, bf16_bits(total).to(tl.int16), mask=is_value)
-
-
 @triton.jit
-def _pair_sum(
-    pairs_ptr, pair_row_ptr, token, is_token, place, is_place, width,
-    PER_TOKEN: tl.constexpr, TILE_T: tl.constexpr, TILE_D: tl.constexpr,
-):  # fmt: skip
-    """The rows of each token's choices, added in their order; -1: not here."""
-    total = tl.zeros([TILE_T, TILE_D], tl.float32)
+def add_pairs_kernel(
+    added_ptr, rows_ptr, row_ptr, total_ptr, width, PER_TOKEN: tl.constexpr, TILE_D: tl.constexpr
+):
+    """The rows of a token's choices, added in their order, to what they are added to; -1: none."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
+    inside = place < width
+    total = tl.zeros([TILE_D], tl.float32)
     for choice in tl.static_range(PER_TOKEN):
-        row = tl.load(pair_row_ptr + token * PER_TOKEN + choice, mask=is_token, other=-1)
-        is_here = (row >= 0)[:, None] & is_place[None, :]
-        source = pairs_ptr + row.to(tl.int64)[:, None] * width + place[None, :]
-        total += bf16_value(tl.load(source, mask=is_here, other=0))
-    return total
+        row = tl.load(row_ptr + token * PER_TOKEN + choice + tl.arange(0, 1)).to(tl.int64)
+        source = rows_ptr + row * width + place
+        total += bf16_value(tl.load(source, mask=inside & (row >= 0), other=0))
+    added = bf16_value(tl.load(added_ptr + token * width + place, mask=inside, other=0))
+    bits = bf16_bits(added + total).to(tl.int16)
+    tl.store(total_ptr + token * width + place, bits, mask=inside)

@@ -45,10 +45,11 @@ def normed_row(
     pair = kept_pairs(block, BLOCK, ORDER)
     inside = pair < D // 2
     packed = tl.load(x_ptr + pair, mask=inside, other=0)
-    weight = tl.load(weight_ptr + pair, mask=inside, other=0)
     even, odd = even_bf16(packed), odd_bf16(packed)
     squares = tl.sum(tl.sum(even * even + odd * odd, 1), 0)
     factor = tl.rsqrt(squares * (1.0 / D) + eps)
+    # Near all programs, so late: fewer registers let more rows be on their way.
+    weight = tl.load(weight_ptr + pair, mask=inside, other=0)
     normed = bf16_pair(
         even_bf16(weight) * (even * factor), odd_bf16(weight) * (odd * factor), NATIVE
     )

@@ -86,7 +86,7 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
-    streams = {"S": 4, "PER_TOKEN": 6, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
+    streams = {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
     mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
     path = {90: 1, 100: 2, 103: 2}[arch]
     block = 128 if path == 1 else 32
@@ -139,7 +139,7 @@ def cases(arch: int) -> dict[str, Case]:
         "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
         "streams": Case(
             stream_kernel,
-            "*i16 *i16 *i16 *i32 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
+            "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
             streams,
             multiples_of_16=("width", "token_stride", "stream_stride"),
         ),
