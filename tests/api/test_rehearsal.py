@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from deepinfer.arguments import EngineArguments
+from deepinfer.engine.speculation.calibration import Calibration
+from deepinfer.engine.speculation.step_profile import StepProfile
 from deepinfer.engine.types import SamplingParams
+from deepinfer.recipes.embedded import embedded_model_path
 from deepinfer.rehearsal import Rehearsal, rehearse
 
 ARGUMENTS = EngineArguments(max_num_seqs=6, num_blocks=200)
@@ -37,6 +45,26 @@ def test_many_long_prompts_do_not_use_up_the_time() -> None:
     assert found is not None and found.num_rows == 1
     # One prompt was computed, and the decode steps are of its answer.
     assert found.times.num_requests == (1.0,) and found.times.decode_step_s[0] > 0
+
+
+def test_a_full_batch_chooses_drafts_as_a_run_that_begins_with_it(tmp_path: Path) -> None:
+    """One answer wants drafts.  Six would go on with them, but not begin: 6 % are saved."""
+    calibration = Calibration.from_folder(embedded_model_path(), 5)
+    worth = 1 + np.cumsum(calibration.typical_survival)
+    shares = np.arange(1, 6) / 5
+    blocks = np.linspace(1, 20, 2_000)
+    block = next(b for b in blocks if (worth / (1 + (b - 1) * shares)).max() < 1.06)
+    tiny, equal = (1e-9, 1e-9), (1.0, 1.0)
+    StepProfile(
+        device=f"{platform.machine()} CPU, 1 threads", block_size=5, num_requests=(1, 6),
+        draft_s=tiny, first_s=tiny, seed_s=tiny, single_s=equal, block_s=(1.01, float(block)),
+    ).save(tmp_path / "profile.json")  # fmt: skip
+    arguments = replace(ARGUMENTS, profile_path=tmp_path / "profile.json", num_threads=1)
+    rows = ((i, {"prompt": f"Tell me about kite {i}.", "ignore_eos": True}) for i in range(100))
+    found = rehearse(None, arguments, rows, SamplingParams(max_tokens=4_000), seconds=1.0)
+    assert found is not None
+    assert found.times.num_requests == (1.0, 4.0, 6.0)
+    assert found.times.decode_tokens[0] > 1.5 and found.times.decode_tokens[-1] == 1.0
 
 
 def test_a_few_rows_are_answered_to_their_end() -> None:
