@@ -26,6 +26,10 @@ def output_format(path: Path) -> str:
     if path.suffix not in _ENDINGS:
         known = ", ".join(_ENDINGS)
         raise ConfigError(f"output {path}: expected a name that ends in {known}, or - for stdout")
+    if path.name.endswith(".errors.jsonl"):
+        raise ConfigError(
+            f"output {path}: error rows of another output have such a name; use another"
+        )
     return _ENDINGS[path.suffix]
 
 
