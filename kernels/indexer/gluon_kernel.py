@@ -29,6 +29,7 @@ KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
 # Sums over heads are products, too: with ones where a column is a head of the query.
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
 TERMS = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
+WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ONES = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 QUERY_BYTES = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 QUERY_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
@@ -159,11 +160,11 @@ def store_ones(ones, PAIRS: gl.constexpr):
 
 
 @gluon.jit
-def _load_entries(pool_ptr, table, first, num_entries, block_entries):
-    """Packed rows of 64 entries: words [64, 16] i32 and exponents [64] i32."""
+def _entry_rows(table, first, num_entries, block_entries):
+    """Rows of the pool of 64 entries, and which of these are there."""
     entry = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
     is_entry = entry < num_entries
-    return load_rows(pool_ptr, row_numbers(table, entry, is_entry, block_entries), is_entry)
+    return row_numbers(table, entry, is_entry, block_entries), is_entry
 
 
 @gluon.jit
@@ -186,16 +187,18 @@ def load_rows(pool_ptr, row, is_row):
 
 @gluon.jit(
     do_not_specialize=[
-        "num_queries", "num_entries", "stride", "table_width", "chunks",
+        "num_queries", "num_entries", "stride", "table_width", "chunks", "chunk_entries",
     ]
 )  # fmt: skip
 def score_gluon_kernel(
     query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, groups_ptr, scores_ptr,
-    num_queries, num_entries, stride, table_width, chunks,
-    BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr, CHUNK: gl.constexpr,
+    num_queries, num_entries, stride, table_width, chunks, chunk_entries,
+    BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
     queries = gl.allocate_shared_memory(gl.float8e4nv, [PAIRS, 64, 128], QUERY_BYTES)
     ones = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 8, 64], ONES)
+    # Read for each tile: registers are what there is least of.
+    weights = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 64], WEIGHTS)
     store_ones(ones, PAIRS)
     num_groups = gl.load(groups_ptr)
     for item in range(gl.program_id(0), num_groups * chunks, gl.num_programs(0)):
@@ -204,42 +207,45 @@ def score_gluon_kernel(
         last = num_queries
         if group + 1 < num_groups:
             last = gl.load(groups_ptr + 2 + group)
-        begin = chunk * (CHUNK * TILE)
+        begin = chunk * chunk_entries
         place = gl.arange(0, 8, gl.SliceLayout(1, ROW_LAYOUT))
         seen = gl.load(visible_ptr + query + place, mask=query + place < last, other=0)
         end = gl.minimum(
-            gl.minimum(gl.max(seen, 0), num_entries).to(gl.int32), begin + CHUNK * TILE
+            gl.minimum(gl.max(seen, 0), num_entries).to(gl.int32), begin + chunk_entries
         )
         if begin < end:
             table = table_ptr + gl.load(requests_ptr + query) * table_width
             sources = (query_ptr, weight_ptr, pool_ptr, table, scores_ptr)
             sizes = (query, last, begin, end, num_entries, stride)
-            if last - query > 4:
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 3)
-            elif last - query > 2:
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 2)
+            if (PAIRS > 1) & (last - query > 2):
+                _score_tiles(sources, sizes, queries, ones, weights, BLOCK_ENTRIES, PAIRS)
             else:
-                _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES, 1)
+                _score_tiles(sources, sizes, queries, ones, weights, BLOCK_ENTRIES, 1)
 
 
 @gluon.jit
-def _score_tiles(sources, sizes, queries, ones, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr):
+def _score_tiles(
+    sources, sizes, queries, ones, weights, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr
+):
     """Scores of the entries from begin to end, of up to 2 PAIRS queries of one request."""
     query_ptr, weight_ptr, pool_ptr, table, scores_ptr = sources
     query, last, begin, end, num_entries, stride = sizes
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
-    words, exponents = _load_entries(pool_ptr, table, begin, num_entries, BLOCK_ENTRIES)
+    row, is_row = _entry_rows(table, begin, num_entries, BLOCK_ENTRIES)
+    words, exponents = load_rows(pool_ptr, row, is_row)
+    row, is_row = _entry_rows(table, begin + TILE, num_entries, BLOCK_ENTRIES)
     thread_barrier()
-    weights: gl.tuple = ()
     for pair in gl.static_range(PAIRS):
         weight = store_queries(query_ptr, weight_ptr, query + 2 * pair, last, queries.index(pair))
-        weights = weights + (gl.convert_layout(weight, gl.SliceLayout(0, DOTS)),)
+        weights.index(pair).store(weight)
     fence_async_shared()
     thread_barrier()
     for first in range(begin, end, TILE):
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
         keys = as_operand(in_product_order(low, high))
-        words, exponents = _load_entries(pool_ptr, table, first + TILE, num_entries, BLOCK_ENTRIES)
+        # Which rows come next was asked for a tile ago.
+        words, exponents = load_rows(pool_ptr, row, is_row)
+        row, is_row = _entry_rows(table, first + 2 * TILE, num_entries, BLOCK_ENTRIES)
         sums = _head_sums(keys, queries, ones, weights, PAIRS)
         _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride)
 
@@ -256,7 +262,7 @@ def _head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
     for pair in gl.static_range(PAIRS):
         # Behind the product that is waited for are one other, or one and the sum before it.
         products = warpgroup_mma_wait((PAIRS > 1) + ((pair == 1) & (PAIRS == 3)), [dots[pair]])
-        terms = as_terms(products, weights[pair])
+        terms = as_terms(products, weights.index(pair).load(gl.SliceLayout(0, DOTS)))
         sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
         if pair + 2 < PAIRS:
             dots = dots + (_dots(keys, queries.index(pair + 2)),)

@@ -14,9 +14,10 @@ from .gluon_kernel import score_gluon_kernel
 from .gluon_listed import score_listed_kernel
 
 _TILE_ENTRIES = 64
-# Six queries of a request (a token and five drafts) share the work on its keys.
-_GROUP_PAIRS = 3
-_CHUNK_TILES = 32
+# By pairs of queries that share the work on a request's keys (a token with five drafts, or with up
+# to three): blocks on a multiprocessor, and the registers that are left for each thread of them.
+_BLOCKS = {3: (3, 168), 2: (4, 128)}
+_CHUNK_TILES = (16, 64)
 _LISTED_TILES = 64
 
 
@@ -42,25 +43,22 @@ def paged_index_scores_gluon(
     scores = _rows_of_scores(head_weights, num_entries)
     if not num_queries * num_entries:
         return scores
+    pairs = 3 if num_queries > 4 * len(block_table) else 2
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
-        request_rows,
-        groups,
-        num_queries,
-        SIZE=2 * _GROUP_PAIRS,
-        TILE=1024,
-        num_warps=8,
-        enable_fp_fusion=True,
-    )
-    chunks = triton.cdiv(num_entries, _CHUNK_TILES * _TILE_ENTRIES)
-    # Three blocks on a processor hide more than two with all the registers they want.
-    score_gluon_kernel[(min(num_queries * chunks, 3 * multiprocessors(pool.device)),)](
+        request_rows, groups, num_queries, SIZE=2 * pairs, TILE=1024,
+        num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
+    blocks, registers = _BLOCKS[pairs]
+    blocks *= multiprocessors(pool.device)
+    chunk_entries = _TILE_ENTRIES * _chunk_tiles(num_queries, pairs, num_entries, blocks)
+    chunks = triton.cdiv(num_entries, chunk_entries)
+    score_gluon_kernel[(min(num_queries * chunks, blocks),)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, num_visible, groups, scores,
-        num_queries, num_entries, scores.stride(0), block_table.shape[1], chunks,
-        BLOCK_ENTRIES=pool.shape[1], PAIRS=_GROUP_PAIRS, CHUNK=_CHUNK_TILES,
-        num_warps=4, maxnreg=168,
-        enable_fp_fusion=True,
+        num_queries, num_entries, scores.stride(0), block_table.shape[1], chunks, chunk_entries,
+        BLOCK_ENTRIES=pool.shape[1], PAIRS=pairs,
+        num_warps=4, maxnreg=registers, enable_fp_fusion=True,
     )  # fmt: skip
     return scores
 
@@ -94,6 +92,13 @@ def listed_index_scores_gluon(
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return scores
+
+
+def _chunk_tiles(num_queries: int, pairs: int, num_entries: int, blocks: int) -> int:
+    """Tiles of a piece of work: many, but so that each block gets a few pieces."""
+    tiles = -(-num_queries // (2 * pairs)) * -(-num_entries // _TILE_ENTRIES)
+    least, most = _CHUNK_TILES
+    return max(least, min(most, tiles // (3 * blocks)))
 
 
 def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:

@@ -3,7 +3,8 @@
 The k best entries lie in the k best segments of neighbours, a segment counting as its best member
 and the lower one winning a tie: a segment that is not among them has k better ones, and each of
 these holds an entry that is better than all of its own.  So scores are read once, by a kernel that
-only takes maxima; what is searched afterwards is short.
+only takes maxima; what is searched afterwards is short.  ``triton_few`` is a faster way for long
+rows of bf16.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import check_tensor, describe
-from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
+
+from .triton_few import has_few, select_few
+from .triton_maxima import segment_best
 
 _SEGMENT = 16
 _TILE = 8192
@@ -38,9 +41,12 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
         return torch.full((*lead, k), -1, dtype=torch.int64, device=scores.device)
     levels = [_score_rows(scores)]
     visible = num_visible.reshape(-1)
+    if has_few(levels[0], k):
+        return select_few(levels[0], visible, k).view(*lead, k)
     segment = _segment(k)
     while levels[-1].shape[1] > _TILE:
-        levels.append(_segment_best(levels[-1], visible if len(levels) == 1 else None, segment))
+        seen = visible if len(levels) == 1 else None
+        levels.append(segment_best(levels[-1], seen, segment)[0])
     chosen: Tensor | None = None
     while levels:
         upper = levels.pop() if len(levels) > 1 else None
@@ -59,7 +65,7 @@ def candidate_blocks_triton(
     lead = scores.shape[:-1]
     check_tensor("num_visible", num_visible, torch.int64, tuple(lead), scores)
     rows = _score_rows(scores)
-    best = _segment_best(rows, num_visible.reshape(-1), block_size, keep_newest=True)
+    best, _ = segment_best(rows, num_visible.reshape(-1), block_size, keep_newest=True)
     width = best.shape[1]
     every = torch.full((len(rows),), width, dtype=torch.int64, device=scores.device)
     return select_topk_triton(best.view(scores.dtype), every, num_blocks).view(*lead, num_blocks)
@@ -80,24 +86,6 @@ def _score_rows(scores: Tensor) -> Tensor:
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     return rows.view(kinds[scores.dtype])
-
-
-def _segment_best(
-    bits: Tensor, visible: Tensor | None, segment: int, *, keep_newest: bool = False
-) -> Tensor:
-    """Bits of the best visible score of each segment, [rows, ceil(N / segment)]."""
-    rows, size = bits.shape
-    width = triton.cdiv(size, segment)
-    # Rows start at multiples of 16, so that they can be read in long pieces.
-    best = bits.new_empty(rows, -(-width // 16) * 16)[:, :width]
-    tile = max(1, _TILE // segment)
-    if best.numel():
-        segment_best_kernel[(rows, triton.cdiv(width, tile))](
-            bits, visible, best, size, bits.stride(0), width, best.stride(0),
-            BITS=8 * bits.element_size(), SEGMENT=segment, TILE=tile, KEEP_NEWEST=keep_newest,
-            HAS_VISIBLE=visible is not None, num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
-    return best
 
 
 def _select(
@@ -137,36 +125,6 @@ def _select(
 def _is_whole(bits: Tensor) -> bool:
     """Whether a row's last run of entries can be read to its end, and all runs in long pieces."""
     return bits.stride(0) % _SEGMENT == 0 and -(-bits.shape[1] // _RUN) * _RUN <= bits.stride(0)
-
-
-@triton.jit
-def segment_best_kernel(
-    bits_ptr, visible_ptr, best_ptr, size, stride, width, best_stride,
-    BITS: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr, KEEP_NEWEST: tl.constexpr,
-    HAS_VISIBLE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    segment = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    entry = segment[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
-    end = size
-    if HAS_VISIBLE:
-        visible = tl.load(visible_ptr + row)
-        end = tl.minimum(visible, size).to(tl.int32)
-    place = bits_ptr + row * stride + entry
-    MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
-    # Without a mask, loads are 16 bytes wide.
-    if (tl.program_id(1) + 1) * TILE * SEGMENT <= end:
-        bits = tl.load(place)
-    else:
-        bits = tl.load(place, mask=entry < end, other=MINUS_INFINITY)
-    bits = bits.to(tl.int32)
-    best = tl.max(bf16_value(bits) if BITS == 16 else bits.to(tl.float32, bitcast=True), 1)
-    if KEEP_NEWEST:
-        is_newest = (visible > 0) & (segment == (visible - 1) // SEGMENT)
-        best = tl.where(is_newest, float("inf"), best)
-    bits = bf16_bits(best) if BITS == 16 else best.to(tl.int32, bitcast=True)
-    kind = best_ptr.dtype.element_ty
-    tl.store(best_ptr + row * best_stride + segment, bits.to(kind), mask=segment < width)
 
 
 @triton.jit

@@ -28,8 +28,10 @@ from deepinfer.kernels.exchange.triton_kernel import (
 )
 from deepinfer.kernels.hyper_connection.triton_finish import finish_kernel
 from deepinfer.kernels.hyper_connection.triton_kernel import mix_kernel, stream_kernel
+from deepinfer.kernels.indexer.triton_few import few_kernel
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
-from deepinfer.kernels.indexer.triton_select import segment_best_kernel, select_kernel
+from deepinfer.kernels.indexer.triton_maxima import segment_best_kernel
+from deepinfer.kernels.indexer.triton_select import select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
 from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
@@ -108,7 +110,9 @@ def cases(arch: int) -> dict[str, Case]:
     select = {"BITS": 16, "UPPER_TILE": 8192, "TILE": 8192, "SEGMENT": 16, "HAS_UPPER": True}
     select |= {"HAS_PARENTS": False, "HAS_VISIBLE": True}
     select |= {"RUN": 8, "UPPER_IS_WHOLE": True, "IS_WHOLE": True}
-    best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "KEEP_NEWEST": True, "HAS_VISIBLE": True}
+    best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "GROUP": 4}
+    best |= {"KEEP_NEWEST": False, "HAS_VISIBLE": True}
+    few = {"TOPS": 2048, "GROUP": 4, "SEGMENT": 16, "MOST": 1024, "PART": 1024}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
     arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
@@ -136,7 +140,14 @@ def cases(arch: int) -> dict[str, Case]:
             16,
             multiples_of_16=("stride", "upper_stride", "size", "upper_size", "k"),
         ),
-        "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 i32 i32 i32 i32", best),
+        "segment_best": Case(segment_best_kernel, "*i16 *i64 *i16 *i16 i32 i32 i32 i32 i32", best),
+        "few": Case(
+            few_kernel,
+            "*i16 *i16 *i16 *i64 *i32 *i64 i32 i32 i32 i32 i32 i32 i32",
+            few,
+            8,
+            multiples_of_16=("num_tops", "width", "size", "tops_stride", "best_stride", "stride"),
+        ),
         "streams": Case(
             stream_kernel,
             "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",

@@ -34,12 +34,18 @@ def launch(every: bool) -> None:
     forms = [(main, None), (main, 128), ((None, None), None)]
     for keys, pieces in forms if every else forms[:1]:
         sparse_attention_gluon(q, *window, *keys, sink, 1.0, rope=(rope, rope), piece_keys=pieces)
-    queries, weights = byte(3, 32, 68), torch.zeros(3, 32).bfloat16()
-    pool, table, requests = byte(4, 64, 68), long(2, 4), long(3)
-    operands = (queries, weights, pool, table, requests)
-    paged_index_scores_gluon(*operands, requests, 256)
+    pool, table = byte(4, 64, 68), long(2, 4)
+    for count in (3, 9):  # fewer and more than four of each request
+        operands = (
+            byte(count, 32, 68),
+            torch.zeros(count, 32).bfloat16(),
+            pool,
+            table,
+            long(count),
+        )
+        paged_index_scores_gluon(*operands, long(count), 256)
     if every:
-        listed_index_scores_gluon(*operands, long(3, 32), requests, block_size=8)
+        listed_index_scores_gluon(*operands, long(9, 32), long(9), block_size=8)
     streams, row = torch.zeros(3, 4, 5120).bfloat16(), torch.zeros(3, 5120).bfloat16()
     mix = HyperMix(torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4, 4))
     mixer = Mixer(Weight(torch.zeros(24, 4 * 5120)), torch.zeros(3), torch.zeros(24), 20, 1e-6)

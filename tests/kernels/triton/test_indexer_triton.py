@@ -15,6 +15,7 @@ from deepinfer.kernels.indexer import triton_select
 from deepinfer.kernels.indexer.listed import pool_rows_reference
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
 from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
+from deepinfer.kernels.indexer.triton_few import has_few, select_few
 from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
 from deepinfer.kernels.indexer.triton_rows import pool_rows_triton
 from deepinfer.kernels.indexer.triton_select import candidate_blocks_triton, select_topk_triton
@@ -140,6 +141,27 @@ def test_topk_of_many_chunks(
     visible = torch.tensor([3_001, 70], device=device)
     expected = select_topk_reference(scores, visible, 64)
     assert_bitwise_equal(select_topk_triton(scores, visible, 64), expected)
+
+
+@pytest.mark.parametrize("size, k", [(8229, 64), (16_384, 512), (40_001, 100)])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bits", "waves", "holes", "none"])
+def test_lists_of_few(kind: str, size: int, k: int, device: torch.device) -> None:
+    """Waves and ties make lists too long, so that rows are searched where they lie; what lies
+    behind a row's end is never looked at."""
+    if kind == "waves":
+        waves = torch.randn(4, -(-size // 64)).repeat_interleave(64, 1)[:, :size]
+        scores = _distributions("normal", (4, size)) * 1e-5 + waves
+    elif kind == "holes":
+        scores = torch.randn(4, size).masked_fill(torch.rand(4, size) < 0.75, -math.inf)
+    else:
+        scores = _distributions(kind, (4, size))
+    stored = torch.full((4, -(-size // 16) * 16), math.inf).bfloat16()
+    stored[:, :size] = scores.bfloat16()
+    rows, visible = stored.to(device)[:, :size], torch.tensor([size, size // 2 + 3, 70, 0])
+    bits = rows.view(torch.int16)
+    assert has_few(bits, k)
+    expected = select_topk_reference(rows, visible.to(device), k)
+    assert_bitwise_equal(select_few(bits, visible.to(device), k), expected)
 
 
 @settings(
