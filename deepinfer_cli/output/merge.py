@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from deepinfer.errors import ConfigError, InputError
@@ -119,7 +120,7 @@ def open_shards(output: Path, files: Sequence[Path]) -> list[ShardOutput]:
 def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow]:
     """The rows of all shards in turn: row i is the next one of shard i modulo their number."""
     iterators = [finished_rows(o.paths, o.report, o.shard, scratch) for o in outputs]
-    while True:
+    for place in count():
         for turn, iterator in enumerate(iterators):
             row = next(iterator, None)
             if row is None:
@@ -127,6 +128,9 @@ def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow
                     if next(other, None) is not None:
                         raise InputError(f"{outputs[turn].paths.results} has lost rows")
                 return
+            if place == outputs[turn].num_rows:
+                shard = outputs[turn]
+                raise InputError(f"{shard.paths.results} has more than its {place:,} rows")
             yield row
 
 

@@ -138,6 +138,8 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
     cli("run", "in.jsonl", "-o", "other.jsonl", "--shard", "2/3")
     _copy_shard(three[1], "cut.jsonl")
     Path("cut.jsonl").write_bytes(Path("cut.jsonl").read_bytes().split(b"\n", 1)[1])
+    _copy_shard(three[1], "more.jsonl")
+    Path("more.jsonl").write_bytes(Path("more.jsonl").read_bytes() * 2)
     _copy_shard(three[1], "bare.jsonl")
     Path("bare.jsonl.report.json").unlink()
     for files, reason in (
@@ -148,6 +150,7 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
         ([*three, "four.4-of-4.jsonl"], "of two runs"),
         ([three[0], "other.2-of-3.jsonl", three[2]], "different inputs"),
         ([three[0], "cut.jsonl", three[2]], "cut.jsonl ends before row"),
+        ([three[0], "more.jsonl", three[2]], "more.jsonl has more than its "),
         ([three[0], "bare.jsonl", three[2]], "there is no bare.jsonl.report.json"),
         ([three[0], "none.jsonl", three[2]], "there is no none.jsonl"),
         (["in.jsonl"], "there is no in.jsonl.report.json"),
