@@ -6,7 +6,6 @@ import resource
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from deepinfer.errors import ConfigError, InputError
@@ -120,18 +119,15 @@ def open_shards(output: Path, files: Sequence[Path]) -> list[ShardOutput]:
 def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow]:
     """The rows of all shards in turn: row i is the next one of shard i modulo their number."""
     iterators = [finished_rows(o.paths, o.report, o.shard, scratch) for o in outputs]
-    for place in count():
-        for turn, iterator in enumerate(iterators):
-            row = next(iterator, None)
-            if row is None:
-                for other in iterators[turn + 1 :]:
-                    if next(other, None) is not None:
-                        raise InputError(f"{outputs[turn].paths.results} has lost rows")
-                return
-            if place == outputs[turn].num_rows:
-                shard = outputs[turn]
-                raise InputError(f"{shard.paths.results} has more than its {place:,} rows")
-            yield row
+    for index in range(sum(shard.num_rows for shard in outputs)):
+        turn = index % len(outputs)
+        row = next(iterators[turn], None)
+        if row is None:
+            raise InputError(f"{outputs[turn].paths.results} has lost rows")
+        yield row
+    for shard, iterator in zip(outputs, iterators, strict=True):
+        if next(iterator, None) is not None:
+            raise InputError(f"{shard.paths.results} has more than its {shard.num_rows:,} rows")
 
 
 def _open(path: Path) -> ShardOutput:
