@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,8 @@ from deepinfer_cli.helptext import Group
 from deepinfer_cli.run.console import make_console
 
 from .kernels_app import add_kernels
-from .options import count, counts, number, option
+from .options import number, option
+from .plan_flags import plan_fields
 from .run_app import add_run
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 _HELP = """\
 Measures this machine, and says what a deployment could do at most.
 
-On a GPU one rank's share of DeepSeek-V4.1-Flash runs with random weights; the
-link to other ranks is modelled. On a CPU the engine answers with the embedded
-model. Beside it stand the limits of the full model on a named device.
+On each GPU one rank's share of DeepSeek-V4.1-Flash runs with random weights;
+the link to ranks that are not here is modelled. On a CPU the engine answers
+with the embedded model. Beside it stand the limits of the full model on a
+named device.
 
 Examples:
   deepinfer bench
@@ -30,8 +32,6 @@ Examples:
   deepinfer bench --preset launch --device-profile gb300 -o launch
   deepinfer bench --phase decode --requests 8,256 --compare launch
 """
-
-_PHASES = {"decode": ("decode",), "prefill": ("prefill",), "both": ("decode", "prefill")}
 
 
 def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
@@ -122,26 +122,13 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             return
         if plots and output is None:
             raise typer.BadParameter("--plots needs a folder: add -o FOLDER")
-        sizes = None if requests is None else counts("--requests", requests)
-        ranks = None if ep is None else counts("--ep", ep)
         given = {
-            "phases": _phases(phase),
-            "device_profile": device_profile,
-            "seed": count("--seed", seed),
-            "requests": sizes,
-            "context": None if context_length is None else count("--context", context_length),
-            "tokens": None if tokens is None else counts("--tokens", tokens),
-            "drafts": None if drafts is None else _drafts(drafts),
-            "modes": None if modes is None else _names(modes),
-            "routing": None if routing is None else _names(routing),
-            "acceptance": None if acceptance is None else number("--acceptance", acceptance),
-            "decode_ranks": ranks,
-            "prefill_ranks": ranks,
-            "expert_weights": expert_weights,
-            "link": link,
-            "num_steps": None if steps is None else count("--steps", steps),
-        }
-        changes = _preset(preset) | {n: value for n, value in given.items() if value is not None}
+            "--phase": phase, "--ep": ep, "--requests": requests, "--context": context_length,
+            "--tokens": tokens, "--drafts": drafts, "--modes": modes, "--routing": routing,
+            "--acceptance": acceptance, "--expert-weights": expert_weights, "--link": link,
+            "--device-profile": device_profile, "--steps": steps, "--seed": seed,
+        }  # fmt: skip
+        fields = plan_fields(preset, given)
         price = None if gpu_hour_price is None else number("--gpu-hour-price", gpu_hour_price)
 
         from deepinfer.bench.plan import BenchPlan
@@ -150,8 +137,8 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         from .verb import BenchRequest, bench
 
         request = BenchRequest(
-            plan=BenchPlan(**changes),
-            engine_requests=sizes,
+            plan=BenchPlan(**fields),
+            engine_requests=fields.get("requests"),
             prompts=None if prompts is None else read_prompts(prompts),
             model=model,
             device=device,
@@ -162,30 +149,3 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             as_json=json,
         )
         raise typer.Exit(bench(request, make_console(quiet=quiet)))
-
-
-def _phases(phase: str) -> tuple[str, ...]:
-    if phase not in _PHASES:
-        raise typer.BadParameter(f"--phase {phase}: expected decode, prefill or both")
-    return _PHASES[phase]
-
-
-def _drafts(text: str) -> tuple[int | None, ...]:
-    parts = _names(text)
-    return tuple(None if part == "auto" else count("--drafts", part) for part in parts)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(","))
-    return () if names == ("none",) else names
-
-
-def _preset(name: str | None) -> dict[str, Any]:
-    """What a preset sets in the plan, below what flags say."""
-    if name not in (None, "launch"):
-        raise typer.BadParameter(f"--preset {name}: expected launch")
-    if name is None:
-        return {}
-    from deepinfer.bench.plan import LAUNCH_REPLAY
-
-    return {"decode_ranks": (64,), "prefill_ranks": (4,), "replay_tokens": LAUNCH_REPLAY}

@@ -1,0 +1,71 @@
+"""From the flags of ``deepinfer bench`` to the fields of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from .options import count, counts, number
+
+_PHASES = {"decode": ("decode",), "prefill": ("prefill",), "both": ("decode", "prefill")}
+
+
+def plan_fields(preset: str | None, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Fields of ``BenchPlan`` by what was ``given`` for flags, above what ``preset`` sets; None:
+    nothing.  Raises: typer.BadParameter."""
+    fields = _preset(preset)
+    for flag, text in given.items():
+        if text is not None:
+            names, read = _READERS[flag]
+            fields |= dict.fromkeys(names, read(flag, text))
+    return fields
+
+
+def _phases(flag: str, text: str) -> tuple[str, ...]:
+    if text not in _PHASES:
+        raise typer.BadParameter(f"{flag} {text}: expected decode, prefill or both")
+    return _PHASES[text]
+
+
+def _drafts(flag: str, text: str) -> tuple[int | None, ...]:
+    parts = _names(flag, text)
+    return tuple(None if part == "auto" else count(flag, part) for part in parts)
+
+
+def _names(flag: str, text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    return () if names == ("none",) else names
+
+
+def _word(flag: str, text: str) -> str:
+    return text
+
+
+_READERS: dict[str, tuple[tuple[str, ...], Callable[[str, str], Any]]] = {
+    "--phase": (("phases",), _phases),
+    "--ep": (("decode_ranks", "prefill_ranks"), counts),
+    "--requests": (("requests",), counts),
+    "--context": (("context",), count),
+    "--tokens": (("tokens",), counts),
+    "--drafts": (("drafts",), _drafts),
+    "--modes": (("modes",), _names),
+    "--routing": (("routing",), _names),
+    "--acceptance": (("acceptance",), number),
+    "--expert-weights": (("expert_weights",), _word),
+    "--link": (("link",), _word),
+    "--device-profile": (("device_profile",), _word),
+    "--steps": (("num_steps",), count),
+    "--seed": (("seed",), count),
+}
+
+
+def _preset(name: str | None) -> dict[str, Any]:
+    if name not in (None, "launch"):
+        raise typer.BadParameter(f"--preset {name}: expected launch")
+    if name is None:
+        return {}
+    from deepinfer.bench.plan import LAUNCH_REPLAY
+
+    return {"decode_ranks": (64,), "prefill_ranks": (4,), "replay_tokens": LAUNCH_REPLAY}
