@@ -98,11 +98,15 @@ class Indexer:
             picks = select_topk(scores, seen, self.topk)
             picked.append(pool_rows(picks, requests, table, pool.shape[1], blocks, block_size=size))
         if publishes:
-            blocks = torch.cat(listed)
+            blocks = _joined(listed)
             kv.candidates[self.plan.layer_id] = Candidates(
                 blocks=blocks, num_places=num_listed_places(blocks, visible, size)
             )
-        return torch.cat(picked)
+        return _joined(picked)
 
     def _cuts_something(self, num_entries: int) -> bool:
         return num_entries > self.candidate_topk_blocks * self.candidate_block_size
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -300,9 +300,9 @@ def add_pairs_kernel(
     inside = place < width
     total = tl.zeros([TILE_D], tl.float32)
     for choice in tl.static_range(PER_TOKEN):
-        row = tl.load(row_ptr + token * PER_TOKEN + choice + tl.arange(0, 1)).to(tl.int64)
-        source = rows_ptr + row * width + place
-        total += bf16_value(tl.load(source, mask=inside & (row >= 0), other=0))
+        row = tl.load(row_ptr + token * PER_TOKEN + choice).to(tl.int64)
+        present = place < tl.where(row >= 0, width, 0)
+        total += bf16_value(tl.load(rows_ptr + row * width + place, mask=present, other=0))
     added = bf16_value(tl.load(added_ptr + token * width + place, mask=inside, other=0))
     bits = bf16_bits(added + total).to(tl.int16)
     tl.store(total_ptr + token * width + place, bits, mask=inside)

@@ -84,7 +84,7 @@ def listed_index_scores_gluon(
     if not scores.numel():
         return scores
     chunks = triton.cdiv(width * block_size, _LISTED_TILES * _TILE_ENTRIES)
-    score_listed_kernel[(min(num_queries * chunks, 4 * multiprocessors(pool.device)),)](
+    score_listed_kernel[(min(num_queries * chunks, 6 * multiprocessors(pool.device)),)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, blocks, num_places, scores,
         num_queries, scores.stride(0), block_table.shape[1], width, chunks,

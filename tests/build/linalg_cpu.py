@@ -123,26 +123,32 @@ def _library(text: str, folder: Path) -> Path:
 
 
 def _cumsum(found: re.Match[str]) -> str:
-    """Sums along the first of one or two axes, which is all that kernels ask for."""
+    """Sums along one of one or two axes."""
     name, size, columns, kind = found.groups()
     tensor = f"tensor<{size}x{columns}x{kind}>" if columns else f"tensor<{size}x{kind}>"
-    place = "%i, %j" if columns else "%i"
+    place = "%row, %column" if columns else "%row"
     return f"""func.func private {name}(%x: {tensor}, %axis: i32, %reverse: i1) -> {tensor} {{
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
-    %size = arith.constant {size} : index
+    %first = arith.constant 0 : i32
+    %rows = arith.constant {size} : index
     %columns = arith.constant {columns or 1} : index
     %zero = arith.constant 0 : {kind}
     %empty = tensor.empty() : {tensor}
-    %result = scf.for %j = %c0 to %columns step %c1 iter_args(%all = %empty) -> ({tensor}) {{
-      %column:2 = scf.for %i = %c0 to %size step %c1 iter_args(%sums = %all, %sum = %zero)
+    %down = arith.cmpi eq, %axis, %first : i32
+    %length = arith.select %down, %rows, %columns : index
+    %lines = arith.select %down, %columns, %rows : index
+    %result = scf.for %j = %c0 to %lines step %c1 iter_args(%all = %empty) -> ({tensor}) {{
+      %line:2 = scf.for %i = %c0 to %length step %c1 iter_args(%sums = %all, %sum = %zero)
           -> ({tensor}, {kind}) {{
+        %row = arith.select %down, %i, %j : index
+        %column = arith.select %down, %j, %i : index
         %value = tensor.extract %x[{place}] : {tensor}
         %next = arith.addi %sum, %value : {kind}
         %more = tensor.insert %next into %sums[{place}] : {tensor}
         scf.yield %more, %next : {tensor}, {kind}
       }}
-      scf.yield %column#0 : {tensor}
+      scf.yield %line#0 : {tensor}
     }}
     return %result : {tensor}
   }}"""
