@@ -34,6 +34,7 @@ _MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 9
 # token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
 _SHAPES = ((1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (8, 512), (32, 384))
 _FEW = (3, 1)
+_PROMPT = (1, 1024)  # whole: its compressed rows are listed many times
 _LONG = 16384  # entries; launchers cut what is longer into pieces
 
 
@@ -53,6 +54,7 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
             _pass(model, *_FEW, context)
         _pass(model, *_FEW, longest, has_image=True)
         _pass(model, *_FEW, longest, piece_keys=pieces_for(_FEW[0]))
+        _pass(model, *_PROMPT, 0)
         for num_requests, length in _SHAPES:
             context = min(longest, config.max_position_embeddings - length)
             for form in forms:

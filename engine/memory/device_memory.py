@@ -73,12 +73,14 @@ def step_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
 
 def _token_bytes(sizes: ModelConfig) -> int:
     """Of one token of a pass: streams before and after a block, queries and attention output,
-    window indices, pairs of token and expert with their hidden rows, taps of the draft stages."""
+    lists of keys and a sixteenth of their rows (copied and decoded), pairs of token and expert with
+    their hidden rows, taps of the draft stages."""
     streams = 4 * sizes.hc_mult * sizes.hidden_size * 2
     attention = 3 * sizes.num_attention_heads * sizes.head_dim * 2
-    index = 4 * 8 * (sizes.sliding_window + sizes.index_topk)
+    num_keys = sizes.sliding_window + sizes.index_topk
+    keys = num_keys * (4 * 8 + (2 * sizes.head_dim + sizes.main_entry_bytes) // 16)
     pair = 3 * sizes.moe_intermediate_size * 2 + sizes.hidden_size * 2
     experts = sizes.num_experts_per_tok * pair + 3 * sizes.hidden_size * 4
     taps = len(sizes.dspark_target_layer_ids) * sizes.hidden_size * 2
     engram = (sizes.hc_mult + 1) * sizes.hidden_size * 2 + 8 * sizes.engram_max_ngram_size
-    return streams + attention + index + experts + 2 * taps + engram
+    return streams + attention + keys + experts + 2 * taps + engram

@@ -84,7 +84,7 @@ class Attention:
                     entered.values, latent_q, tokens, kv
                 )
             main_index = kv.picks[self.plan.index_source]
-            main_rows = kv.cache.main[self.plan.kv_source].flatten(0, 1)
+            main_rows = kv.main_rows(self.plan.kv_source, self.plan.ratio)
         out = sparse_attention(
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
             rope=rope, piece_keys=tokens.piece_keys,

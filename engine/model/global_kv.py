@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.batch import ForwardBatch
+from deepinfer.engine.execution.staging import send
 
 from .rotary import Rotary
+
+# A pass with so many tokens of a request copies its requests' entries out of the pool if they are
+# at most so many for each token: they are then listed many times, and kernels decode them once.
+_LEAST_TOKENS = 128
+_MOST_ROWS_PER_TOKEN = 32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +50,7 @@ class Candidates:
 class GlobalKV:
     """Addresses in the block pools, and what layers of one pass leave for later ones.
 
-    picks       index source layer -> [T, K] i64 rows of the flat main pool, -1 = unused
+    picks       index source layer -> [T, K] i64 rows of ``main_rows``, -1 = unused
     candidates  index source layer -> what it published
     """
 
@@ -70,6 +78,43 @@ class GlobalKV:
             torch.where(completes & writable, entries, -1), batch.request_rows, ratio
         )
         return NewEntries(rows=rows, positions=entries * ratio)
+
+    def main_rows(self, layer: int, ratio: int) -> Tensor:
+        """Packed main entries [N, bytes] u8 of a producer, which must have written its new ones:
+        the flat pool, or in a prefill copies of its requests' blocks, one request after the other.
+        """
+        pool = self.cache.main[layer]
+        if not self._has_copies(ratio):
+            return pool.flatten(0, 1)
+        if layer not in self._copies:
+            self._copies.clear()  # no later layer reads an earlier producer
+            table = self.batch.block_table
+            blocks = [table[row, :count] for row, count in enumerate(self._num_blocks)]
+            self._copies[layer] = pool[torch.cat(blocks)].flatten(0, 1)
+        return self._copies[layer]
+
+    def pick_table(self, ratio: int) -> Tensor:
+        """Blocks [R, B] i64 of each request as ``main_rows`` has them."""
+        table = self.batch.block_table
+        if not self._has_copies(ratio):
+            return table
+        first = send(np.cumsum([0, *self._num_blocks[:-1]]), table.device)
+        return first[:, None] + torch.arange(table.shape[1], device=table.device)
+
+    def _has_copies(self, ratio: int) -> bool:
+        query_lens = self.batch.query_lens
+        num_rows = sum(self._num_blocks) * (self.cache.block_size // ratio)
+        is_prefill = max(query_lens, default=0) >= _LEAST_TOKENS
+        return is_prefill and num_rows <= _MOST_ROWS_PER_TOKEN * sum(query_lens)
+
+    @cached_property
+    def _num_blocks(self) -> Sequence[int]:
+        """Blocks of each request up to its last token."""
+        return [-(-length // self.cache.block_size) for length in self.batch.context_lens]
+
+    @cached_property
+    def _copies(self) -> dict[int, Tensor]:
+        return {}
 
     def rows_of(self, entries: Tensor, request_rows: Tensor, ratio: int) -> Tensor:
         """Rows in the flat pool of entries [n] of requests [n]; -1 stays -1."""

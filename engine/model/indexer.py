@@ -52,7 +52,7 @@ class Indexer:
         self.weights_proj = tensors.weight("attn.indexer.weights_proj")
 
     def select(self, x: Tensor, latent_q: NormedRows, tokens: Tokens, kv: GlobalKV) -> Tensor:
-        """Pool rows of each token's picked entries, [T, K] i64, ascending, -1 = unused.
+        """Rows of ``kv.main_rows`` of each token's picked entries, [T, K] i64, -1 = unused.
 
         Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora].
         """
@@ -62,7 +62,7 @@ class Indexer:
             # Nothing to choose: a list takes every visible entry, whatever the scores.
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
-            table = kv.batch.block_table
+            table = kv.pick_table(ratio)
             return pool_rows(picks, tokens.request_rows, table, kv.cache.block_size // ratio)
         queries = quantized_linear(latent_q.operand, self.wq_b)
         queries = torch.unflatten(queries, -1, (self.heads, -1))
@@ -73,9 +73,10 @@ class Indexer:
     def _pick(
         self, query_rows: Tensor, weights: Tensor, visible: Tensor, tokens: Tokens, kv: GlobalKV
     ) -> Tensor:
-        """[T, K] i64 pool rows."""
+        """[T, K] i64 rows of ``kv.main_rows``."""
         assert self.plan.kv_source is not None
         pool, table = kv.cache.index[self.plan.kv_source], kv.batch.block_table
+        pick_table = kv.pick_table(self.plan.ratio)
         num_entries = max(kv.batch.context_lens) // self.plan.ratio
         size = self.candidate_block_size
         candidates = kv.candidates.get(self.candidate_source) if self.plan.uses_candidates else None
@@ -96,7 +97,8 @@ class Indexer:
             if publishes:
                 listed.append(candidate_blocks(scores, seen, size, self.candidate_topk_blocks))
             picks = select_topk(scores, seen, self.topk)
-            picked.append(pool_rows(picks, requests, table, pool.shape[1], blocks, block_size=size))
+            picks = pool_rows(picks, requests, pick_table, pool.shape[1], blocks, block_size=size)
+            picked.append(picks)
         if publishes:
             blocks = _joined(listed)
             kv.candidates[self.plan.layer_id] = Candidates(

@@ -13,8 +13,12 @@ from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
 
 from .checks import check_operands
 from .gluon_kernel import attention_gluon_kernel
+from .triton_unpack import unpack_rows_triton
 
 _HEADS, _WIDTH, _TILE_KEYS, _MAX_ROTARY_PAIRS = 64, 512, 64, 32
+# Rows that are listed so often on average are decoded once, before the kernel: at most 40 KiB of
+# bf16 rows for each query, which itself has 64 KiB.
+_REPEATS = 16
 _LOG2_E = 1.4426950408889634
 
 
@@ -46,6 +50,7 @@ def sparse_attention_gluon(
 
     ``piece_keys`` is taken up to 64 or a multiple of 128.  Bits depend on its value, never on the
     other queries, and are those of every run.
+    Rows that queries list again and again, as in a prefill, are decoded once: the same bits.
     Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64; sums
     of pieces are kept as fp16 between the two kernels, within +-65504.
     Raises: TensorError for a wrong dtype, shape, device or layout.
@@ -71,6 +76,10 @@ def sparse_attention_gluon(
     if not is_whole:
         parts = q.new_empty(num_queries * num_pieces, _HEADS, _WIDTH, dtype=torch.float16)
         state = sink.new_empty(num_queries * num_pieces, _HEADS)
+    num_rows = len(window_rows) + (0 if main_rows is None else len(main_rows))
+    is_repeated = num_rows * _REPEATS <= num_queries * sum(lengths)
+    if is_whole and is_repeated:
+        window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces
     attention_gluon_kernel[(min(num_items, multiprocessors(q.device)),)](
         q.contiguous(), window_rows, window_index,
@@ -78,13 +87,14 @@ def sparse_attention_gluon(
         main_index if main_index.numel() else window_index,
         sink, cos, sin, parts, state, scale * _LOG2_E, num_queries,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
-        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, num_warps=4, enable_fp_fusion=True,
+        MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
-        combine_pieces_kernel[(num_queries, _HEADS // 4)](
+        combine_pieces_kernel[(num_queries, _HEADS)](
             parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
             PIECES=num_pieces, TILE_PIECES=triton.next_power_of_2(num_pieces),
-            H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, TILE_H=4, num_warps=4,
+            H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, num_warps=2,
             launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip
     return out
@@ -94,39 +104,34 @@ def sparse_attention_gluon(
 def combine_pieces_kernel(
     parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr,
     PIECES: tl.constexpr, TILE_PIECES: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr,
-    ROTARY: tl.constexpr, TILE_H: tl.constexpr,
+    ROTARY: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * TILE_H + tl.arange(0, TILE_H)
+    head = tl.program_id(1)
     pair = tl.arange(0, HALF)
     piece = tl.arange(0, TILE_PIECES)
-    place = (query * PIECES + piece)[:, None] * H + head[None, :]
-    is_piece = (piece < PIECES)[:, None]
+    is_piece = piece < PIECES
+    part = (query * PIECES + piece) * H + head
     sink = tl.load(sink_ptr + head) * 1.4426950408889634
     if ROTARY > 0:
         turning = pair - (HALF - ROTARY)
         turn = 2 * (query * ROTARY + turning)
-        cos = tl.load(cos_ptr + turn, mask=turning >= 0, other=1.0)[None, :]
-        sin = tl.load(sin_ptr + turn + 1, mask=turning >= 0, other=0.0)[None, :]
+        cos = tl.load(cos_ptr + turn, mask=turning >= 0, other=1.0)
+        sin = tl.load(sin_ptr + turn + 1, mask=turning >= 0, other=0.0)
     # What comes before ran while the pieces were worked on.
     gdc_wait()
-    states = tl.load(state_ptr + place, mask=is_piece, other=-1e30)
+    place = part[:, None] * HALF + pair[None, :]
+    pairs = tl.load(parts_ptr + place, mask=is_piece[:, None], other=0)
+    states = tl.load(state_ptr + part, mask=is_piece, other=-1e30)
     highest = tl.max(states, 0)
-    total = tl.sum(tl.where(is_piece, tl.exp2(states - highest[None, :]), 0.0), 0)
-    total += tl.exp2(sink - highest)
-    even = tl.zeros([TILE_H, HALF], tl.float32)
-    odd = tl.zeros([TILE_H, HALF], tl.float32)
-    for number in tl.static_range(PIECES):
-        part = (query * PIECES + number) * H + head
-        share = tl.exp2(tl.load(state_ptr + part) - highest) / total
-        pairs = tl.load(parts_ptr + part[:, None] * HALF + pair[None, :])
-        even += share[:, None] * _half_value(pairs)
-        odd += share[:, None] * _half_value(pairs >> 16)
+    shares = tl.where(is_piece, tl.exp2(states - highest), 0.0)
+    shares = (shares / (tl.sum(shares, 0) + tl.exp2(sink - highest)))[:, None]
+    even = tl.sum(shares * _half_value(pairs), 0)
+    odd = tl.sum(shares * _half_value(pairs >> 16), 0)
     if ROTARY > 0:
         even, odd = round_bf16(even), round_bf16(odd)
         even, odd = even * cos + odd * sin, odd * cos - even * sin
-    row = (query * H + head)[:, None] * HALF
-    tl.store(out_ptr + row + pair[None, :], bf16_pair(even, odd))
+    tl.store(out_ptr + (query * H + head) * HALF + pair, bf16_pair(even, odd))
 
 
 @triton.jit

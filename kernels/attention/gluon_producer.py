@@ -12,9 +12,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from deepinfer.kernels.gluon_names import async_load, seen_as
+from deepinfer.kernels.gluon_names import seen_as
 
-from .gluon_output import rotation
+from .gluon_query import LAST_PAIRS, copy_query, rotation, turn_query
 from .gluon_rows import (
     decode_main,
     decode_window,
@@ -24,7 +24,16 @@ from .gluon_rows import (
     rows_of,
     twice,
 )
-from .gluon_work import HALF, HEADS, TILE, WIDTH, first_unit, unit_after
+from .gluon_work import (
+    EMPTY,
+    FULL,
+    HALF,
+    QUERY_READ,
+    QUERY_THERE,
+    TILE,
+    first_unit,
+    unit_after,
+)
 
 # Steps of 16 bytes from row to row.
 WINDOW_STEP = gl.constexpr(33)
@@ -54,9 +63,6 @@ SCALES = gl.constexpr(
     )
 )
 BY_ROW = gl.constexpr(gl.SliceLayout(1, VALUES.value))
-# The last 64 values of a head, as such and as pairs.
-LAST = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
-LAST_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
 
 
 @gluon.jit
@@ -130,7 +136,7 @@ def produce(
     shared, sources, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, _, biases, _, barriers = shared
+    queries, keys, _, biases, _, turns, barriers = shared
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     TOTAL_TILES: gl.constexpr = WINDOW_TILES + (MAIN_LENGTH + TILE - 1) // TILE
     tables = main_tables()
@@ -153,9 +159,9 @@ def produce(
         query = item // PIECES
         is_start = unit == first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
         if is_start:
-            mbarrier.wait(barriers.index(7), query_phase)
+            mbarrier.wait(barriers.index(QUERY_READ), query_phase)
             query_phase ^= 1
-            _copy_query(sources[0], query, queries)
+            copy_query(sources[0], query, queries)
         if ROTARY > 0:
             TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
             cos, sin = rotation(sources[5], sources[6], query, ROTARY, TURN, is_start)
@@ -167,23 +173,29 @@ def produce(
             WINDOW_TILES,
         )  # fmt: skip
         is_window = unit < 2 * WINDOW_TILES
-        if (not is_window) | (unit % 2 == 0):
-            mbarrier.wait(barriers.index(2 + slot), phase)
+        half = gl.where(is_window, unit % 2, 0)
+        mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
+        if half == 0:
+            bias = gl.where(index >= 0, 0.0, float("-inf"))
+            biases.index(slot).store(bias.to(gl.bfloat16))
         _store_part(left, left_scales, unit, slot, keys, tables, 0, WINDOW_TILES)
         left, left_scales = _load_part(next_index, next_unit, sources, 0, WINDOW_TILES)
+        if not is_window:
+            fence_async_shared()
+            mbarrier.arrive(barriers.index(FULL + 2 * slot), count=1)
+            half += 1
+            mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
         _store_part(right, right_scales, unit, slot, keys, tables, 1, WINDOW_TILES)
         right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES)
         if is_start:
             async_copy.wait_group(0)
             if ROTARY > 0:
-                _turn_query(queries, cos, sin)
+                turn_query(queries, cos, sin, turns, query_phase)
             fence_async_shared()
-            mbarrier.arrive(barriers.index(6), count=1)
-        if (not is_window) | (unit % 2 == 1):
-            bias = gl.where(index >= 0, 0.0, float("-inf"))
-            biases.index(slot).store(bias.to(gl.bfloat16))
-            fence_async_shared()
-            mbarrier.arrive(barriers.index(slot), count=1)
+            mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
+        fence_async_shared()
+        mbarrier.arrive(barriers.index(FULL + 2 * slot + half), count=1)
+        if half == 1:
             if PIECE_TILES == 1:
                 phase ^= 1
             else:
@@ -191,27 +203,3 @@ def produce(
                 slot ^= 1
         item, unit, index = next_item, next_unit, next_index
         next_item, next_unit, next_index = third_item, third_unit, third_index
-
-
-@gluon.jit
-def _copy_query(q_ptr, query, queries):
-    """Starts to copy a query's 64 heads x 512 bf16."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    head = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    source = q_ptr + query.to(gl.int64) * (HEADS * WIDTH) + head[:, None] * WIDTH + column[None, :]
-    async_load(queries.index(0), source)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _turn_query(queries, cos, sin):
-    """Rotates the last 64 values of every head where they lie; cos and sin are [32]."""
-    last = queries.index(0).slice(WIDTH - 64, 64, dim=1)
-    even, odd = gl.split(gl.reshape(last.load(LAST).to(gl.float32), (HEADS, 32, 2)))
-    COLUMN: gl.constexpr = gl.SliceLayout(0, even.type.layout)
-    cos = gl.convert_layout(cos, COLUMN, assert_trivial=True)[None, :]
-    sin = gl.convert_layout(sin, COLUMN, assert_trivial=True)[None, :]
-    turned = gl.join(even * cos - odd * sin, even * sin + odd * cos)
-    turned = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
-    last.store(gl.convert_layout(turned, LAST, assert_trivial=True))

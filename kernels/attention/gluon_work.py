@@ -15,6 +15,16 @@ WIDTH = gl.constexpr(512)
 HALF = gl.constexpr(256)
 TILE = gl.constexpr(64)
 
+TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+
+# Barriers: halves (left and right values) of the two tiles full and empty, weights of a tile there,
+# query there and read.
+FULL = gl.constexpr(0)
+EMPTY = gl.constexpr(4)
+WEIGHTS = gl.constexpr(8)
+QUERY_THERE = gl.constexpr(10)
+QUERY_READ = gl.constexpr(11)
+
 
 @gluon.jit
 def _first_tile(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr):

@@ -82,7 +82,8 @@ def sparse_attention_triton(
         sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,
         H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
         TILE_H=tile_heads, TILE_K=tile_keys, WHOLE=is_whole, DOT=matrix_dtype(),
-        HEAD_AXIS=head_axis, num_warps=8, num_stages=2, enable_fp_fusion=True,
+        HEAD_AXIS=head_axis, num_warps=8, num_stages=1 if head_axis else 2,
+        enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
         combine_kernel[(num_queries, heads)](
@@ -132,26 +133,45 @@ def attention_kernel(
     num_tiles = window_tiles + tl.cdiv(main_length, TILE_K)
     first = piece * piece_tiles
     last = tl.minimum(first + piece_tiles, num_tiles)
-    for tile in range(first, tl.minimum(last, window_tiles)):
-        place_k = tile * TILE_K + tl.arange(0, TILE_K)
-        is_listed = place_k < window_length
-        index_ptr = window_index_ptr + query * window_length + place_k
-        index = tl.load(index_ptr, mask=is_listed, other=-1)
-        k_even, k_odd = window_keys(window_pairs_ptr, window_ptr, index, HALF, TILE_PAIRS, TILE_K)
-        highest, total, sum_even, sum_odd = _attend(
-            q_even, q_odd, k_even.to(DOT), k_odd.to(DOT), index >= 0, log2_scale,
-            highest, total, sum_even, sum_odd, HEAD_AXIS,
-        )  # fmt: skip
-    for tile in range(tl.maximum(first, window_tiles) - window_tiles, last - window_tiles):
-        place_k = tile * TILE_K + tl.arange(0, TILE_K)
-        is_listed = place_k < main_length
-        index_ptr = main_index_ptr + query * main_length + place_k
-        index = tl.load(index_ptr, mask=is_listed, other=-1)
-        k_even, k_odd = main_keys(main_ptr, index, HALF, TILE_PAIRS, TILE_K)
-        highest, total, sum_even, sum_odd = _attend(
-            q_even, q_odd, k_even.to(DOT), k_odd.to(DOT), index >= 0, log2_scale,
-            highest, total, sum_even, sum_odd, HEAD_AXIS,
-        )  # fmt: skip
+    window_last = tl.minimum(last, window_tiles)
+    main_first, main_last = tl.maximum(first, window_tiles) - window_tiles, last - window_tiles
+    window_rows = window_index_ptr + query * window_length
+    main_rows = main_index_ptr + query * main_length
+    if HEAD_AXIS == 0:
+        for tile in range(first, window_last):
+            index = _listed(window_rows, tile, window_length, TILE_K)
+            k_even, k_odd = window_keys(
+                window_pairs_ptr, window_ptr, index, HALF, TILE_PAIRS, TILE_K
+            )
+            highest, total, sum_even, sum_odd = _attend(
+                q_even, q_odd, k_even, k_odd, index, log2_scale, highest, total, sum_even, sum_odd,
+                HEAD_AXIS,
+            )  # fmt: skip
+        for tile in range(main_first, main_last):
+            index = _listed(main_rows, tile, main_length, TILE_K)
+            k_even, k_odd = main_keys(main_ptr, index, HALF, TILE_PAIRS, TILE_K)
+            highest, total, sum_even, sum_odd = _attend(
+                q_even, q_odd, k_even, k_odd, index, log2_scale, highest, total, sum_even, sum_odd,
+                HEAD_AXIS,
+            )  # fmt: skip
+    else:
+        # The same without addresses computed before the loops: they would be spilled there.
+        for tile in tl.range(first, window_last, disable_licm=True):
+            index = _listed(window_rows, tile, window_length, TILE_K)
+            k_even, k_odd = window_keys(
+                window_pairs_ptr, window_ptr, index, HALF, TILE_PAIRS, TILE_K
+            )
+            highest, total, sum_even, sum_odd = _attend(
+                q_even, q_odd, k_even, k_odd, index, log2_scale, highest, total, sum_even, sum_odd,
+                HEAD_AXIS,
+            )  # fmt: skip
+        for tile in tl.range(main_first, main_last, disable_licm=True):
+            index = _listed(main_rows, tile, main_length, TILE_K)
+            k_even, k_odd = main_keys(main_ptr, index, HALF, TILE_PAIRS, TILE_K)
+            highest, total, sum_even, sum_odd = _attend(
+                q_even, q_odd, k_even, k_odd, index, log2_scale, highest, total, sum_even, sum_odd,
+                HEAD_AXIS,
+            )  # fmt: skip
 
     if WHOLE:
         cos, sin = _rotation(cos_ptr, sin_ptr, query, pair_2d, HALF, ROTARY)
@@ -200,11 +220,20 @@ def combine_kernel(
 
 
 @triton.jit
+def _listed(index_ptr, tile, length, TILE_K: tl.constexpr):
+    """Rows of a tile's keys, -1 for none."""
+    place = tile * TILE_K + tl.arange(0, TILE_K)
+    return tl.load(index_ptr + place, mask=place < length, other=-1)
+
+
+@triton.jit
 def _attend(
-    q_even, q_odd, k_even, k_odd, present, log2_scale, highest, total, sum_even, sum_odd,
+    q_even, q_odd, k_even, k_odd, index, log2_scale, highest, total, sum_even, sum_odd,
     HEAD_AXIS: tl.constexpr,
 ):  # fmt: skip
     """Take in one tile of keys, [K, D/2] twice; scores, maxima and sums are in powers of two."""
+    k_even, k_odd = k_even.to(q_even.dtype), k_odd.to(q_even.dtype)
+    present = index >= 0
     if HEAD_AXIS == 0:
         scores = tl.dot(q_even, tl.trans(k_even))
         scores = tl.dot(q_odd, tl.trans(k_odd), scores) * log2_scale

@@ -12,6 +12,8 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
+    # Before the Hopper form of attention, which takes the released model's sizes.
+    "unpack_kernel",
 }
 
 _PLAN = """

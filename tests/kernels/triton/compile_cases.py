@@ -43,7 +43,7 @@ INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 class Case(NamedTuple):
     """Types of the arguments in order (constants left out), constants, warps; sizes that 16 divides
-    at the released model's widths."""
+    at the released model's widths; stages."""
 
     kernel: Any
     types: str
@@ -51,6 +51,7 @@ class Case(NamedTuple):
     num_warps: int = 4
     fp_fusion: bool = True
     multiples_of_16: tuple[str, ...] = ()
+    num_stages: int = 2
 
 
 def cases(arch: int) -> dict[str, Case]:
@@ -63,7 +64,8 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_K": 64,
         "DOT": tl.bfloat16,
     }
-    attention["HEAD_AXIS"] = 0 if arch == 90 else 1
+    has_tensor_memory = arch != 90
+    attention |= {"HEAD_AXIS": int(has_tensor_memory), "ROTARY": 32 * has_tensor_memory}
     attention_types = (
         "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
     )
@@ -118,7 +120,13 @@ def cases(arch: int) -> dict[str, Case]:
     arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
     results = exchange | {"PART": 3840, "COLUMNS": 4096}
     return {
-        "attention": Case(attention_kernel, attention_types, attention | {"WHOLE": True}, 8),
+        "attention": Case(
+            attention_kernel,
+            attention_types,
+            attention | {"WHOLE": True},
+            8,
+            num_stages=1 if has_tensor_memory else 2,
+        ),
         "combine": Case(
             combine_kernel,
             "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
@@ -242,6 +250,7 @@ def compile_case(case: Case, arch: int) -> dict[str, Any]:
         num_warps=case.num_warps,
         enable_fp_fusion=case.fp_fusion,
         multiples_of_16=case.multiples_of_16,
+        num_stages=case.num_stages,
     )
     result = dataclasses.asdict(compiled)
     result["cubin"] = len(compiled.cubin)

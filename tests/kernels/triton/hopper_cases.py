@@ -27,13 +27,17 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists, scores; or also pieces, no compressed keys, lists."""
+    """The released model: whole lists of few rows and of many, scores; or also pieces, no lists of
+    compressed keys, lists of blocks."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
-    window, main = (byte(9, 528), long(3, 128)), (byte(9, 288), long(3, 512))
-    forms = [(main, None), (main, 128), ((None, None), None)]
-    for keys, pieces in forms if every else forms[:1]:
-        sparse_attention_gluon(q, *window, *keys, sink, 1.0, rope=(rope, rope), piece_keys=pieces)
+    main, none = (byte(999, 288), long(3, 512)), (None, None)
+    forms = [(9, main, None), (999, main, None), (999, main, 128), (999, none, None)]
+    for num_rows, (rows, picks), pieces in forms if every else forms[:2]:
+        window, keys = byte(num_rows, 528), None if rows is None else rows[:num_rows]
+        sparse_attention_gluon(
+            q, window, long(3, 128), keys, picks, sink, 1.0, rope=(rope, rope), piece_keys=pieces
+        )
     pool, table = byte(4, 64, 68), long(2, 4)
     for count in (3, 9):  # fewer and more than four of each request
         operands = (

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-# Bytes of registers that do not fit, per thread: eight registers, where nothing is listed.
+# Bytes of registers that do not fit, per thread: eight registers, where nothing is listed.  Hopper
+# runs the released model's attention in Gluon.
 MAX_SPILLED = 32
-SPILLED = {"attention": 512}
+SPILLED = {("sm_90a", "attention"): 512}
 ALL: list[str] = []
 
 
@@ -41,7 +42,7 @@ def test_kernels_compile(arch: int, target: str, instruction: str, names: list[s
     for name, kernel in compiled.items():
         assert kernel["target"] == target
         assert kernel["cubin"] > 0
-        assert kernel["stack_bytes"] <= SPILLED.get(name, MAX_SPILLED), name
+        assert kernel["stack_bytes"] <= SPILLED.get((target, name), MAX_SPILLED), name
         # 227 KiB for one block; a kernel replaced by a trap would hold nothing.
         assert kernel["shared_bytes"] <= 227 * 1024, name
         assert kernel["registers"] > 8, name

@@ -1,0 +1,98 @@
+"""The producer of the Hopper attention kernel for rows that are bf16 already: it only copies them.
+
+A prefill lists the same rows again and again, so they are decoded once, before the kernel.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from deepinfer.kernels.gluon_names import async_load, seen_as
+
+from .gluon_query import LAST_PAIRS, copy_query, rotation, turn_query
+from .gluon_work import (
+    EMPTY,
+    FULL,
+    HALF,
+    QUERY_READ,
+    QUERY_THERE,
+    TILE,
+    TILE_BF16,
+    WIDTH,
+)
+
+# [64 rows, 256 values]: a warp copies whole lines of 128 bytes of four rows, so that a thread needs
+# few addresses.
+HALF_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+
+
+@gluon.jit
+def _listed_rows(
+    item, tile, num_items, sources, WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr
+):
+    """Rows of a tile's 64 keys, [64] i32, -1 for none."""
+    WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
+    is_window = tile < WINDOW_TILES
+    length = gl.where(is_window, WINDOW_LENGTH, MAIN_LENGTH)
+    place = gl.where(is_window, tile, tile - WINDOW_TILES) * TILE
+    place = place + gl.arange(0, TILE, gl.SliceLayout(1, HALF_ROWS))
+    base = gl.where(is_window, sources[2], sources[4]) + item.to(gl.int64) * length
+    is_listed = (place < length) & (item < num_items)
+    return gl.load(base + place, mask=is_listed, other=-1).to(gl.int32)
+
+
+@gluon.jit
+def copy_rows(
+    shared, sources, num_items, WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr,
+    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
+):  # fmt: skip
+    """Fills the tiles of whole items: pairs of tiles, the last of which may be without keys."""
+    queries, keys, _, biases, _, turns, barriers = shared
+    WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
+    NUM_TILES: gl.constexpr = (TOTAL_TILES + 1) // 2 * 2
+    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
+    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_ROWS))[None, :]
+    index = _listed_rows(gl.program_id(0), 0, num_items, sources, WINDOW_LENGTH, MAIN_LENGTH)
+    phase = 1
+    query_phase = 1
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        for tile in range(NUM_TILES):
+            slot = tile % 2
+            is_last = tile == NUM_TILES - 1
+            next_index = _listed_rows(
+                gl.where(is_last, item + gl.num_programs(0), item),
+                gl.where(is_last, 0, tile + 1),
+                num_items, sources, WINDOW_LENGTH, MAIN_LENGTH,
+            )  # fmt: skip
+            rows = gl.where(tile < WINDOW_TILES, sources[1], sources[3])
+            source = rows + (index.to(gl.int64) * WIDTH)[:, None] + column
+            is_listed = (index >= 0)[:, None]
+            for half in gl.static_range(2):
+                mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
+                async_load(halves.index(2 * slot + half), source + half * HALF, mask=is_listed)
+                async_copy.mbarrier_arrive(
+                    barriers.index(FULL + 2 * slot + half), increment_count=False
+                )
+            bias = gl.where(index >= 0, 0.0, float("-inf"))
+            biases.index(slot).store(bias.to(gl.bfloat16))
+            mbarrier.arrive(barriers.index(FULL + 2 * slot + 1), count=1)
+            if tile == 0:
+                mbarrier.wait(barriers.index(QUERY_READ), query_phase)
+                copy_query(sources[0], item, queries)
+            if tile == 1:
+                if ROTARY > 0:
+                    TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
+                    cos, sin = rotation(sources[5], sources[6], item, ROTARY, TURN, True)
+                # The rows of this tile may still be on their way, the query is there.
+                async_copy.commit_group()
+                async_copy.wait_group(1)
+                if ROTARY > 0:
+                    turn_query(queries, cos, sin, turns, query_phase ^ 1)
+                fence_async_shared()
+                mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
+            phase ^= slot
+            index = next_index
+        query_phase ^= 1
