@@ -32,7 +32,9 @@ _NO_RESERVE = 0x4000  # Linux: address space without the promise of memory; Pyth
 _MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 98 GB
 # Requests and new tokens of each: decoding and verifying from one request to many, prompts from one
 # token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
-_SHAPES = ((1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (8, 512), (32, 384))
+_SHAPES = (
+    (1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (8, 512), (16, 512), (32, 384),
+)  # fmt: skip
 _FEW = (3, 1)
 _PROMPT = (1, 1024)  # whole: its compressed rows are listed many times
 _LONG = 16384  # entries; launchers cut what is longer into pieces
