@@ -44,7 +44,13 @@ def advance_kernel(
 ):  # fmt: skip
     """x [T, 4 D] bf16 becomes expanded [T, 4 D] and collapsed [T, D]; of each piece the products
     with fn [3 x 24, 4 D], bf16 parts, [pieces, T, 24] and the squares [pieces, T] are f32."""
-    x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES * STREAMS, TOKENS, WIDTH], x.layout)
+    # One for each stream, so that a write to one does not wait for reads of others.
+    x_tiles = (
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
+        gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
+    )
     o_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], added.layout)
     w_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [STEPS * STREAMS * PARTS, PADDED_ROWS, WIDTH], fn.layout
@@ -94,7 +100,7 @@ def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
                 place = [tile * TOKENS, stream * D + column]
-                load_tile(x, place, bar, x_tiles.index(stage * STREAMS + stream))
+                load_tile(x, place, bar, x_tiles[stream].index(stage))
             if EXPAND:
                 load_tile(added, [tile * TOKENS, column], bar, o_tiles.index(stage))
             if step == 0:
@@ -171,14 +177,14 @@ def _tile(
         if EXPAND:
             for stream in gl.static_range(STREAMS):
                 place = [tile * TOKENS, stream * D + column]
-                store_tile(expanded, place, x_tiles.index(stage * STREAMS + stream))
+                store_tile(expanded, place, x_tiles[stream].index(stage))
         store_tile(collapsed, [tile * TOKENS, column], o_tiles.index(stage))
         mbarrier.wait(ready.index(0), 0)
         for stream in gl.static_range(STREAMS):
             for part in gl.static_range(PARTS):
                 weights = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
                 products = warpgroup_mma(
-                    x_tiles.index(stage * STREAMS + stream), weights.permute((1, 0)), products,
+                    x_tiles[stream].index(stage), weights.permute((1, 0)), products,
                     is_async=True,
                 )  # fmt: skip
         products = warpgroup_mma_wait(0, [products])
@@ -220,14 +226,15 @@ def _mix_values(
 ):
     """Half of a unit: new streams and their collapse take the place of streams and output."""
     HALF: gl.constexpr = WIDTH // 2
-    x0 = x_tiles.index(stage * STREAMS).slice(FIRST, HALF, 1).load(VALUES).to(gl.float32)
-    x1 = x_tiles.index(stage * STREAMS + 1).slice(FIRST, HALF, 1).load(VALUES).to(gl.float32)
-    x2 = x_tiles.index(stage * STREAMS + 2).slice(FIRST, HALF, 1).load(VALUES).to(gl.float32)
-    x3 = x_tiles.index(stage * STREAMS + 3).slice(FIRST, HALF, 1).load(VALUES).to(gl.float32)
-    x = (x0, x1, x2, x3)
+    x = (
+        _wide(x_tiles[0].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
+        _wide(x_tiles[1].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
+        _wide(x_tiles[2].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
+        _wide(x_tiles[3].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
+    )
     output = o_tiles.index(stage).slice(FIRST, HALF, 1)
     if EXPAND:
-        added = output.load(VALUES).to(gl.float32)
+        added = _wide(output.load(VALUES))
     collapsed = gl.zeros([TOKENS, HALF], gl.float32, VALUES)
     for stream in gl.static_range(STREAMS):
         value = x[stream]
@@ -235,10 +242,28 @@ def _mix_values(
             value = gl.zeros([TOKENS, HALF], gl.float32, VALUES)
             for origin in gl.static_range(STREAMS):
                 value += comb[origin][stream] * x[origin]
-            bits = (post[stream] * added + value).to(gl.bfloat16)
-            x_tiles.index(stage * STREAMS + stream).slice(FIRST, HALF, 1).store(bits)
-            value = bits.to(gl.float32)
+            bits = _rounded(post[stream] * added + value)
+            x_tiles[stream].index(stage).slice(FIRST, HALF, 1).store(bits)
+            value = _wide(bits)
         squares += value * value
         collapsed += pre[stream] * value
-    output.store(collapsed.to(gl.bfloat16))
+    output.store(_rounded(collapsed))
     return squares
+
+
+# Pairs of bf16 by two instructions each way: the compiler takes numbers one by one.
+@gluon.jit
+def _wide(x):
+    """fp32 of bf16."""
+    return gl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.float32,
+        is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _rounded(x):
+    """Nearest bf16 of fp32."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )

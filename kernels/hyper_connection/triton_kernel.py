@@ -33,7 +33,7 @@ from .triton_finish import finish_kernel
 _PIECE, _HOPPER_PIECE = 64, 128
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
-_TILE_TOKENS_SUM = 4
+_TILE_TOKENS_SUM = 8
 _PAIR_COLUMNS = 1024
 
 

@@ -95,7 +95,7 @@ def cases(arch: int) -> dict[str, Case]:
     path = {90: 1, 100: 2, 103: 2}[arch]
     block = 128 if path == 1 else 32
     acts = {"BLOCK": block, "PATH": path, "ORDER": 0, "NATIVE": True}
-    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 4, "TILE_PIECES": 128, "D": 5120}
+    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 8, "TILE_PIECES": 128, "D": 5120}
     finish |= acts | {"BLOCKS": 8192 // block, "NUM_BLOCKS": 5120 // block}
     projection = {"WIDTH": 512, "ROTARY": 32, "FP8_PAIRS": True, "TILE_ROWS": 4}
     projection |= acts | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // block}
