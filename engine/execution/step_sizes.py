@@ -7,7 +7,7 @@ drafts knows how long each takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -15,8 +15,10 @@ from typing import NamedTuple
 import torch
 
 from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.engine.types import Request, SamplingParams
 
+from .decode import DecodeWorker
 from .decode_step import DecodeStep
 from .ladder import ladder, ladder_size
 
@@ -24,11 +26,13 @@ STRIDE = 7919  # a prime, for tokens from all over the vocabulary
 BUDGET_S = 4.0
 _POSITION = 160
 _WARM_RUNS = 2  # the first compiles, the second captures
+_IN_A_ROW = 4
 
 
 class StepSize(NamedTuple):
     """``kind`` is plain, a step of ``size`` requests without drafts; verify, one of ``size`` tokens
-    that the draft stages see; or draft, ``depth`` drafts for each of ``size`` requests."""
+    that the draft stages see; draft, ``depth`` drafts for each of ``size`` requests; or host, what
+    a step with drafts takes beside these two."""
 
     kind: str
     size: int
@@ -62,10 +66,29 @@ def time_sizes(
                 deadline = min(deadline, time.perf_counter() + budget_s)
                 if time.perf_counter() > deadline:
                     break
-            seconds = [_seconds(calls[kind], device) for _ in range(_WARM_RUNS + repeats)]
-            found[kind] = median(seconds[_WARM_RUNS:])
+            # Steps without drafts follow each other without waiting.
+            count = _IN_A_ROW if kind.kind == "plain" else 1
+            for _ in range(_WARM_RUNS):
+                calls[kind]()
+            found[kind] = median(_seconds(calls[kind], device, count) for _ in range(repeats))
             step.model.catch_up()
+        if step.num_drafts in depths:
+            found[StepSize("host", len(states))] = _host_s(step, states, found)
     return found
+
+
+def _host_s(
+    step: DecodeStep, states: Sequence[RequestState], found: Mapping[StepSize, float]
+) -> float:
+    """Seconds of a step with all drafts of all requests beside drafting and verification."""
+    count, depth = len(states), step.num_drafts
+    worker = DecodeWorker(step)
+    batch = DecodeBatch(states=list(states), num_drafts=[depth] * count)
+    device = torch.device(step.table.device)
+    whole_s = min(_seconds(lambda: worker.run(batch), device) for _ in range(_WARM_RUNS + 1))
+    drafting_s = found[StepSize("draft", ladder_size(count), depth)]
+    verify_s = found[StepSize("verify", ladder_size(count * (1 + depth)))]
+    return max(whole_s - drafting_s - verify_s, 0.0)
 
 
 def _calls(
@@ -129,9 +152,16 @@ def _dummy_states(step: DecodeStep) -> list[RequestState]:
     return states
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
+def _seconds(call: Callable[[], object], device: torch.device, count: int = 1) -> float:
+    """Of each of ``count`` calls that follow each other, from an idle device to an idle one."""
+    _wait(device)
     started = time.perf_counter()
-    call()
+    for _ in range(count):
+        call()
+    _wait(device)
+    return (time.perf_counter() - started) / count
+
+
+def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
-    return time.perf_counter() - started

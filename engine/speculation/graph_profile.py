@@ -17,7 +17,9 @@ def graph_profile(times: Mapping[StepSize, float], device: str, block_size: int)
     """What ``time_sizes`` measured, with all drafts of a block among the depths.
 
     A number of requests counts if all three kinds of its steps were timed; there is at least one.
+    What the host takes for a step with drafts is taken to grow with them.
     """
+    host_s = sum(seconds / step.size for step, seconds in times.items() if step.kind == "host")
     plain = {step.size: seconds for step, seconds in times.items() if step.kind == "plain"}
     verify = {step.size: seconds for step, seconds in times.items() if step.kind == "verify"}
     draft = {step[1:]: seconds for step, seconds in times.items() if step.kind == "draft"}
@@ -29,8 +31,8 @@ def graph_profile(times: Mapping[StepSize, float], device: str, block_size: int)
         device=device,
         block_size=block_size,
         num_requests=tuple(counts),
-        draft_s=tuple(draft[n, block_size] for n in counts),
-        first_s=tuple(draft.get((n, 1), draft[n, block_size]) for n in counts),
+        draft_s=tuple(draft[n, block_size] + n * host_s for n in counts),
+        first_s=tuple(draft.get((n, 1), draft[n, block_size]) + n * host_s for n in counts),
         seed_s=tuple(max(verify[n] - plain[n], _LEAST_S) for n in counts),
         single_s=tuple(plain[n] for n in counts),
         block_s=tuple(blocks.tolist()),

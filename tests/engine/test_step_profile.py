@@ -68,3 +68,8 @@ def test_graphs_give_a_profile_by_size() -> None:
     assert profile.seed_s == pytest.approx((0.1, 0.2))
     assert profile.verify_s(4, [0, 3, 20, 44]).tolist() == pytest.approx([1.1, 1.7, 1.7, 4.1])
     assert profile.verify_s(8, 88) == pytest.approx(8.2), "beyond the largest, in proportion"
+    slow = graph_profile(times | {StepSize("host", 10): 1.0}, "test", 5)
+    assert slow.drafting_s(4, 1) == pytest.approx(0.6) and slow.drafting_s(8, 5) == pytest.approx(
+        1.4
+    )
+    assert slow.plain_step_s(8) == profile.plain_step_s(8), "which the host does not hold up"
