@@ -6,25 +6,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-# $0 is how long it was.
-_PAUSE = gl.constexpr("""{
-.reg .u32 start;
-.reg .pred is_early;
-mov.u32 start, %clock;
-again:
-mov.u32 $0, %clock;
-sub.u32 $0, $0, start;
-setp.lt.u32 is_early, $0, $1;
-@is_early bra again;
-}""")
-
-
-@gluon.jit
-def pause(CYCLES: gl.constexpr):
-    """Let a group of four warps do nothing for so many cycles."""
-    cycles = gl.full([128], CYCLES, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    gl.inline_asm_elementwise(_PAUSE, "=r,r", [cycles], dtype=gl.int32, is_pure=False, pack=1)
-
 
 @gluon.jit
 def barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):

@@ -120,12 +120,12 @@ def _multiply(
 
 
 @gluon.jit
-def _sum(tiles, first_step, groups, PIECE: gl.constexpr, layout: gl.constexpr):
+def _sum(tiles, step, groups, PIECE: gl.constexpr, layout: gl.constexpr):
     """64 rows by 128 columns over all of K; groups of warps fill each other's waits."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     total = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
-    for step in range(first_step, first_step + groups):
+    for _ in range(groups):
         stage = _wait_full(tiles, step)
         place = stage * PIECES + PIECE
         scales = s_tiles.index(place).load(gl.SliceLayout(1, layout))
@@ -134,14 +134,16 @@ def _sum(tiles, first_step, groups, PIECE: gl.constexpr, layout: gl.constexpr):
         part = warpgroup_mma_wait(0, [part])
         mbarrier.arrive(empty.index(stage), count=1)
         total += part * scales[:, None]
+        step += 1
     return total
 
 
 @gluon.jit
-def _pass_by(tiles, first_step, groups):
+def _pass_by(tiles, step, groups):
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    for step in range(first_step, first_step + groups):
+    for _ in range(groups):
         mbarrier.arrive(empty.index(_wait_full(tiles, step)), count=1)
+        step += 1
 
 
 @gluon.jit

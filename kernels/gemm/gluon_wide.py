@@ -23,7 +23,7 @@ from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
-from .gluon_ring import barriers, pause, place_in_band, wait_empty, weight_row
+from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
 from .gluon_sums import (
     factors_ahead,
     has_pair,
@@ -207,26 +207,10 @@ def _multiply_second(
     work, tiles, sums, gate,
     GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    _begin_later(work, tiles)
     if GATE == UNGATED:
         _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
     else:
         multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, GATE)
-
-
-@gluon.jit
-def _begin_later(work, tiles):
-    """Half a product behind the first group, so that one adds while the other multiplies.
-
-    Only where it was measured to gain: with pieces side by side.
-    """
-    tile_expert, num_row_tiles, N, member_rows, K = work
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    COLUMNS: gl.constexpr = w_tiles.shape[1]
-    if COLUMNS == 256:  # noqa: SIM102 - the compiler reads it first
-        if gl.program_id(0) < num_row_tiles * gl.cdiv(N, COLUMNS):
-            mbarrier.wait(full.index(0), 0)
-            pause(150)
 
 
 @gluon.jit
