@@ -60,7 +60,8 @@ def select_few(bits: Tensor, visible: Tensor, k: int) -> Tensor:
         tops, best, bits, visible, lists, chosen,
         tops.shape[1], width, size, tops.stride(0), best.stride(0), bits.stride(0), k,
         TOPS=triton.next_power_of_2(tops.shape[1]), GROUP=group, SEGMENT=_SEGMENT, MOST=most,
-        PART={8: 1024, 4: 256, 2: 128}[warps], num_warps=warps, enable_fp_fusion=True,
+        PART={8: 1024, 4: 256, 2: 128}[warps], RUNS=64 * warps,
+        num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
     return chosen
 
@@ -70,7 +71,7 @@ def few_kernel(
     tops_ptr, best_ptr, bits_ptr, visible_ptr, list_ptr, chosen_ptr,
     num_tops, width, size, tops_stride, best_stride, stride, k,
     TOPS: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, MOST: tl.constexpr,
-    PART: tl.constexpr,
+    PART: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """Groups of GROUP segments of SEGMENT entries; two lists of MOST i32 for each row."""
     row = tl.program_id(0).to(tl.int64)
@@ -101,10 +102,15 @@ def few_kernel(
         _take_found(bits_row, found_ptr, total, low, chosen_ptr, k, MOST)
     else:
         runs = (width + 7) // 8
-        count = _take_runs(best_row, best_row, runs, width, segments_ptr, k, 1, False)
+        low, count = _take_runs(
+            best_row, best_row, runs, width, low, segments_ptr, k, 1, False, RUNS
+        )
         tl.debug_barrier()
         PER: tl.constexpr = SEGMENT // 8
-        count = _take_runs(bits_row, segments_ptr, count * PER, end, chosen_ptr, k, PER, True)
+        # Each of k segments has an entry that reaches the least of their maxima.
+        _, count = _take_runs(
+            bits_row, segments_ptr, count * PER, end, low, chosen_ptr, k, PER, True, RUNS
+        )
         _fill(chosen_ptr, count, k, MOST)
 
 
@@ -132,7 +138,7 @@ def _reaching_segments(
     best_row, groups_ptr, list_ptr, count, bound, GROUP: tl.constexpr, MOST: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
-    TILE: tl.constexpr = PART if GROUP <= 4 else PART * 4 // GROUP
+    TILE: tl.constexpr = PART if GROUP <= 4 else PART * 2 // GROUP
     total = tl.full([], 0, tl.int32)
     for start in range(0, count, TILE):
         slot = start + tl.arange(0, TILE)
@@ -222,29 +228,34 @@ def _fill(chosen_ptr, count, k, MOST: tl.constexpr):
 
 @triton.jit
 def _take_runs(
-    bits_row, parents_ptr, num_runs, end, out_ptr, k, PER: tl.constexpr, HAS_PARENTS: tl.constexpr
-):
-    """Stores the k best entries of runs of eight, ascending; returns how many there are.
+    bits_row, parents_ptr, num_runs, end, low, out_ptr, k, PER: tl.constexpr,
+    HAS_PARENTS: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """Stores the k best entries of runs of eight, ascending; returns (threshold, how many).
 
-    Runs are all of a row, or PER for each of the parents.  They are read anew for each threshold.
+    Runs are all of a row, or PER for each of the parents; k of their entries reach the key ``low``,
+    or no more are there.  They are read anew for each threshold.
     """
-    low, high = tl.full([], -32640, tl.int32), tl.full([], 32767, tl.int32)
+    high = low
+    for start in range(0, num_runs, RUNS):
+        _, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS, RUNS)
+        high = tl.maximum(high, tl.max(tl.max(key, 1), 0))
     while low < high:
         middle = low + ((high - low + 1) >> 1)
         reached = tl.full([], 0, tl.int32)
-        for start in range(0, num_runs, 128):
-            _, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS)
+        for start in range(0, num_runs, RUNS):
+            _, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS, RUNS)
             reached += tl.sum(tl.sum((key >= middle).to(tl.int32), 1), 0)
         low = tl.where(reached >= k, middle, low)
         high = tl.where(reached >= k, high, middle - 1)
     room = tl.full([], 0, tl.int32) + k
-    for start in range(0, num_runs, 128):
-        _, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS)
+    for start in range(0, num_runs, RUNS):
+        _, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS, RUNS)
         room -= tl.sum(tl.sum((key > low).to(tl.int32), 1), 0)
     num_above = tl.full([], 0, tl.int32)
     num_tied = tl.full([], 0, tl.int32)
-    for start in range(0, num_runs, 128):
-        entry, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS)
+    for start in range(0, num_runs, RUNS):
+        entry, key = _run_keys(bits_row, parents_ptr, num_runs, start, end, PER, HAS_PARENTS, RUNS)
         flags = (key > low).to(tl.int32) + ((key == low).to(tl.int32) << 16)
         own = tl.sum(flags, 1)
         before = (tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(flags, 1) - flags
@@ -255,15 +266,16 @@ def _take_runs(
         every = tl.sum(own, 0)
         num_above += every & 0xFFFF
         num_tied += every >> 16
-    return num_above + tl.minimum(num_tied, room)
+    return low, num_above + tl.minimum(num_tied, room)
 
 
 @triton.jit
 def _run_keys(
-    bits_row, parents_ptr, num_runs, start, end, PER: tl.constexpr, HAS_PARENTS: tl.constexpr
-):
-    """Entries and keys of 128 runs of eight from ``start`` on."""
-    run = start + tl.arange(0, 128)
+    bits_row, parents_ptr, num_runs, start, end, PER: tl.constexpr, HAS_PARENTS: tl.constexpr,
+    RUNS: tl.constexpr,
+):  # fmt: skip
+    """Entries and keys of RUNS runs of eight from ``start`` on."""
+    run = start + tl.arange(0, RUNS)
     first = run * 8
     if HAS_PARENTS:
         parent = tl.load(parents_ptr + run // PER, mask=run < num_runs, other=0)

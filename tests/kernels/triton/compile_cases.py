@@ -114,7 +114,7 @@ def cases(arch: int) -> dict[str, Case]:
     select |= {"RUN": 8, "UPPER_IS_WHOLE": True, "IS_WHOLE": True}
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "GROUP": 4}
     best |= {"KEEP_NEWEST": False, "HAS_VISIBLE": True}
-    few = {"TOPS": 2048, "GROUP": 4, "SEGMENT": 16, "MOST": 1024, "PART": 1024}
+    few = {"TOPS": 2048, "GROUP": 4, "SEGMENT": 16, "MOST": 1024, "PART": 1024, "RUNS": 512}
     gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
     exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
     arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
