@@ -1,12 +1,14 @@
 """How much of the exchange hides behind the experts of one layer, at the released model's sizes.
 
-The layer's MoE as the engine runs it, with weights of random codes, is timed three ways: with its
-exchange; on the tokens of the same exchange as they lie in memory, with nothing sent; and the
-exchange alone.
+The layer's MoE as the engine runs it, with weights of random codes, is timed with its exchange
+(both); on the tokens of the same exchange as they lie in memory, with nothing sent (products); the
+same with ranks that wait for each other in every turn, less that wait alone (in step); and without
+products (exchange).  They take turns, five times; medians, and how far apart the products were.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from functools import partial
 
@@ -28,6 +30,8 @@ from deepinfer.kernels.exchange import send_tokens as send
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.norm import NormedRows
+
+_TURNS = 5
 
 
 class SomeHere(WholeModel):
@@ -56,6 +60,14 @@ class Exchange:
     def __call__(self) -> None:
         self._there()
         self._back()
+
+    def meet(self) -> None:
+        """Wait for all ranks, with nothing to send."""
+        channel, table = self.routed.channel, self.routed.table
+        nothing = tuple(part[:0] for part in self.tokens)
+        send(*channel.to_all, *nothing, (table.rank, table.place, table.count), 1)
+        receive_tokens(*channel.here, 1)
+        channel.rounds.add_(1)
 
     def _there(self) -> tuple[Tensor, Tensor]:
         channel, table = self.routed.channel, self.routed.table
@@ -99,12 +111,36 @@ def time_overlap(bench: Bench) -> None:
             moe.routed = PeerExperts(local, table, channel)
             exchange = Exchange(moe.routed, (x, ids, weights))
             bench.begin_together()
-            layer_of = partial(moe, rows, None)
-            both = bench.worst(bench.device_us(layer_of))
-            alone = bench.worst(bench.device_us(exchange))
-            moe.routed = exchange
-            products = bench.worst(bench.device_us(layer_of))
+            times = in_turns(bench, moe, rows, exchange)
+            middle = {name: statistics.median(found) for name, found in times.items()}
+            alone, both, products = (middle[n] for n in ("exchange", "both", "products"))
+            in_step = middle["in step"] - middle["wait"]
             bench.say(time="exchange beside experts", tokens_per_rank=count, exact=is_exact,
-                      exchange_us=alone, products_us=products,
-                      both_us=both, percent_hidden=100 * (1 - (both - products) / alone)
-                      )  # fmt: skip
+                      exchange_us=alone, products_us=products, in_step_us=in_step, both_us=both,
+                      products_apart_us=max(times["products"]) - min(times["products"]),
+                      percent_hidden=100 * (1 - (both - products) / alone),
+                      percent_hidden_in_step=100 * (1 - (both - in_step) / alone))  # fmt: skip
+
+
+def in_turns(
+    bench: Bench, moe: MoE, rows: NormedRows, exchange: Exchange
+) -> dict[str, list[float]]:
+    """Microseconds of the slower rank, five of each."""
+    layer = partial(moe, rows, None)
+
+    def met() -> None:
+        layer()
+        exchange.meet()
+
+    calls = {
+        "both": (exchange.routed, layer),
+        "products": (exchange, layer),
+        "in step": (exchange, met),
+        "wait": (exchange, exchange.meet),
+        "exchange": (exchange, exchange),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_TURNS):
+        for name, (moe.routed, call) in calls.items():
+            times[name].append(bench.worst(bench.device_us(call, repeats=25)))
+    return times

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .schedule import LayerPlan
 
 
-# Tokens of a rank from which two launches of the last product are worth it: see ``parts``.
-_PARTED_TOKENS = 128
+# Tokens of a rank from which two launches of the last product may pay: with 256 they do not.
+_PARTED_TOKENS = 1024
 
 # What experts give: [T, d] f32, or on a GPU rows [R, d] bf16 that are not added up yet and those of
 # each token, [T S] i32 with -1 for none.

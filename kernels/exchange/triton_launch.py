@@ -213,9 +213,11 @@ def _senders(most_tokens: int) -> int:
 
 
 def _returners(layout: ExchangeLayout, most_tokens: int) -> int:
-    """Programs that send results; adding them up takes more."""
-    limit = 128 if most_tokens > 2048 else 32 if layout.is_exact else 64
-    return min(limit, most_tokens)
+    """Programs that send results; adding them up takes more, and tiles that are filled with rows of
+    nobody, as those of few tokens are, take time to look through."""
+    if most_tokens <= 128 or most_tokens > 2048:
+        return min(128, most_tokens)
+    return 32 if layout.is_exact else 64
 
 
 def _flags(num_senders: int) -> int:
