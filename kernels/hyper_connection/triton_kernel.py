@@ -29,12 +29,12 @@ from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_operand, bf16_va
 
 from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
+from .triton_pairs import added_up
 
 _PIECE, _HOPPER_PIECE = 64, 128
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 8
-_PAIR_COLUMNS = 1024
 
 
 def collapse_streams_triton(streams: Tensor, pre: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def expand_streams_triton(streams: Tensor, output: Tensor | PairOutputs, mix: Hy
     _check_streams(streams)
     _check_output(streams, output, mix)
     expanded = streams.new_empty(streams.shape)
-    _pass_streams(streams, _added_up(output), mix, expanded, None, None)
+    _pass_streams(streams, added_up(output), mix, expanded, None, None)
     return expanded
 
 
@@ -67,7 +67,7 @@ def advance_streams_triton(
     _check_streams(streams)
     _check_output(streams, output, mix)
     expanded = streams.new_empty(streams.shape)
-    entry = _enter(streams, _added_up(output), mix, expanded, mix.pre, mixer, entrance)
+    entry = _enter(streams, added_up(output), mix, expanded, mix.pre, mixer, entrance)
     return expanded, entry
 
 
@@ -155,20 +155,6 @@ def _pass_streams(
             COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
-
-
-def _added_up(output: Tensor | PairOutputs) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    tokens, width = output.added.shape
-    total = torch.empty_like(output.added)
-    if tokens:
-        add_pairs_kernel[(tokens, triton.cdiv(width, _PAIR_COLUMNS))](
-            output.added.view(torch.int16), output.rows.view(torch.int16), output.row,
-            total.view(torch.int16), width, PER_TOKEN=output.per_token, TILE_D=_PAIR_COLUMNS,
-            num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
-    return total
 
 
 def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> None:
@@ -288,21 +274,3 @@ def mix_kernel(
     is_product = is_token[:, None] & (fn_row < ROWS)[None, :]
     tl.store(products_ptr + place[:, None] * ROWS + fn_row[None, :], products, mask=is_product)
     tl.store(squares_ptr + place, tl.sum(squares, 1), mask=is_token)
-
-
-@triton.jit
-def add_pairs_kernel(
-    added_ptr, rows_ptr, row_ptr, total_ptr, width, PER_TOKEN: tl.constexpr, TILE_D: tl.constexpr
-):
-    """The rows of a token's choices, added in their order, to what they are added to; -1: none."""
-    token = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
-    inside = place < width
-    total = tl.zeros([TILE_D], tl.float32)
-    for choice in tl.static_range(PER_TOKEN):
-        row = tl.load(row_ptr + token * PER_TOKEN + choice).to(tl.int64)
-        present = place < tl.where(row >= 0, width, 0)
-        total += bf16_value(tl.load(rows_ptr + row * width + place, mask=present, other=0))
-    added = bf16_value(tl.load(added_ptr + token * width + place, mask=inside, other=0))
-    bits = bf16_bits(added + total).to(tl.int16)
-    tl.store(total_ptr + token * width + place, bits, mask=inside)

@@ -80,8 +80,8 @@ def test_engram() -> None:
 
 
 def test_bits() -> None:
-    streams, output, mix, *ways = stream_case(300)
-    x, weight = uneven_rows(300, _D), torch.randn(_D, device="cuda").bfloat16()
+    streams, output, mix, *ways = stream_case(5000)
+    x, weight = uneven_rows(5000, _D), torch.randn(_D, device="cuda").bfloat16()
 
     def run(count: int) -> list[Tensor]:
         part = HyperMix(*(coefficients[:count] for coefficients in mix))
@@ -89,7 +89,8 @@ def test_bits() -> None:
         normal = rows.rms_norm_triton(x[:count], weight, 1e-6)
         return [expanded, *entry.mix, entry.rows.values, entry.rows.operand.values, normal]
 
-    whole = run(300)
-    for count in (1, 2, 7, 64, 256):
+    whole = run(5000)
+    assert torch.equal(whole[0], hyper.expand_streams_triton(streams, output, mix))
+    for count in (1, 2, 7, 64, 256, 3001):
         for actual, expected in zip(run(count), whole, strict=True):
-            assert torch.equal(actual, expected[:count]), f"{count} rows differ from those of 300"
+            assert torch.equal(actual, expected[:count]), f"{count} rows differ from those of 5,000"
