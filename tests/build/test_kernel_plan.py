@@ -12,6 +12,8 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
+    # The product with the mixing weights: a part of the Hopper form of the streams.
+    "mix_kernel",
     # Before the Hopper form of attention, which takes the released model's sizes.
     "unpack_kernel",
 }
