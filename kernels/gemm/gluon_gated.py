@@ -55,20 +55,25 @@ def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
     its weight."""
     weights, scales, stride, limit = gate
     both = gl.reshape(total.to(gl.bfloat16).to(gl.float32), (64, 2, 64))
-    # Comparisons, not minima, so that NaN passes through.
     gates, ups = gl.split(gl.permute(both, (0, 2, 1)))
-    gates = gl.where(gates > limit, limit, gates)
-    ups = gl.where(ups > limit, limit, gl.where(ups < -limit, -limit, ups))
-    # As in ``kernels/moe/triton_swiglu.py``, which must have the same bits.
-    share = gl.inline_asm_elementwise(
-        SIGMOID, "=f,f", [gates], dtype=gl.float32, is_pure=True, pack=1
-    )
-    values = gates * share * ups
+    values = gated(gates, ups, limit)
     if GROUPED:
         rows = row + gl.arange(0, 64, gl.SliceLayout(1, values.type.layout))
         pair = gl.maximum(gl.load(row_pair + rows), 0)
         values = values * gl.load(weights + pair)[:, None]
     return values.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+def gated(gates, ups, limit):
+    """As in ``kernels/moe/triton_swiglu.py``, which must have the same bits."""
+    # Comparisons, not minima, so that NaN passes through.
+    gates = gl.where(gates > limit, limit, gates)
+    ups = gl.where(ups > limit, limit, gl.where(ups < -limit, -limit, ups))
+    share = gl.inline_asm_elementwise(
+        SIGMOID, "=f,f", [gates], dtype=gl.float32, is_pure=True, pack=1
+    )
+    return gates * share * ups
 
 
 @gluon.jit
@@ -78,13 +83,20 @@ def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.con
     exponent = block_exponent(gl.maximum(largest_of(first), largest_of(second)))
     place = row + gl.arange(0, 64, exponent.type.layout)
     gl.store(scales + column * stride + place, power_of_two(exponent))
-    pairs = gl.join(e4m3_pairs(first, exponent), e4m3_pairs(second, exponent))
-    if ORDER == 2:  # as in ``k_order.fragment_order``: block of 32, then 8, 4 and 2 of it
-        parts = gl.permute(gl.reshape(pairs, (64, 2, 4, 2, 2, 2)), (0, 2, 3, 5, 1, 4))
-        codes = gl.reshape(parts, (64, 64))
-    else:
-        codes = gl.reshape(gl.permute(pairs, (0, 2, 1)), (64, 64))
+    codes = codes_in_order(first, second, exponent, ORDER)
     tma.store_wait(0)
     buffer.store(codes)
     fence_async_shared()
     store_tile(out, [row, column * 64], buffer)
+
+
+@gluon.jit
+def codes_in_order(first, second, exponent, ORDER: gl.constexpr):
+    """Two halves [R, 64] of blocks of 128, as pairs of E4M3 in an order of K: [R, 64] i16."""
+    R: gl.constexpr = first.shape[0]
+    pairs = gl.join(e4m3_pairs(first, exponent), e4m3_pairs(second, exponent))
+    if ORDER == 2:  # as in ``k_order.fragment_order``: block of 32, then 8, 4 and 2 of it
+        parts = gl.permute(gl.reshape(pairs, (R, 2, 4, 2, 2, 2)), (0, 2, 3, 5, 1, 4))
+        return gl.reshape(parts, (R, 64))
+    else:  # noqa: RET505 - both are compiled otherwise
+        return gl.reshape(gl.permute(pairs, (0, 2, 1)), (R, 64))

@@ -62,15 +62,22 @@ def linear_rows_gluon(
     return out
 
 
-def fits_gate(weight: HopperWeight, tile: Tile) -> bool:
-    """Whether ``gated_rows_gluon`` takes these; the bits are those of SwiGLU by itself."""
-    return weight.is_gated and tile is WIDE_FP8
+def fits_gate(weight: HopperWeight, tile: Tile, rows: int) -> bool:
+    """Whether ``gated_rows_gluon`` takes these, and is faster; the bits are those of SwiGLU by
+    itself."""
+    if weight.turns is None:
+        return False
+    if isinstance(tile, NarrowTile):
+        if weight.members == 1 and tile.rows > 16:  # too few programs: the last ones take longer
+            return False
+        return -(-rows // tile.rows) * (weight.num_rows // 256) <= len(weight.turns)
+    return tile is WIDE_FP8
 
 
 def gated_rows_gluon(
     acts: Activations,
     weight: HopperWeight,
-    tile: WideTile,
+    tile: Tile,
     order: KOrder,
     limit: float,
     rows: ExpertRows | None = None,
@@ -83,8 +90,17 @@ def gated_rows_gluon(
     assert acts.scales is not None and acts.order is weight.order
     count = len(acts.values)
     out = Activations.empty(count, weight.num_rows // 2, MatrixPath.FP8, order, acts.values.device)
-    values, scales = out.values.view(torch.int16), out.scales
-    if count:
+    values, scales = out.writer
+    if count and isinstance(tile, NarrowTile):
+        hidden = torch.empty(
+            count, weight.num_rows, dtype=torch.bfloat16, device=acts.values.device
+        )
+        _launch_narrow(
+            acts.values, acts.scales, weight, rows, hidden, tile, weights=weights,
+            gated=(values, scales), gate_stride=out.scale_stride, limit=limit, gate=order,
+        )  # fmt: skip
+    elif count:
+        assert isinstance(tile, WideTile)
         _launch_wide(
             acts.values, acts.scales, weight, rows, described_tiles(values, 64, 64),
             (count, weight.num_rows), tile, weights=weights, out_scales=scales,
@@ -112,7 +128,13 @@ def _launch_narrow(
     expert_rows: ExpertRows | None,
     out: Tensor,
     tile: NarrowTile,
-    first: int,
+    first: int = 0,
+    *,
+    weights: Tensor | None = None,
+    gated: tuple[Tensor, Tensor] | None = None,
+    gate_stride: int = 0,
+    limit: float = 0.0,
+    gate: int = UNGATED.value,
 ) -> None:
     rows, n = out.shape
     form = weight_form(weight)
@@ -126,14 +148,21 @@ def _launch_narrow(
         out,
         factors,
         factors if expert_rows is None else expert_rows.expert,
+        factors if expert_rows is None else expert_rows.pair,
+        *((factors, factors) if gated is None else gated),
+        factors if weights is None else weights,
+        factors if gated is None or weight.turns is None else weight.turns,
         rows,
         n,
         weight.num_rows,
         weight.k,
+        gate_stride,
+        limit,
         FORMAT=form,
         TOKENS=tile.rows,
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
+        GATE=int(gate),
         num_warps=4,
         enable_fp_fusion=True,
     )

@@ -19,17 +19,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
+from .gluon_gated import UNGATED
+from .gluon_last import activate_last
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_rows"])
+@gluon.jit(do_not_specialize=["num_rows", "gate_stride"])
 def narrow_kernel(
-    x, x_scales, w, steps, out, w_scales, tile_expert, num_rows, N, member_rows, K,
+    x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
+    num_rows, N, member_rows, K, gate_stride, limit,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
+    GATE: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
     ``member_rows`` is N, or more if these are only some of the rows of each of the E.
+    GATE, unless it is UNGATED: see ``activate_last``.
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
@@ -41,6 +46,9 @@ def narrow_kernel(
             x, x_scales, w, steps, out, w_scales, expert * member_rows, row_tile, column, num_rows,
             N, K, FORMAT, TOKENS, STAGES,
         )  # fmt: skip
+        if GATE != UNGATED:
+            gate = (values, scales, gate_stride, weights, turns, limit)
+            activate_last(out, gate, row_pair, row_tile, column, num_rows, N, TOKENS, GROUPED, GATE)
 
 
 @gluon.jit

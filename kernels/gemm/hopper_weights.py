@@ -28,6 +28,7 @@ COLUMNS = 64
 STAGE = 256
 _STEPS = 11
 _PADDING = 256
+_TURNS = 32768
 _CHUNK = 16  # members at a time, for the memory that intermediate numbers take
 
 
@@ -38,7 +39,9 @@ class HopperWeight:
     values [E N, K] e4m3fn, or [E N, K / 8] i32 with ``steps`` [E N / 64, K / 256, 128] i32.
     factors [E N + 256] f32: what a row's sums are multiplied by; a tile may read on past the end.
     ``order`` of each 128 inputs, here and in the activations.
-    ``is_gated``: N rows of gates and ups alternate, 64 by 64, not one half and then the other.
+    ``turns`` [32768] i32, if N rows of gates and ups alternate, 64 by 64, instead of one half and
+    then the other: zeros, where programs of a kernel count who is done, and leave zeros; two
+    launches of it at the same time would need one each.
     """
 
     values: Tensor
@@ -46,7 +49,12 @@ class HopperWeight:
     factors: Tensor
     members: int
     order: KOrder
-    is_gated: bool = False
+    turns: Tensor | None = None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether gates and ups alternate."""
+        return self.turns is not None
 
     @property
     def num_rows(self) -> int:
@@ -80,7 +88,8 @@ def prepare_gate_up(weight: Weight) -> HopperWeight | None:
         _alternating(weight.values, COLUMNS), _alternating(scales, COLUMNS * scales.shape[-2] // n)
     )
     prepared = prepare_weight(alternating)
-    return None if prepared is None else replace(prepared, is_gated=True)
+    turns = torch.zeros(_TURNS, dtype=torch.int32, device=weight.values.device)
+    return None if prepared is None else replace(prepared, turns=turns)
 
 
 def _alternating(halves: Tensor, run: int) -> Tensor:

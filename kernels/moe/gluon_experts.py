@@ -17,7 +17,7 @@ from deepinfer.kernels.gemm.gluon_kernel import (
     gated_rows_gluon,
     linear_rows_gluon,
 )
-from deepinfer.kernels.gemm.hopper_tile import Tile, WideTile, hopper_tile
+from deepinfer.kernels.gemm.hopper_tile import Tile, hopper_tile
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
@@ -101,8 +101,7 @@ def _activated(
     rows: ExpertRows | None,
     weights: Tensor | None,
 ) -> Activations:
-    if fits_gate(gate_up, tile):
-        assert isinstance(tile, WideTile)
+    if fits_gate(gate_up, tile, len(acts.values)):
         return gated_rows_gluon(acts, gate_up, tile, order, limit, rows, weights)
     hidden = linear_rows_gluon(acts, gate_up, rows, tile)
     return swiglu_of_rows(

@@ -21,8 +21,8 @@ from deepinfer.kernels.gemm.triton_blocks import kept_pairs, quantized, store_co
 from deepinfer.kernels.launch import bf16_pairs
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 
-_PAIRS = 512  # that a program counts together, and a multiple of what one compares
-_MOST_BLOCKS = 32
+_BLOCK = 1024  # pairs that are counted together
+_COMPARED = 256  # pairs that a token's are compared with at a time
 _COUNTED_EXPERTS = 16  # of a program
 _NO_MOVE = {"NUM_BLOCKS": 1, "BLOCK": 128, "PATH": -1, "ORDER": 0, "NATIVE": False, "WIDTH": 1}
 
@@ -71,54 +71,50 @@ def _arrange(
     tokens, per_token = ids.shape
     if not ids.numel():
         return
-    pairs = ids.numel()
-    block_pairs = triton.cdiv(pairs, _PAIRS * _MOST_BLOCKS) * _PAIRS
-    blocks = triton.cdiv(pairs, block_pairs)
+    blocks = triton.cdiv(ids.numel(), _BLOCK)
     counts = torch.empty(blocks + 1, num_experts, dtype=torch.int32, device=ids.device)
     _count_kernel[(triton.cdiv(num_experts, _COUNTED_EXPERTS),)](
-        ids, counts, pairs, num_experts, blocks, block_pairs, EXPERTS=_COUNTED_EXPERTS,
-        PAIRS=_PAIRS, num_warps=8, enable_fp_fusion=True,
+        ids, counts, ids.numel(), num_experts, blocks, EXPERTS=_COUNTED_EXPERTS, PAIRS=_BLOCK,
+        num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     _place_kernel[(tokens + num_experts + 1,)](
         ids, counts, rows.pair, rows.row, rows.expert, rows.used, *moved,
-        tokens, num_experts, blocks, block_pairs, len(rows.expert),
+        tokens, num_experts, blocks, len(rows.expert),
         PER_TOKEN=per_token, CHOICES=triton.next_power_of_2(per_token), TILE_ROWS=rows.tile_rows,
-        EXPERTS=triton.next_power_of_2(num_experts), PAIRS=_PAIRS // 2, **layout, num_warps=8,
-        enable_fp_fusion=True,
+        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_PAIRS=_BLOCK, PAIRS=_COMPARED,
+        **layout, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_blocks", "block_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def _count_kernel(
-    ids, counts, num_pairs, num_experts, num_blocks, block_pairs,
-    EXPERTS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
+    ids, counts, num_pairs, num_experts, num_blocks, EXPERTS: tl.constexpr, PAIRS: tl.constexpr
+):
     """Pairs of each expert before every block, and in all."""
     expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
     lane = tl.arange(0, PAIRS)
     before = tl.zeros([EXPERTS], tl.int32)
+    # Two blocks are on their way while one is counted.
     chosen = tl.load(ids + lane, mask=lane < num_pairs, other=-1).to(tl.int32)
-    start = 0
+    following = tl.load(ids + PAIRS + lane, mask=PAIRS + lane < num_pairs, other=-1).to(tl.int32)
     for block in range(num_blocks):
         tl.store(counts + block * num_experts + expert, before, mask=expert < num_experts)
-        own = tl.zeros([PAIRS, EXPERTS], tl.int32)
-        for _ in range(0, block_pairs, PAIRS):
-            own += (chosen[:, None] == expert[None, :]).to(tl.int32)
-            start += PAIRS
-            pair = start + lane  # of the next round, on their way while these are added
-            chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
-        before += tl.sum(own, axis=0)
+        pair = (block + 2) * PAIRS + lane
+        last = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+        before += tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0)
+        chosen, following = following, last
     tl.store(counts + num_blocks * num_experts + expert, before, mask=expert < num_experts)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "block_pairs", "num_tiles"])
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "num_tiles"])
 def _place_kernel(
     ids, counts, row_pair, pair_row, tile_expert, used,
     x, values, scales, scale_stride, num_words, row_stride,
-    num_tokens, num_experts, num_blocks, block_pairs, num_tiles,
+    num_tokens, num_experts, num_blocks, num_tiles,
     PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr,
-    BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
+    WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
+    ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """A program for each token, one for the tiles of each expert, one for the tiles of none.
     PATH -1: only the order."""
@@ -135,8 +131,8 @@ def _place_kernel(
             source = x + program.to(tl.int64) * row_stride + word
             both = tl.load(source, mask=word < num_words, other=0)
         row = _place_token(
-            program, ids, counts, row_pair, pair_row, expert, first, num_experts, block_pairs,
-            PER_TOKEN, CHOICES, PAIRS,
+            program, ids, counts, row_pair, pair_row, expert, first, num_experts,
+            PER_TOKEN, CHOICES, BLOCK_PAIRS, PAIRS,
         )  # fmt: skip
         if PATH >= 0:
             codes, odd_codes, exponent = quantized(
@@ -172,8 +168,8 @@ def _place_kernel(
 
 @triton.jit
 def _place_token(
-    token, ids, counts, row_pair, pair_row, expert, first, num_experts, block_pairs,
-    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, PAIRS: tl.constexpr,
+    token, ids, counts, row_pair, pair_row, expert, first, num_experts,
+    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Rows of a token's pairs, -1 for those whose expert is not here: [CHOICES] i32.
 
@@ -184,13 +180,13 @@ def _place_token(
     last = token * PER_TOKEN + PER_TOKEN
     chosen = tl.load(ids + pair, mask=choice < PER_TOKEN, other=-1).to(tl.int32)
     is_here = (chosen >= 0) & (chosen < num_experts)
-    block = pair // block_pairs
+    block = pair // BLOCK_PAIRS
     row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
-    for start in range(token * PER_TOKEN // block_pairs * block_pairs, last, PAIRS):
+    for start in range(token * PER_TOKEN // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
         other = start + tl.arange(0, PAIRS)
         others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
         is_before = (other[None, :] < pair[:, None]) & (
-            other[None, :] >= (block * block_pairs)[:, None]
+            other[None, :] >= (block * BLOCK_PAIRS)[:, None]
         )
         row += tl.sum(((others[None, :] == chosen[:, None]) & is_before).to(tl.int32), axis=1)
     is_chosen = chosen[:, None] == expert[None, :]

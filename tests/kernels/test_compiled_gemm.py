@@ -60,6 +60,7 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
     [
         ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
         ("narrow fp4 x 128", 128), ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128),
+        ("narrow gated fp4 x 16", 16), ("narrow gated fp4 x 64", 64),
         ("wide fp8 192 x 128", 128), ("wide fp4 256 x 128", 128),
     ],
 )  # fmt: skip
@@ -193,29 +194,29 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             choice | {"PARTS": 4, "ROWS": 4},
         )  # fmt: skip
         add(
-            "count", pair_order._count_kernel, "*i64 *i32 n n16 n n",
-            {"EXPERTS": 16, "PAIRS": 512}, num_warps=8,
+            "count", pair_order._count_kernel, "*i64 *i32 n n16 n",
+            {"EXPERTS": 16, "PAIRS": 1024}, num_warps=8,
         )  # fmt: skip
         place = {"PER_TOKEN": 6, "CHOICES": 8, "TILE_ROWS": 256, "EXPERTS": 512, "PAIRS": 256}
+        place |= {"BLOCK_PAIRS": 1024}
         add(
             "place", pair_order._place_kernel,
-            "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n n",
+            "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
             {**place, **layout, "WIDTH": 64}, num_warps=8,
         )  # fmt: skip
         add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
         for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
             rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
             w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
-            rest = [
-                w,
-                descriptor("i32", 128),
-                *["*bf16", "*fp32", "*i32", "n", "n16", "n16", "n16"],
-            ]
+            ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32"]
+            ends += ["n", "n16", "n16", "n16", "n", "fp32"]
             constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
-            add(
-                f"narrow fp{8 // form} x {tokens}", gluon_narrow.narrow_kernel,
-                [*rows, *rest], constants,
-            )  # fmt: skip
+            for gate in (-1, 2):
+                add(
+                    f"narrow {'' if gate < 0 else 'gated '}fp{8 // form} x {tokens}",
+                    gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
+                    {**constants, "GATE": gate},
+                )  # fmt: skip
         for tile in hopper_tile.WIDE:
             form, count, columns = tile.form, tile.rows, tile.columns
             rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]

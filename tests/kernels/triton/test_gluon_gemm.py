@@ -20,7 +20,7 @@ from deepinfer.kernels.gemm import (
     quantized_linear,
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
-from deepinfer.kernels.gemm.gluon_kernel import gated_rows_gluon, linear_rows_gluon
+from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, linear_rows_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
     SQUARE_FP8,
@@ -29,6 +29,7 @@ from deepinfer.kernels.gemm.hopper_tile import (
     WIDE_FP8,
     NarrowTile,
     Speed,
+    hopper_tile,
 )
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder
@@ -156,16 +157,20 @@ def test_groups_leave_quantised_with_the_same_bits(rows: int) -> None:
     assert_same_codes(actual, expected, torch.arange(rows))
 
 
-def test_products_leave_activated_with_the_same_bits() -> None:
-    """Experts of many, few and no rows, as after SwiGLU by itself; the order of K too."""
-    prepared, tile = native_gate_up(_fp4(5, 512, 512)), WIDE_FP8
+@pytest.mark.parametrize("few", [16, 64, None])
+def test_products_leave_activated_with_the_same_bits(few: int | None) -> None:
+    """Experts of many, few and no rows, as after SwiGLU by itself; the order of K too.  Twice:
+    programs count who is done where those before them did."""
+    prepared = native_gate_up(_fp4(5, 512, 512))
     assert isinstance(prepared, HopperWeight) and prepared.is_gated
-    weight = recast_weight(prepared)
+    weight = recast_weight(prepared) if few is None else prepared
+    tile = WIDE_FP8 if few is None else hopper_tile(weight, few)
     ids = torch.tensor([0] * 300 + [1] * 40 + [3] * 129 + [4] * 256, device=_CUDA)[:, None]
     weights = torch.rand(len(ids), 1, device=_CUDA)
     x = _rows(len(ids), 512)
     x[5], x[320, 7] = float("nan"), float("inf")
     rows, acts = order_tokens(x, ids, 5, tile.rows, MatrixPath.FP8, weight.order)
+    assert fits_gate(weight, tile, len(rows.pair))
     hidden = linear_rows_gluon(acts, weight, rows, tile)
     for order in (KOrder.PLAIN, KOrder.FRAGMENT):
         actual = gated_rows_gluon(acts, weight, tile, order, _LIMIT, rows, weights)

@@ -14,7 +14,7 @@ from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe import experts, native_experts, route, swiglu
 from deepinfer.kernels.moe.reference import experts_reference, route_reference, swiglu_reference
 from deepinfer.kernels.moe.triton_kernel import experts_triton
-from deepinfer.kernels.testing import calc_diff
+from deepinfer.kernels.testing import assert_bitwise_equal, calc_diff
 
 _WIDTH, _INNER, _EXPERTS, _CHOSEN, _LIMIT = 5120, 2304, 384, 6, 10.0
 # Any: they are keyword arguments of different types.
@@ -40,6 +40,19 @@ def test_route() -> None:
         worst = max(worst, float((weights - expected)[same].abs().max()))
     assert moved <= 3, f"{moved} of 1,543 rows chose other experts (near ties allow a few)"
     assert worst < 1e-4, f"weights differ by {worst:.2e}"
+
+
+def test_a_token_chooses_the_same_in_any_batch() -> None:
+    """On both sides of what decides how the product with the router is made."""
+    gate = random_weight("bf16", _EXPERTS, _WIDTH)
+    bias = torch.randn(_EXPERTS, device="cuda") / 10
+    x = torch.randn(1600, _WIDTH, device="cuda").to(torch.bfloat16)
+    x[7] = float("nan")
+    ids, weights = route(x, gate, bias, **_ROUTING)
+    for rows in (1, 2, 7, 64, 255, 256, 1500):
+        some_ids, some_weights = route(x[:rows], gate, bias, **_ROUTING)
+        assert torch.equal(some_ids, ids[:rows])
+        assert_bitwise_equal(some_weights, weights[:rows], f"{rows} rows")
 
 
 def test_swiglu() -> None:
