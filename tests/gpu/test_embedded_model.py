@@ -108,7 +108,9 @@ def test_every_kernel_agrees_inside_the_model(name: str) -> None:
     assert seen | {"advance_streams", "gated_linear"} <= found.keys()
     for operation, agreement in found.items():
         assert not agreement.error, operation
-        assert agreement.relative < 0.02, operation
+        # A product and its activation, rounded to E4M3, whose numbers are up to 12 % apart.
+        limit = 0.03 if operation == "gated_linear" else 0.02
+        assert agreement.relative < limit, operation
         if operation in EXACT:
             assert agreement.num_equal == agreement.num_values, operation
 
