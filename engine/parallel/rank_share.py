@@ -12,7 +12,6 @@ from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
 from deepinfer.kernels.exchange import ExchangeLayout
-from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
 from .groups import Group
 from .peer_exchange import PeerChannel
@@ -95,6 +94,8 @@ class RankShare:
         if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
             return None
         if (hidden_size, choices) not in self._channels:
+            from deepinfer.kernels.gemm.matrix_path import MatrixPath  # imports Triton
+
             layout = ExchangeLayout(
                 num_ranks=self.experts.size,
                 capacity=self.capacity,
