@@ -21,8 +21,7 @@ from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
 from deepinfer.engine.parallel.groups import Group
 from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
-from deepinfer.kernels.exchange import ExchangeLayout
-from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.exchange import ExchangeLayout, token_block
 
 from .plan import padded_experts
 
@@ -70,7 +69,7 @@ class PresentShare:
         if choices not in self._channels:
             layout = ExchangeLayout(
                 num_ranks=self.ranks, capacity=self.capacity, num_choices=choices,
-                hidden_size=width, is_exact=False, block=MatrixPath.of(tensors.device).block,
+                hidden_size=width, is_exact=False, block=token_block(tensors.device),
             )  # fmt: skip
             channel = PartChannel(self.group, layout, tensors.device, plan.n_routed_experts)
             self._channels[choices] = channel

@@ -20,8 +20,8 @@ from deepinfer.kernels.exchange import (
     receive_tokens,
     send_results,
     send_tokens,
+    token_block,
 )
-from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
 from .handover import block_rows, ring_rows
 
@@ -48,7 +48,7 @@ def rehearse_exchanges(layers: Iterable[MoE], hidden_size: int, cache: KVCache) 
             num_choices=layer.num_experts_per_tok,
             hidden_size=hidden_size,
             is_exact=is_exact,
-            block=MatrixPath.of(cache.history.device).block,
+            block=token_block(cache.history.device),
         )
         _exchange(layout, layer.routed)
 

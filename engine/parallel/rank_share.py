@@ -11,7 +11,7 @@ from torch import Tensor
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
-from deepinfer.kernels.exchange import ExchangeLayout
+from deepinfer.kernels.exchange import ExchangeLayout, token_block
 
 from .groups import Group
 from .peer_exchange import PeerChannel
@@ -94,15 +94,13 @@ class RankShare:
         if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
             return None
         if (hidden_size, choices) not in self._channels:
-            from deepinfer.kernels.gemm.matrix_path import MatrixPath  # imports Triton
-
             layout = ExchangeLayout(
                 num_ranks=self.experts.size,
                 capacity=self.capacity,
                 num_choices=choices,
                 hidden_size=hidden_size,
                 is_exact=self.is_exact,
-                block=MatrixPath.of(tensors.device).block,
+                block=token_block(tensors.device),
             )
             made = PeerChannel(self.experts, layout, tensors.device)
             self._channels[hidden_size, choices] = made

@@ -8,4 +8,5 @@ from .dispatch import end_round as end_round
 from .dispatch import receive_tokens as receive_tokens
 from .dispatch import send_results as send_results
 from .dispatch import send_tokens as send_tokens
+from .dispatch import token_block as token_block
 from .layout import ExchangeLayout as ExchangeLayout

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from deepinfer.kernels.gemm.expert_rows import ExpertRows
 
 
+def token_block(device: torch.device) -> int:
+    """How many numbers of a token share a scale: as experts on ``device`` take them."""
+    from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+    return MatrixPath.of(device).block
+
+
 def send_tokens(
     layout: ExchangeLayout,
     peers: Tensor,
