@@ -56,6 +56,7 @@ _LINES = b'{"prompt": "a"}\nbad\n{"prompt": "b"}\n'
         ("pipe", zstandard.ZstdCompressor().compress(_LINES)),
         ("in.csv", b"prompt\na\none,too many\nb\n"),
     ],
+    ids=["lines", "gzip", "zstandard", "csv"],
 )
 def test_a_named_pipe(cli: Cli, fifo: Any, name: str, data: bytes) -> None:
     assert cli("run", fifo(name, data), "-o", "out.jsonl").exit_code == 3
