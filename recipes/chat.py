@@ -22,6 +22,7 @@ from deepseek_recipe import (
 
 from deepinfer.errors import RowError
 
+from .constraints.keywords import checked_schema
 from .constraints.official import check_is_kept, official_constraint
 from .constraints.spec import ConstraintSpec
 from .types import AnswerFormat, ThinkingStage
@@ -46,7 +47,12 @@ def convert(body: Mapping[str, Any]) -> ConversationRequest:
         raise RowError("invalid_value", f"not a JSON value: {str(error)[:200]}") from error
     if "\\ud" in text:
         _check_surrogates(body)
-    request = guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
+    try:
+        request = guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
+    except RowError as error:
+        if str(error).startswith("Invalid json schema"):
+            _check_schema(body)
+        raise
     if any(message.image_sources for message in request.conversation.messages):
         raise RowError("unsupported", "images are not supported; send text only")
     return request
@@ -128,6 +134,14 @@ def _check_surrogates(body: Mapping[str, Any]) -> None:
         half = ascii(error.object[error.start])[1:-1]
         message = f"half of a surrogate pair ({half}) is no text; mend or remove it"
         raise RowError("invalid_value", message) from None
+
+
+def _check_schema(body: Mapping[str, Any]) -> None:
+    """The official message names no place in the schema.  Raises: RowError that does."""
+    form = body.get("response_format")
+    asked = form.get("json_schema") if isinstance(form, Mapping) else None
+    if isinstance(asked, Mapping) and "schema" in asked:
+        checked_schema(asked["schema"])
 
 
 def _kind_of(message: str) -> str:

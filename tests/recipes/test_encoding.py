@@ -231,6 +231,14 @@ def test_faulty_formats_of_plain_text(encoder, form, kind):
     assert caught.value.kind == kind
 
 
+def test_a_schema_that_the_recipe_refuses_is_told_with_its_place(encoder):
+    schema = {"type": "object", "properties": {"a": {"type": "strng"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(RowError, match="#/properties/a/type: 'strng'") as caught:
+        encoder.encode(0, {"messages": [user("Hi")], "response_format": form})
+    assert caught.value.kind == "invalid_schema"
+
+
 def test_ids_equal_the_official_wheels(encoder, tokenizer):
     body = {"messages": [{"role": "system", "content": "s"}, user("Zoë 🙂 日本")], "tools": [TOOL]}
     request = deepseek_recipe.ChatCompletionRequest({"model": MODEL_NAME, **body})
