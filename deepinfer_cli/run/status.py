@@ -20,6 +20,7 @@ from .console import duration
 from .status_file import current_folder, read_status
 from .verb import default_output
 
+_PASSING = {"engine_error"}  # kinds that the same row may not meet again
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
 
 
@@ -160,7 +161,11 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
         if rows["failed"]:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in state["errors"].items())
             lines.append(("failed", kinds))
-            lines.append(("retry", "the same command again with --retry-failed"))
+            if state["errors"].keys() - _PASSING:
+                mended = "mend the rows in its .errors.jsonl and give that file to deepinfer run"
+                lines.append(("mend", mended))
+            if state["errors"].keys() & _PASSING:
+                lines.append(("retry", "the same command again with --retry-failed"))
     else:
         resume = state["resume"]
         lines.append(("resume", resume or "give the command of this run again"))

@@ -116,7 +116,20 @@ def test_a_finished_run(cli: Cli) -> None:
         state = _state(cli, target)
         assert (state["state"], state["exit_code"]) == ("finished", 3)
         assert state["rows"]["done"] == 4 and state["rows"]["failed"] == 1
-    assert "--retry-failed" in cli("status", "in.jsonl").out.decode()
+    told = cli("status", "in.jsonl").out.decode()
+    assert "mend" in told and ".errors.jsonl" in told and "--retry-failed" not in told
+
+
+def test_rows_that_the_engine_gave_up_may_be_tried_again(cli: Cli) -> None:
+    Path("in.jsonl").write_bytes(_prompts(3))
+    cli("run", "in.jsonl")
+    report = Path("in.out.jsonl.report.json")
+    said = json.loads(report.read_bytes())
+    said["rows"] |= {"results": 2, "errors": 1}
+    said["errors"] = {"engine_error": 1}
+    report.write_text(json.dumps(said))
+    told = cli("status", "in.jsonl").out.decode()
+    assert "--retry-failed" in told and "mend" not in told
 
 
 @pytest.mark.parametrize(
