@@ -102,7 +102,7 @@ class PartialFolder:
                 shutil.rmtree(self.path)
             raise ConfigError(
                 f"{self.paths.results} already exists; give another output (-o), "
-                "or --force to replace it"
+                "--retry-failed for its failed rows, or --force to replace it"
             )
         self.clear()
         self.write_manifest(basis)
