@@ -104,7 +104,7 @@ REFUSED: list[tuple[str, dict[Any, Any]]] = [
     ("too_long", schema({"enum": list(range(100_000))})),
     ("unsupported_keyword", schema({"type": "array", "uniqueItems": True})),
     ("invalid_schema", schema({"$ref": "#"})),
-    ("invalid_value", schema({"type": "string", "pattern": "(" * 50})),
+    ("invalid_schema", schema({"type": "string", "pattern": "(" * 50})),
     ("invalid_regex", {"regex": "(" * 500}),
     ("invalid_grammar", {"grammar": "root ::= root"}),
     ("invalid_type", {"regex": 5}),
