@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -106,22 +107,11 @@ def test_bf16_tensor_cores_on_blackwell(arch: int) -> None:
     assert _steps(arch, "plain x 128") == "tcgen05.mma.cta_group::1.kind::f16"
 
 
-def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
-    import torch
-    import triton.language as tl
+Add = Callable[..., None]  # (name, kernel, types, constants, **options)
 
-    from deepinfer.kernels.aot import compile_kernel, descriptor, disassemble
-    from deepinfer.kernels.gemm import (
-        activations,
-        gluon_narrow,
-        gluon_plain,
-        gluon_wide,
-        hopper_tile,
-        triton_kernel,
-    )
-    from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
-    from deepinfer.kernels.moe import pair_order, triton_router, triton_swiglu
-    from deepinfer.kernels.moe import triton_kernel as moe
+
+def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
+    from deepinfer.kernels.aot import compile_kernel, disassemble
 
     compiled: dict[str, dict[str, Any]] = {}
 
@@ -150,6 +140,22 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             sass = disassemble(result.cubin)
             compiled[name] |= {word: sass.count(word) for word in _INSTRUCTIONS}
 
+    _add_portable(arch, add)
+    if arch == 90:
+        _add_rows(add)
+        _add_narrow(add)
+        _add_wide(add)
+        _add_wide_bf16(add)
+    return compiled
+
+
+def _add_portable(arch: int, add: Add) -> None:
+    import torch
+    import triton.language as tl
+
+    from deepinfer.kernels.gemm import triton_kernel
+    from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
+
     packed = MatrixPath.FP8 if arch == 90 else MatrixPath.SCALED
 
     def add_gemm(name: str, rows: int, weight: int, path: MatrixPath, grouped: bool) -> None:
@@ -177,68 +183,93 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
     add_gemm("plain", 1000, 0, MatrixPath.DECODED, False)
     if arch == 90:
         add_gemm("fp8 in groups", 1000, 1, MatrixPath.DECODED, False)
-        layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
-        types = "*i32 n {} *fp32 n16 n16"
-        tiled = {"PAIRS": 2560, "TILE": 16}
-        add("quantise", activations.quantize_kernel, types.format("*u8"), layout | tiled)
-        layout["ORDER"] = 2
-        add("quantise pairs", activations.quantize_kernel, types.format("*i16"), layout | tiled)
-        add(
-            "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
-            {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
-        )  # fmt: skip
-        choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "EXPERTS": 512, "NORMALIZE": True}
-        add(
-            "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
-            choice | {"PARTS": 4, "ROWS": 4},
-        )  # fmt: skip
-        add(
-            "count", pair_order._count_kernel, "*i64 *i32 n n16 n",
-            {"EXPERTS": 16, "PAIRS": 1024}, num_warps=8,
-        )  # fmt: skip
-        place = {"PER_TOKEN": 6, "CHOICES": 8, "TILE_ROWS": 256, "EXPERTS": 512, "PAIRS": 256}
-        place |= {"BLOCK_PAIRS": 1024}
-        add(
-            "place", pair_order._place_kernel,
-            "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
-            {**place, **layout, "WIDTH": 64}, num_warps=8,
-        )  # fmt: skip
-        add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
-        for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
-            rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
-            w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
-            ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32"]
-            ends += ["n", "n16", "n16", "n16", "n", "fp32"]
-            constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
-            for gate in (-1, 2):
-                add(
-                    f"narrow {'' if gate < 0 else 'gated '}fp{8 // form} x {tokens}",
-                    gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                    {**constants, "GATE": gate},
-                )  # fmt: skip
-        for tile in hopper_tile.WIDE:
-            form, count, columns = tile.form, tile.rows, tile.columns
-            rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
-            w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
-            steps = descriptor("i32", columns // 64, 128)
-            ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32"]
-            ends += ["n", "n16", "n16", "n16", "n", "n", "fp32"]
-            constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
-            outs = [(-1, descriptor("bf16", 64, 128)), (2, descriptor("i16", 64, 64))]
-            for gate, out in outs if tile is hopper_tile.WIDE_FP8 else outs[:1]:
-                add(
-                    f"wide {'' if gate < 0 else 'gated '}fp{8 // form} {count} x {columns}",
-                    gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
-                    {**constants, "GATE": gate},
-                )  # fmt: skip
-        for dtype, width in [("bf16", 128), ("fp32", 64), ("i16", 64)]:
-            tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
-            sizes = ["*fp32", "n", "n16", "n16", "n16", "n"]
+
+
+def _add_rows(add: Add) -> None:
+    """What quantises, activates, chooses and orders rows."""
+    from deepinfer.kernels.gemm import activations
+    from deepinfer.kernels.moe import pair_order, triton_router, triton_swiglu
+    from deepinfer.kernels.moe import triton_kernel as moe
+
+    layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
+    types = "*i32 n {} *fp32 n16 n16"
+    tiled = {"PAIRS": 2560, "TILE": 16}
+    add("quantise", activations.quantize_kernel, types.format("*u8"), layout | tiled)
+    layout["ORDER"] = 2
+    add("quantise pairs", activations.quantize_kernel, types.format("*i16"), layout | tiled)
+    add(
+        "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
+        {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
+    )  # fmt: skip
+    choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "EXPERTS": 512, "NORMALIZE": True}
+    add(
+        "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
+        choice | {"PARTS": 4, "ROWS": 4},
+    )  # fmt: skip
+    add(
+        "count", pair_order._count_kernel, "*i64 *i32 n n16 n",
+        {"EXPERTS": 16, "PAIRS": 1024}, num_warps=8,
+    )  # fmt: skip
+    place = {"PER_TOKEN": 6, "CHOICES": 8, "TILE_ROWS": 256, "EXPERTS": 512, "PAIRS": 256}
+    place |= {"BLOCK_PAIRS": 1024}
+    add(
+        "place", pair_order._place_kernel,
+        "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
+        {**place, **layout, "WIDTH": 64}, num_warps=8,
+    )  # fmt: skip
+    add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
+
+
+def _add_narrow(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_narrow
+
+    for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
+        rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
+        w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
+        ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32"]
+        ends += ["n", "n16", "n16", "n16", "n", "fp32"]
+        constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
+        for gate in (-1, 2):
             add(
-                f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
-                [*tiles, descriptor(dtype, 64, width), *sizes], {"STAGES": 4, "BAND": 8},
+                f"narrow {'' if gate < 0 else 'gated '}fp{8 // form} x {tokens}",
+                gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
+                {**constants, "GATE": gate},
             )  # fmt: skip
-    return compiled
+
+
+def _add_wide(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_wide, hopper_tile
+
+    for tile in hopper_tile.WIDE:
+        form, count, columns = tile.form, tile.rows, tile.columns
+        rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
+        w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
+        steps = descriptor("i32", columns // 64, 128)
+        ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32"]
+        ends += ["n", "n16", "n16", "n16", "n", "n", "fp32"]
+        constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
+        outs = [(-1, descriptor("bf16", 64, 128)), (2, descriptor("i16", 64, 64))]
+        for gate, out in outs if tile is hopper_tile.WIDE_FP8 else outs[:1]:
+            add(
+                f"wide {'' if gate < 0 else 'gated '}fp{8 // form} {count} x {columns}",
+                gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
+                {**constants, "GATE": gate},
+            )  # fmt: skip
+
+
+def _add_wide_bf16(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_plain
+
+    for dtype, width in [("bf16", 128), ("fp32", 64), ("i16", 64)]:
+        tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
+        sizes = ["*fp32", "n", "n16", "n16", "n16", "n"]
+        add(
+            f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
+            [*tiles, descriptor(dtype, 64, width), *sizes], {"STAGES": 4, "BAND": 8},
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -55,6 +55,33 @@ class Case(NamedTuple):
 
 
 def cases(arch: int) -> dict[str, Case]:
+    return {
+        **_attention(arch),
+        **_rows(arch),
+        **_indexer(),
+        **_streams(arch),
+        **_engram(),
+        **_sampling(),
+        **_exchange(),
+    }
+
+
+def _activations(arch: int) -> dict[str, Any]:
+    """How the products of ``arch`` want their quantised operand."""
+    is_hopper = arch == 90
+    return {
+        "BLOCK": 128 if is_hopper else 32,
+        "PATH": 1 if is_hopper else 2,
+        "ORDER": 0,
+        "NATIVE": True,
+    }
+
+
+def _scales(arch: int) -> str:
+    return "*fp32" if arch == 90 else "*u8"
+
+
+def _attention(arch: int) -> dict[str, Case]:
     attention = {
         "H": 64,
         "HALF": 256,
@@ -69,6 +96,23 @@ def cases(arch: int) -> dict[str, Case]:
     attention_types = (
         "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
     )
+    return {
+        "attention": Case(
+            attention_kernel,
+            attention_types,
+            attention | {"WHOLE": True},
+            8,
+            num_stages=1 if has_tensor_memory else 2,
+        ),
+        "combine": Case(
+            combine_kernel,
+            "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
+            {"H": 64, "HALF": 256, "ROTARY": 32, "TILE_PAIRS": 256},
+        ),
+    }
+
+
+def _rows(arch: int) -> dict[str, Case]:
     rows_types = "*i32 *i32 *fp32 *fp32 *i64 {} *u8 i32 i32 i32 i32 i32 fp32"
     row = {
         "D": 512,
@@ -90,17 +134,29 @@ def cases(arch: int) -> dict[str, Case]:
         "TILE_ROWS": 1,
         "TILE_PAIRS": 4096,
     }
-    streams = {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
-    mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
-    path = {90: 1, 100: 2, 103: 2}[arch]
-    block = 128 if path == 1 else 32
-    acts = {"BLOCK": block, "PATH": path, "ORDER": 0, "NATIVE": True}
-    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 8, "TILE_PIECES": 128, "D": 5120}
-    finish |= acts | {"BLOCKS": 8192 // block, "NUM_BLOCKS": 5120 // block}
+    block = _activations(arch)["BLOCK"]
     projection = {"WIDTH": 512, "ROTARY": 32, "FP8_PAIRS": True, "TILE_ROWS": 4}
-    projection |= acts | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // block}
+    projection |= _activations(arch) | {"TILE_PAIRS": 256, "D": 1280, "BLOCKS": 2048 // block}
     projection |= {"NUM_BLOCKS": 1280 // block}
-    scales = "*fp32" if path == 1 else "*u8"
+    return {
+        "norm": Case(row_kernel, rows_types.format("*i32"), norm, fp_fusion=False),
+        "window_row": Case(
+            row_kernel, rows_types.format("*i16"), row | {"FORM": 1}, fp_fusion=False
+        ),
+        "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 2}, fp_fusion=False),
+        "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
+        "projection": Case(
+            projection_kernel,
+            f"*i32 *i32 *i32 *i16 {_scales(arch)} i32 "
+            "*i32 *i32 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
+            projection,
+            fp_fusion=False,
+            multiples_of_16=("scale_stride", "stride", "values_stride", "scales_stride"),
+        ),
+    }
+
+
+def _indexer() -> dict[str, Case]:
     score = {
         "H": 32,
         "HALF": 64,
@@ -115,29 +171,7 @@ def cases(arch: int) -> dict[str, Case]:
     best = {"BITS": 16, "SEGMENT": 16, "TILE": 512, "GROUP": 4}
     best |= {"KEEP_NEWEST": False, "HAS_VISIBLE": True}
     few = {"TOPS": 2048, "GROUP": 4, "SEGMENT": 16, "MOST": 1024, "PART": 1024, "RUNS": 512}
-    gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
-    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
-    arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
-    results = exchange | {"PART": 3840, "COLUMNS": 4096}
     return {
-        "attention": Case(
-            attention_kernel,
-            attention_types,
-            attention | {"WHOLE": True},
-            8,
-            num_stages=1 if has_tensor_memory else 2,
-        ),
-        "combine": Case(
-            combine_kernel,
-            "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
-            {"H": 64, "HALF": 256, "ROTARY": 32, "TILE_PAIRS": 256},
-        ),
-        "norm": Case(row_kernel, rows_types.format("*i32"), norm, fp_fusion=False),
-        "window_row": Case(
-            row_kernel, rows_types.format("*i16"), row | {"FORM": 1}, fp_fusion=False
-        ),
-        "index_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 2}, fp_fusion=False),
-        "main_row": Case(row_kernel, rows_types.format("*u8"), row | {"FORM": 3}, fp_fusion=False),
         "index_scores": Case(
             score_kernel, "*u8 *i16 *u8 *i64 *i64 *i64 *i16 i32 i32 i32 i32", score
         ),
@@ -156,6 +190,16 @@ def cases(arch: int) -> dict[str, Case]:
             8,
             multiples_of_16=("num_tops", "width", "size", "tops_stride", "best_stride", "stride"),
         ),
+    }
+
+
+def _streams(arch: int) -> dict[str, Case]:
+    streams = {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
+    mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
+    block = _activations(arch)["BLOCK"]
+    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 8, "TILE_PIECES": 128, "D": 5120}
+    finish |= _activations(arch) | {"BLOCKS": 8192 // block, "NUM_BLOCKS": 5120 // block}
+    return {
         "streams": Case(
             stream_kernel,
             "*i16 *i16 *fp32 *fp32 *i16 *fp32 *i16 i32 i32 i32 i32",
@@ -170,20 +214,18 @@ def cases(arch: int) -> dict[str, Case]:
         ),
         "entry": Case(
             finish_kernel,
-            f"*i32 *i32 *i32 *i16 {scales} i32 fp32 "
+            f"*i32 *i32 *i32 *i16 {_scales(arch)} i32 fp32 "
             "*fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 i32 i32 fp32 fp32",
             finish,
             4,
             multiples_of_16=("scale_stride", "num_pieces"),
         ),
-        "projection": Case(
-            projection_kernel,
-            f"*i32 *i32 *i32 *i16 {scales} i32 "
-            "*i32 *i32 *fp32 *fp32 *i64 *i16 *u8 i32 i32 i32 i32 fp32",
-            projection,
-            fp_fusion=False,
-            multiples_of_16=("scale_stride", "stride", "values_stride", "scales_stride"),
-        ),
+    }
+
+
+def _engram() -> dict[str, Case]:
+    gate = {"D": 5120, "WEIGHT_BF16": True, "NORM_EPS": 1e-20, "MIN_DOT": 1e-6, "TILE_PAIRS": 1024}
+    return {
         "engram_hash": Case(
             hash_kernel,
             "*i64 *i64 *i64 *i64 *i64 i32",
@@ -195,6 +237,11 @@ def cases(arch: int) -> dict[str, Case]:
             {"BLOCKS": 8, "TILE": 128, "NATIVE": True},
         ),
         "engram_gate": Case(gate_kernel, "*i32 *i32 *i32 *i32 *i32 i32 i32 fp32", gate),
+    }
+
+
+def _sampling() -> dict[str, Case]:
+    return {
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
         "sample": Case(
             sample_kernel,
@@ -203,6 +250,14 @@ def cases(arch: int) -> dict[str, Case]:
             8,
             fp_fusion=False,
         ),
+    }
+
+
+def _exchange() -> dict[str, Case]:
+    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
+    arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
+    results = exchange | {"PART": 3840, "COLUMNS": 4096}
+    return {
         "send_tokens": Case(
             send_tokens_kernel,
             "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i64 i32",
