@@ -29,7 +29,7 @@ def prompts(count: int) -> list[Any]:
     return [{"prompt": f"p{index}"} for index in range(count)]
 
 
-def refused(done: Any, code: int, words: str) -> None:
+def assert_refused(done: Any, code: int, words: str) -> None:
     """One line that says so, and nothing else."""
     assert done.exit_code == code, done.err
     assert words in done.err and "Traceback" not in done.err, done.err

@@ -26,10 +26,9 @@ def test_the_page_is_what_help_prints(cli: Callable[..., Any]) -> None:
     sections = [_section(cli, verb) for verb in ([], *_VERBS)]
     page = "# The command line\n\nWhat `--help` prints, verb by verb.\n" + "".join(sections)
     found = _PAGE.read_text(encoding="utf-8")
-    if found != page:
-        fresh = Path("cli.md")
-        fresh.write_text(page, encoding="utf-8")
-        raise AssertionError(f"docs/cli.md is old; replace it with {fresh.resolve()}")
+    fresh = Path("cli.md")
+    fresh.write_text(page, encoding="utf-8")
+    assert found == page, f"docs/cli.md is old; replace it with {fresh.resolve()}"
 
 
 def _section(cli: Callable[..., Any], verb: list[str]) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from run_files import counts, prompts, read_rows, refused, write_rows
+from run_files import assert_refused, counts, prompts, read_rows, write_rows
 
 from deepinfer.errors import InputError
 from deepinfer_cli.input.reader import open_reader
@@ -68,7 +68,7 @@ def test_parquet_through_a_named_pipe(cli: Cli, fifo: Any, name: str) -> None:
     """It has to be read from its end; opening the pipe a second time would wait for ever."""
     pq.write_table(pa.table({"prompt": ["a"]}), "table")
     done = cli("run", fifo(name, Path("table").read_bytes()), "-o", "out.jsonl")
-    refused(done, 4, f"Parquet cannot be read from a pipe ({name})")
+    assert_refused(done, 4, f"Parquet cannot be read from a pipe ({name})")
 
 
 def test_empty_inputs(cli: Cli) -> None:
@@ -81,16 +81,16 @@ def test_empty_inputs(cli: Cli) -> None:
 
 def test_names_that_lead_nowhere(cli: Cli) -> None:
     Path("loop.jsonl").symlink_to("loop.jsonl")
-    refused(cli("run", "loop.jsonl", "-o", "out.jsonl"), 4, "cannot read loop.jsonl")
+    assert_refused(cli("run", "loop.jsonl", "-o", "out.jsonl"), 4, "cannot read loop.jsonl")
     Path("gone.jsonl").symlink_to("nothing.jsonl")
-    refused(cli("run", "gone.jsonl", "-o", "out.jsonl"), 4, "no such file")
-    refused(cli("run", "x" * 5_000, "-o", "out.jsonl"), 4, "name too long")
-    refused(cli("run", "in.jsonl/more", "-o", "out.jsonl"), 4, "no such file")
-    refused(cli("run", "\x1b[2J\r\nin.jsonl", "-o", "out.jsonl"), 4, "\\x1b[2J")
+    assert_refused(cli("run", "gone.jsonl", "-o", "out.jsonl"), 4, "no such file")
+    assert_refused(cli("run", "x" * 5_000, "-o", "out.jsonl"), 4, "name too long")
+    assert_refused(cli("run", "in.jsonl/more", "-o", "out.jsonl"), 4, "no such file")
+    assert_refused(cli("run", "\x1b[2J\r\nin.jsonl", "-o", "out.jsonl"), 4, "\\x1b[2J")
     write_rows("in.jsonl", prompts(1))
-    refused(cli("run", "in.jsonl/", "-o", "out.jsonl"), 4, "not a directory")
-    refused(cli("run", "inn.jsonl", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
-    refused(cli("run", "./in.json", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
+    assert_refused(cli("run", "in.jsonl/", "-o", "out.jsonl"), 4, "not a directory")
+    assert_refused(cli("run", "inn.jsonl", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
+    assert_refused(cli("run", "./in.json", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
 
 
 def test_a_name_that_is_no_text(process: Process) -> None:
@@ -103,7 +103,7 @@ def test_a_name_that_is_no_text(process: Process) -> None:
     assert counts(output) == (2, 1)
     assert process("status", output).exit_code == 0
     assert process("report", output).exit_code == 0
-    refused(process("run", os.fsdecode(b"\xff.jsonl"), "-q"), 4, "\\udcff.jsonl")
+    assert_refused(process("run", os.fsdecode(b"\xff.jsonl"), "-q"), 4, "\\udcff.jsonl")
 
 
 def test_rows_of_all_kinds_in_one_file(cli: Cli) -> None:
@@ -146,7 +146,7 @@ def test_a_late_key_that_is_there_twice(cli: Cli) -> None:
     assert "'k199999' is there twice" in row["error"]["message"]
     names = ",".join(f"c{index}" for index in range(100_000))
     Path("in.csv").write_text(f"{names},c99999\n")
-    refused(cli("run", "in.csv", "-o", "csv.jsonl", "-q"), 4, "names column 'c99999' twice")
+    assert_refused(cli("run", "in.csv", "-o", "csv.jsonl", "-q"), 4, "names column 'c99999' twice")
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
@@ -175,7 +175,7 @@ def test_a_zstd_frame_that_needs_a_dictionary(cli: Cli) -> None:
     words = zstandard.train_dictionary(4_096, samples)
     packed = zstandard.ZstdCompressor(dict_data=words).compress(b"\n".join(samples))
     Path("in.jsonl.zst").write_bytes(packed)
-    refused(cli("run", "in.jsonl.zst", "-o", "out.jsonl", "-q"), 4, "cannot be read")
+    assert_refused(cli("run", "in.jsonl.zst", "-o", "out.jsonl", "-q"), 4, "cannot be read")
 
 
 def test_tables_of_odd_shapes(cli: Cli) -> None:
@@ -196,7 +196,7 @@ def test_tables_of_odd_shapes(cli: Cli) -> None:
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
     pq.write_table(twice, "twice.parquet")
     done = cli("run", "twice.parquet", "-o", "out.jsonl", "-q")
-    refused(done, 4, "twice.parquet has column 'prompt' twice")
+    assert_refused(done, 4, "twice.parquet has column 'prompt' twice")
 
 
 @pytest.mark.parametrize("name", ["in.parquet", "in.csv", "in.jsonl"])

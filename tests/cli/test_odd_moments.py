@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import counts, prompts, read_report, read_rows, refused, write_rows
+from run_files import assert_refused, counts, prompts, read_report, read_rows, write_rows
 
 Cli = Callable[..., Any]
 Process = Callable[..., Any]
@@ -86,7 +86,7 @@ def test_another_input_for_the_output_of_an_unfinished_run(start: Any, process: 
     running.wait(30)
     write_rows("other.jsonl", [{"prompt": f"other {index}"} for index in range(300)])
     other = ("run", "other.jsonl", "-o", "work/out.jsonl", "-q")
-    refused(process(*other), 4, "line 1 is not the row that was answered before, from ")
+    assert_refused(process(*other), 4, "line 1 is not the row that was answered before, from ")
     shutil.copy("in.jsonl", "copy.jsonl")
     again = process("run", "copy.jsonl", "-o", "work/out.jsonl", "-q", "--limit", "200")
     assert again.exit_code == 0 and read_report("work/out.jsonl")["rows"]["resumed"] >= 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import counts, prompts, refused, write_rows
+from run_files import assert_refused, counts, prompts, write_rows
 
 Cli = Callable[..., Any]
 Process = Callable[..., Any]
@@ -44,7 +44,7 @@ def test_places_for_results(cli: Cli, output: str, words: str) -> None:
     Path("hang.jsonl").symlink_to("nowhere.jsonl")
     Path("around").symlink_to(".")
     os.mkfifo("tty.jsonl")
-    refused(cli("run", "in.jsonl", "-o", output), 2, words)
+    assert_refused(cli("run", "in.jsonl", "-o", output), 2, words)
     assert Path("in.jsonl").read_bytes() == before
     assert not list(Path().rglob("*.partial"))
 
@@ -52,7 +52,7 @@ def test_places_for_results(cli: Cli, output: str, words: str) -> None:
 def test_a_file_where_the_working_folder_goes(cli: Cli) -> None:
     write_rows("in.jsonl", prompts(2))
     Path("out.jsonl.partial").write_text("mine")
-    refused(cli("run", "in.jsonl", "-o", "out.jsonl"), 2, "cannot write out.jsonl")
+    assert_refused(cli("run", "in.jsonl", "-o", "out.jsonl"), 2, "cannot write out.jsonl")
     assert Path("out.jsonl.partial").read_text() == "mine"
 
 
@@ -60,7 +60,7 @@ def test_an_input_inside_of_the_working_folder(cli: Cli) -> None:
     Path("out.jsonl.partial").mkdir()
     source = write_rows("out.jsonl.partial/journal", prompts(2))
     before = Path(source).read_bytes()
-    refused(cli("run", source, "-o", "out.jsonl", "--force"), 2, "is the input")
+    assert_refused(cli("run", source, "-o", "out.jsonl", "--force"), 2, "is the input")
     assert Path(source).read_bytes() == before
 
 
@@ -72,7 +72,7 @@ def test_the_prometheus_file_is_not_the_input(cli: Cli, target: str, output: str
     Path("link.prom").symlink_to("in.prom")
     Path("hard.prom").hardlink_to("in.prom")
     done = cli("run", "in.prom", "-o", output, "--prometheus", target)
-    refused(done, 2, "in.prom is the input")
+    assert_refused(done, 2, "in.prom is the input")
     assert Path("in.prom").read_bytes() == before
 
 
@@ -81,7 +81,7 @@ def test_the_prometheus_file_is_no_file_of_the_run(cli: Cli, target: str) -> Non
     """Such a name would replace the input or the results when all is done."""
     write_rows("in.jsonl", prompts(2))
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--prometheus", target)
-    refused(done, 2, "expected a file name that ends in .prom")
+    assert_refused(done, 2, "expected a file name that ends in .prom")
 
 
 @pytest.fixture
@@ -98,7 +98,9 @@ def read_only(in_tmp: Path) -> Iterator[Path]:
 
 def test_a_read_only_mount(cli: Cli, read_only: Path) -> None:
     write_rows("in.jsonl", prompts(2))
-    refused(cli("run", "in.jsonl", "-o", read_only / "out.jsonl"), 2, "read-only file system")
+    assert_refused(
+        cli("run", "in.jsonl", "-o", read_only / "out.jsonl"), 2, "read-only file system"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_a_read_only_mount(cli: Cli, read_only: Path) -> None:
 def test_flags_out_of_range(cli: Cli, flags: tuple[str, ...]) -> None:
     write_rows("in.jsonl", prompts(2))
     done = cli("run", "in.jsonl", "-o", "out.jsonl", *flags)
-    refused(done, 2, "")
+    assert_refused(done, 2, "")
     assert len(done.err) < 1_000
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
