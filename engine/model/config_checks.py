@@ -29,6 +29,9 @@ def check_config(config: ModelConfig) -> None:
     _check_draft(config)
 
 
+_MOST_EXPERTS = 16_384
+
+
 def _require(config: ModelConfig, ok: bool, name: str, expected: str) -> None:
     if not ok:
         raise ConfigError(f"{name}={getattr(config, name)!r}: expected {expected}")
@@ -53,6 +56,8 @@ def _check_sizes(config: ModelConfig) -> None:
     image = config.image_token_id
     _require(config, image is None or 0 <= image < config.vocab_size, "image_token_id", "a token")
     _require(config, config.n_shared_experts == 1, "n_shared_experts", "1 (the only form there is)")
+    for name in ("n_routed_experts", "dspark_n_routed_experts"):  # each has tensors of its own
+        _require(config, getattr(config, name) <= _MOST_EXPERTS, name, f"at most {_MOST_EXPERTS:,}")
     experts = config.n_routed_experts
     chosen = config.num_experts_per_tok
     _require(
