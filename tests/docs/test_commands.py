@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 
-def _run(commands: Any, shell: Callable[..., str], *, fake: bool) -> None:
+def _fault(commands: Any, shell: Callable[..., str], *, fake: bool) -> str:
+    """What went wrong in a block or what it starts from; "" if nothing."""
     if reasons := [*commands.marked("not run"), *commands.marked("run by")]:
         pytest.skip(reasons[0])
     for program in ("jq", "less"):
@@ -21,18 +22,19 @@ def _run(commands: Any, shell: Callable[..., str], *, fake: bool) -> None:
             pytest.skip(f"{program} is not installed here")
     if fake and commands.marked("slow"):
         pytest.skip(f"only with the real engine: {commands.marked('slow')[0]}")
-    for setup in commands.marked("setup"):
-        shell(setup, fake=fake)
-    shell(commands.text, fake=fake)
+    for text in (*commands.marked("setup"), commands.text):
+        if fault := shell(text, fake=fake):
+            return fault
+    return ""
 
 
 def test_commands_with_an_engine_that_echoes(commands: Any, shell: Callable[..., str]) -> None:
-    _run(commands, shell, fake=True)
+    assert _fault(commands, shell, fake=True) == ""
 
 
 @pytest.mark.slow
 def test_commands_with_the_real_engine(commands: Any, shell: Callable[..., str]) -> None:
-    _run(commands, shell, fake=False)
+    assert _fault(commands, shell, fake=False) == ""
 
 
 @pytest.mark.slow
