@@ -61,24 +61,70 @@ def _fp8(n: int, k: int) -> Weight:
 
 
 def cases() -> dict[str, Callable[[], Results]]:
+    """Every family's cases on operands that are the same in each process."""
     torch.manual_seed(0)
+    families = (
+        _attention, _row_cases, _linears, _expert_cases, _streams, _index_cases, _engram, _sampling,
+    )  # fmt: skip
+    return {name: case for family in families for name, case in family().items()}
+
+
+def _attention() -> dict[str, Callable[[], Results]]:
     tokens, heads, width = 3, 16, 128
-    rope = rope_table(rope_frequencies(64, 1e4), torch.tensor([0, 7, 1000]))
-    q = _rows(tokens, heads, width)
+    q, sink, rope = _rows(tokens, heads, width), torch.randn(heads), _rope()
     window = pack_window_rows(torch.randn(40, width) / 4), _index(40, tokens, 33)
     main = pack_main_rows(torch.randn(60, width) / 4), _index(60, tokens, 70)
-    sink = torch.randn(heads)
-    latents, norm = _rows(tokens, width), _rows(width)
-    x, wide = _rows(5, 256), _fp8(64, 256)
-    gate_up, down = _fp4(4, 128, 256), _fp4(4, 256, 64)
+    return {"attention": lambda: sparse_attention(q, *window, *main, sink, width**-0.5, rope=rope)}
+
+
+def _row_cases() -> dict[str, Callable[[], Results]]:
+    x, latents, norm, rope = _rows(5, 256), _rows(3, 128), _rows(128), _rope()
+    both, norms, linear = _rows(3, 256), _rows(2, 128), _fp8(64, 128)
+    return {
+        "norm": lambda: rms_norm(x, x[0].contiguous(), 1e-6),
+        "norm and quantise": lambda: [
+            pack_latents(latents, rope, "window", weight=norm, eps=1e-6),
+            pack_latents(latents, rope, "main", weight=norm, eps=1e-6),
+            pack_latents(latents, rope, "index"),
+        ],
+        "projection": lambda: _projection(both, rope, norms, linear),
+    }
+
+
+def _linears() -> dict[str, Callable[[], Results]]:
+    x, wide, gate, groups = _rows(5, 256), _fp8(64, 256), Weight(_rows(24, 256)), _rows(2, 32, 128)
+    return {
+        "quantised linear": lambda: quantized_linear(x, wide),
+        "grouped linear": lambda: grouped_linear(x.view(5, 2, 128), Weight(groups)),
+        "fp32 linear": lambda: fp32_linear(x, gate),
+    }
+
+
+def _expert_cases() -> dict[str, Callable[[], Results]]:
+    x, gate_up, down = _rows(5, 256), _fp4(4, 128, 256), _fp4(4, 256, 64)
     ids = torch.rand(5, 4).argsort(1)[:, :2].sort(1).values
     weights = torch.rand(5, 2)
     gate, bias = Weight(_rows(24, 256)), torch.randn(24) / 10
-    streams, fn = _rows(tokens, 4, 128), Weight(torch.randn(24, 512) / 20)
+    return {
+        "experts": lambda: experts(x, ids, weights, gate_up, down, 10.0),
+        "swiglu": lambda: swiglu(x, 10.0),
+        "router": lambda: route(
+            x, gate, bias, num_experts_per_tok=6, normalize=True, scaling_factor=1.5
+        ),
+    }
+
+
+def _streams() -> dict[str, Callable[[], Results]]:
+    tokens = 3
+    streams, output, norm = _rows(tokens, 4, 128), _rows(tokens, 128), _rows(128)
     mix = HyperMix(torch.rand(tokens, 4), torch.rand(tokens, 4), torch.rand(tokens, 4, 4))
+    fn = Weight(torch.randn(24, 512) / 20)
     mixer = Mixer(fn, torch.rand(3), torch.randn(24), iterations=20, eps=1e-6)
-    both, norms = _rows(tokens, 2 * width), _rows(2, width)
-    narrow = _fp8(64, 128)
+    entrance = Entrance(norm, 1e-6, _fp8(64, 128))
+    return {"mhc": lambda: _flat(advance_streams(streams, output, mix, mixer, entrance))}
+
+
+def _index_cases() -> dict[str, Callable[[], Results]]:
     index = (
         pack_index_rows(torch.randn(5, 8, 128)), _rows(5, 8),
         pack_index_rows(torch.randn(9, 16, 128)), torch.randperm(9).view(3, 3),
@@ -86,36 +132,7 @@ def cases() -> dict[str, Callable[[], Results]]:
     )  # fmt: skip
     scores, seen = _rows(4, 300), torch.tensor([300, 0, 150, 37])
     long_scores, long_seen = _rows(2, 20000), torch.tensor([20000, 9999])
-    lookback = torch.randint(0, 1000, (5, 4))
-    primes = torch.tensor([[101, 103], [107, 109], [113, 127]])
-    offsets = torch.arange(0, 600, 100).view(3, 2)
-    multipliers = torch.randint(1, 2**40, (4,)) * 2 + 1
-    table = torch.randn(700, 64).to(torch.float8_e4m3fn)
-    table_scales = torch.randint(120, 130, (700, 2), dtype=torch.uint8).view(torch.float8_e8m0fnu)
-    logits, positions = torch.randn(4, 1000) * 3, torch.arange(4)
-    ones = torch.ones(4)
-    temperature, top_p = torch.tensor([0.0, 1.0, 0.7, 1.3]), torch.tensor([1.0, 1.0, 0.8, 0.5])
-    top_k, seeds = torch.tensor([0, 0, 5, 3]), torch.tensor([1, 2, -3, 2**60])
     return {
-        "attention": lambda: sparse_attention(q, *window, *main, sink, width**-0.5, rope=rope),
-        "norm": lambda: rms_norm(x, x[0].contiguous(), 1e-6),
-        "norm and quantise": lambda: [
-            pack_latents(latents, rope, "window", weight=norm, eps=1e-6),
-            pack_latents(latents, rope, "main", weight=norm, eps=1e-6),
-            pack_latents(latents, rope, "index"),
-        ],
-        "projection": lambda: _projection(both, rope, norms, narrow),
-        "quantised linear": lambda: quantized_linear(x, wide),
-        "grouped linear": lambda: grouped_linear(x.view(5, 2, 128), Weight(_const(2, 32, 128))),
-        "fp32 linear": lambda: fp32_linear(x, gate),
-        "experts": lambda: experts(x, ids, weights, gate_up, down, 10.0),
-        "swiglu": lambda: swiglu(x, 10.0),
-        "router": lambda: route(
-            x, gate, bias, num_experts_per_tok=6, normalize=True, scaling_factor=1.5
-        ),
-        "mhc": lambda: _flat(
-            advance_streams(streams, latents, mix, mixer, Entrance(norm, 1e-6, narrow))
-        ),
         "index scores": lambda: _seen(paged_index_scores(*index, 48), index[-1]),
         "top-k": lambda: [
             select_topk(scores, seen, 64),
@@ -123,17 +140,42 @@ def cases() -> dict[str, Callable[[], Results]]:
             select_topk(long_scores, long_seen, 2048),
             candidate_blocks(scores, seen, 8, 5),
         ],
+    }
+
+
+def _engram() -> dict[str, Callable[[], Results]]:
+    lookback = torch.randint(0, 1000, (5, 4))
+    primes = torch.tensor([[101, 103], [107, 109], [113, 127]])
+    offsets = torch.arange(0, 600, 100).view(3, 2)
+    multipliers = torch.randint(1, 2**40, (4,)) * 2 + 1
+    table = torch.randn(700, 64).to(torch.float8_e4m3fn)
+    scales = torch.randint(120, 130, (700, 2), dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    picks = torch.arange(12).view(3, 4) * 57
+    streams, key_value, weights = _rows(3, 4, 128), _rows(3, 640), _rows(2, 4, 128)
+    return {
         "engram": lambda: [
             engram_hash(lookback, multipliers, primes, offsets),
-            _lookup(table, table_scales),
-            engram_gate(streams, _const(tokens, 640), _const(4, 128), _const(4, 128)),
-        ],
+            engram_lookup(table, scales, picks),
+            engram_gate(streams, key_value, weights[0], weights[1]),
+        ]
+    }
+
+
+def _sampling() -> dict[str, Callable[[], Results]]:
+    logits, positions, least = torch.randn(4, 1000) * 3, torch.arange(4), torch.full((4,), 0.01)
+    temperature, top_p = torch.tensor([0.0, 1.0, 0.7, 1.3]), torch.tensor([1.0, 1.0, 0.8, 0.5])
+    top_k, seeds = torch.tensor([0, 0, 5, 3]), torch.tensor([1, 2, -3, 2**60])
+    return {
         "sampling": lambda: [
-            sample(logits, temperature, top_p, top_k, ones * 0.01, seeds, positions),
+            sample(logits, temperature, top_p, top_k, least, seeds, positions),
             exponential_noise(seeds, positions, 1000),
             _masked(logits),
-        ],
+        ]
     }
+
+
+def _rope() -> tuple[Tensor, Tensor]:
+    return rope_table(rope_frequencies(64, 1e4), torch.tensor([0, 7, 1000]))
 
 
 def _masked(logits: Tensor) -> Tensor:
@@ -150,15 +192,6 @@ def _projection(both: Tensor, rope: Any, norms: Tensor, linear: Weight) -> Resul
         both, rope, cache, rows, q_norm=norms[0], kv_norm=norms[1], eps=1e-6, linear=linear
     )
     return [latents.values, cache]
-
-
-def _const(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(*shape, generator=generator).bfloat16()
-
-
-def _lookup(table: Tensor, scales: Tensor) -> Tensor:
-    return engram_lookup(table, scales, torch.arange(12).view(3, 4) * 57)
 
 
 def _seen(scores: Tensor, visible: Tensor) -> Tensor:

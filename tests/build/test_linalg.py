@@ -21,6 +21,10 @@ _SCRIPT = _FOLDER / "linalg_cases.py"
 # Largest difference, as a share of the largest value.  Whatever is not listed is equal bit by bit,
 # or to the rounding of fp32 sums in another order.
 _ROUNDED = 1e-6
+_FAMILIES = {
+    "attention", "norm and quantise", "projection", "quantised linear", "grouped linear", "experts",
+    "swiglu", "router", "mhc", "index scores", "top-k", "engram", "sampling",
+}  # fmt: skip
 _LIMITS = {"attention": 5e-3}  # P is rounded to bf16 relative to the maximum so far
 
 
@@ -65,6 +69,6 @@ def test_one_kernel_computes_the_right_numbers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_family_computes_the_right_numbers(tmp_path: Path) -> None:
     found = _run(tmp_path)
-    assert len(found["cases"]) == 14
+    assert found["cases"].keys() >= _FAMILIES
     assert len(found["kernels"]) >= 18
     _check(found)
