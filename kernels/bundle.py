@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -139,9 +140,9 @@ def find_bundle(store: Path, wanted: Identity) -> Bundle:
 
 
 def build_command(wanted: Identity, store: Path) -> str:
-    """The call that makes a bundle."""
-    place = "" if store == default_store() else f" -o {store}"
-    return f"deepinfer build --arch {wanted.target} --config {wanted.model_name}{place}"
+    """The shell's line that makes a bundle."""
+    words = ["deepinfer", "build", "--arch", wanted.target, "--config", wanted.model_name]
+    return shlex.join([*words, *([] if store == default_store() else ["-o", str(store)])])
 
 
 def read_bundle(folder: Path, *, check_files: bool = True) -> Bundle:

@@ -28,6 +28,8 @@ def build_bundle(
     Raises: EngineError if a kernel does not compile or the disk is full; nothing is kept then.
     """
     folder = store / identity.name
+    if folder.is_dir():  # needs no right to write there
+        return read_bundle(folder)
     try:
         store.mkdir(parents=True, exist_ok=True)
         with _lock(store / f".{identity.name}.lock", on_wait):

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 
+from .placement import NPU
+
 
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter (``TRITON_INTERPRET=1`` at import)."""
@@ -39,7 +41,7 @@ def has_tensor_memory(device: torch.device) -> bool:
 def is_npu(device: torch.device) -> bool:
     """Whether kernels are for Ascend: a core's vector memory holds 248 KiB, and its compiler fails
     on products with 16 columns."""
-    return device.type in ("npu", "privateuseone")  # the second is what torch calls the first
+    return device.type in NPU
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-# torch's own name, until torch_npu is imported, of the place that this takes.
-_NPU = ("npu", "privateuseone")
+# The second is what torch calls the first until torch_npu is imported.
+NPU = ("npu", "privateuseone")
 
 
 def on_accelerator(x: Tensor) -> bool:
     """Whether ``x`` is where Triton kernels run: on an NVIDIA GPU or an Ascend NPU."""
-    return x.is_cuda or x.device.type in _NPU
+    return x.is_cuda or x.device.type in NPU

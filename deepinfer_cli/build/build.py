@@ -80,8 +80,8 @@ def _accelerator(request: BuildRequest, environment: Mapping[str, str]) -> str:
     asked = request.accelerator
     name = asked or environment.get("DEEPINFER_ACCELERATOR") or "auto"
     if name not in ACCELERATORS:
-        source = "--accelerator" if asked else "DEEPINFER_ACCELERATOR="
-        raise ConfigError(f"{source} {name!r}: expected {', '.join(ACCELERATORS)}")
+        source = "--accelerator " if asked else "DEEPINFER_ACCELERATOR="
+        raise ConfigError(f"{source}{name!r}: expected {', '.join(ACCELERATORS)}")
     if name != "auto":
         return name
     if request.arch is not None:

@@ -46,7 +46,7 @@ def test_bad_input_is_named(changed: dict[str, Any], words: str) -> None:
 
 
 def test_a_bad_variable_is_named() -> None:
-    with pytest.raises(ConfigError, match="DEEPINFER_ACCELERATOR= 'amd'"):
+    with pytest.raises(ConfigError, match="DEEPINFER_ACCELERATOR='amd'"):
         _build({"DEEPINFER_ACCELERATOR": "amd"})
 
 
