@@ -38,9 +38,9 @@ from deepinfer.engine.execution.decode_step import StepOutput
 from deepinfer.engine.execution.staging import host_zeros, send
 from deepinfer.engine.sampling.constraint import AnswerConstraint
 from deepinfer.engine.sampling.sampler import Sampler
+from deepinfer.engine.scheduling.intake import unasked_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
-from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.kernels.sampling import mask_logits, sample
 from deepinfer.recipes.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
@@ -234,18 +234,8 @@ class _Sure:
 
 
 def _state(slot: int) -> RequestState:
-    sampling = SamplingParams(temperature=1.0)
-    state = RequestState(
-        request=Request(request_id=str(slot), prompt_token_ids=(0,), sampling=sampling, seed=slot),
-        arrival=slot,
-        arrived_s=0.0,
-        token_ids=[0],
-        num_prompt_tokens=1,
-        max_output_tokens=10**9,
-        decoder_start=0,
-        stop_token_ids=frozenset(),
-    )
-    state.slot = slot
+    state = unasked_state(slot)
+    state.slot, state.max_output_tokens = slot, 10**9
     return state
 
 

@@ -1,10 +1,19 @@
-"""The one tree of errors a user can meet.  A leaf: every folder may import it, it imports nothing.
+"""The one tree of errors a user can meet.  A leaf: every folder may import it, it imports none.
 
 A message says what is wrong, where, what was expected, and what to do.  ``exit_code`` is what the
 command line returns when the error ends a run.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean ...?`` with the most similar known name, or nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def printable(text: str) -> str:

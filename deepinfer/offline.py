@@ -33,18 +33,22 @@ class OfflineEngine:
     ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
     ``decode_ranks`` then answer.  Every ``expert_rebalance_interval`` passes the ranks move experts
     so that their loads are even, with ``num_redundant_experts`` further copies (by default as many
-    as memory allows).  Answers are those
-    of one rank as long as ``exact_exchange`` is on.  ``cluster`` is the address of a Ray cluster,
-    or auto, on which ``num_replicas`` whole engines answer.  Each rank is a process, on a GPU or
-    the CPU, and a script that uses them needs ``if __name__ == "__main__":``.  Sizes that this
-    machine or model cannot honour raise ConfigError with the reason.
+    as memory allows).  Answers are those of one rank as long as ``exact_exchange`` is on.
+    ``cluster`` is the address of a Ray cluster, or auto, on which ``num_replicas`` whole engines
+    answer.  Each rank is a process, on a GPU or the CPU, and a script that uses them needs
+    ``if __name__ == "__main__":``.  Sizes that this machine or model cannot honour raise
+    ConfigError with the reason.
+
     ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
-    run the reference.  ``enable_speculative_dspark`` drafts with the model's own DSpark
-    stages, ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay,
-    from confidence and step times measured in under a second at start; ``schedule_drafts=True``
-    does the same below the number.  ``profile_path`` keeps these times from run to run.  A model
+    run the reference.
+
+    ``enable_speculative_dspark`` drafts with the model's own DSpark stages,
+    ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay, from
+    confidence and step times measured in under a second at start; ``schedule_drafts=True`` does
+    the same below the number.  ``profile_path`` keeps these times from run to run.  A model
     without such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling``
     accepts more drafts of random answers, which then depend on how they were drafted.
+
     ``batch_invariant=None`` follows the variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every
     layer on every prompt token.
     ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model

@@ -83,6 +83,11 @@ class EngineConfig:
         """Whether a prefix hit restores saved rings (exact) instead of re-running a window."""
         return self.batch_invariant or self.exact
 
+    @property
+    def most_snapshots(self) -> int:
+        """Saved ring states that are kept at a time."""
+        return 2 * self.max_num_seqs if self.num_snapshots is None else self.num_snapshots
+
     def with_environment(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
         """This configuration, batch-invariant if ``DEEPINFER_BATCH_INVARIANT`` says so.
 

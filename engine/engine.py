@@ -85,8 +85,7 @@ class LLMEngine:
         assert self.config.num_blocks is not None and self.config.max_model_len is not None
         num_slots, device = self.config.max_num_seqs, self.config.device
         num_drafts, window = self.config.num_speculative_tokens, model.config.sliding_window
-        capacity = self.config.num_snapshots
-        snapshots = SnapshotStore(2 * num_slots if capacity is None else capacity)
+        snapshots = SnapshotStore(self.config.most_snapshots)
         self.blocks = BlockManager(self.config.num_blocks, snapshots.discard)
         self.graphs = GraphCache(device, captures=captures)
         calibration = calibration or Calibration()

@@ -16,6 +16,7 @@ from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehear
 from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 
 from .cache.kv_cache import KVCache
+from .checkpoint.safetensors_file import MAP_NORESERVE
 from .execution.batch import ForwardBatch
 from .execution.decode_step import pieces_for
 from .model.block import Block
@@ -28,7 +29,6 @@ from .model.tensors import expected_tensors
 from .parallel.exchange_plan import rehearse_exchanges
 
 _BLOCK_SIZE = 64
-_NO_RESERVE = 0x4000  # Linux: address space without the promise of memory; Python names it late
 _MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 98 GB
 # Requests and new tokens of each: decoding and verifying from one request to many, prompts from one
 # token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
@@ -212,7 +212,7 @@ def _model_of_zeros(
         model = Model(
             config, tensors, device="meta", token_map=token_map, experts_as_fp8=experts_as_fp8
         )
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)
     _materialise(model, memory)
     _leave_out_repeats(model)

@@ -121,7 +121,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, before temperature and filters, after nothing else.
+    """Log-probabilities at one position as the model gave them: before rules, temperature, filters.
 
     ``top`` is ordered by falling probability, lower id first among equals.
     """

@@ -6,8 +6,8 @@ from statistics import mean
 
 from deepinfer.engine.cache.kv_cache import block_bytes, slot_bytes
 from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
 
 from .plan import BenchPlan
 from .results import LimitRow
@@ -100,13 +100,8 @@ def prefill_row(
 
 def rank_weight_bytes(model: ModelConfig, ranks: int) -> float:
     """Bytes of the weights of one rank: all but the experts and Engram rows of the others."""
-    shared = spread = 0
-    for name, spec in expected_tensors(model).items():
-        if ".experts." in name or is_engram_table(name):
-            spread += spec.num_bytes
-        else:
-            shared += spec.num_bytes
-    return shared + spread / ranks
+    weights = weight_bytes(model)
+    return weights.shared + (weights.experts + weights.tables) / ranks
 
 
 def request_bytes(model: ModelConfig, context: int) -> int:

@@ -18,9 +18,9 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import Share
 from deepinfer.engine.sampling.sampler import Sampler
+from deepinfer.engine.scheduling.intake import unasked_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.speculation.draft_backlog import DraftBacklog
-from deepinfer.engine.types import Request, SamplingParams
 from deepinfer.errors import ConfigError
 
 from .limits import requests_that_fit
@@ -159,26 +159,10 @@ class RankModel:
                 f"{len(sizes)} requests of {sum(sizes):,} tokens together: the caches have room "
                 f"for {self.num_slots} and {self.cache.num_blocks * BLOCK_SIZE:,}"
             )
-        return [
-            RequestState(
-                request=Request(
-                    request_id=str(slot),
-                    prompt_token_ids=(0,),
-                    sampling=SamplingParams(temperature=1.0),
-                    seed=slot,
-                ),
-                arrival=slot,
-                arrived_s=0.0,
-                token_ids=[0],
-                num_prompt_tokens=1,
-                max_output_tokens=1,
-                decoder_start=0,
-                stop_token_ids=frozenset(),
-                slot=slot,
-                blocks=list(range(end - count, end)),
-            )
-            for slot, (count, end) in enumerate(zip(counts, ends, strict=True))
-        ]
+        states = [unasked_state(slot) for slot in range(len(sizes))]
+        for slot, (state, count, end) in enumerate(zip(states, counts, ends, strict=True)):
+            state.slot, state.blocks = slot, list(range(end - count, end))
+        return states
 
 
 def num_that_fit(

@@ -1,4 +1,4 @@
-"""Registers ``plan``; what it does is in ``plan_verb``, imported when it is called."""
+"""Registers ``plan``; what it does is in ``verb``, imported when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers ``report``; what it does is in ``report_verb``, imported when it is called."""
+"""Registers ``report``; what it does is in ``verb``, imported when it is called."""
 
 from __future__ import annotations
 

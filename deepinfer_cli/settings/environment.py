@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, nearest
 
 from .settings import FIELDS
-from .users_words import nearest
 from .values import COUNT, SWITCH
 
 _PREFIX = "DEEPINFER_"

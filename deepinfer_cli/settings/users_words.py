@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from deepinfer.errors import ConfigError
@@ -41,9 +40,3 @@ def users_words(message: str, origins: Mapping[str, str]) -> str:
     origin = origins.get(_NAMES.get(first[0], first[0]), "") if first else ""
     place = f"{origin}: " if ":" in origin else ""
     return place + _SETTING.sub(word, message)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?`` with the most similar known name, or nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]}?" if matches else ""

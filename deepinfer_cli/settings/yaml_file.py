@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, nearest
 
 from .settings import FIELDS
-from .users_words import nearest
 
 DEFAULT_FILE = "deepinfer.yaml"
 

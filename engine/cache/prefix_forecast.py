@@ -21,8 +21,7 @@ class PrefixForecast:
         self._config = config
         self._window = window
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
-        capacity = config.num_snapshots
-        self._snapshots = SnapshotStore(2 * config.max_num_seqs if capacity is None else capacity)
+        self._snapshots = SnapshotStore(config.most_snapshots)
 
     def hit(self, token_ids: Sequence[int]) -> PrefixHit:
         """The hit of the next prompt; its blocks can then be shared."""

@@ -36,7 +36,8 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-# Python names it from 3.13 on; the value is that of Linux on x86-64 and arm64.
+# Address space without the promise of memory.  Python names it from 3.13 on; the value is that of
+# Linux on x86-64 and arm64.
 MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 MAX_HEADER_BYTES = 100_000_000
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.engine.model.config_checks import QUANT_BLOCK
 from deepinfer.kernels.quant import quantize_fp4
 from deepinfer.kernels.quant.formats import power_of_two
 from deepinfer.kernels.quant.rows import pack_nibbles
 
-BLOCK = 32
 E4M3_MAX = 448.0
 
 
 def encode_fp8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [N, K] float -> values [N, K] e4m3, scale [N/32, K/32] e8m0."""
     rows, columns = weight.shape
-    tiles = weight.float().view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+    tiles = weight.float().view(
+        rows // QUANT_BLOCK, QUANT_BLOCK, columns // QUANT_BLOCK, QUANT_BLOCK
+    )
     exponents = _exponents(tiles.abs().amax(dim=(1, 3)))
     values = (tiles / power_of_two(exponents)[:, None, :, None]).to(torch.float8_e4m3fn)
     return values.view(rows, columns), exponents.to(torch.uint8).view(torch.float8_e8m0fnu)
@@ -28,7 +30,7 @@ def encode_fp8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def encode_fp8_rows(table: Tensor) -> tuple[Tensor, Tensor]:
     """table [N, K] float -> values [N, K] e4m3, scale [N, K/32] e8m0 (Engram tables)."""
-    blocks = table.float().view(table.shape[0], -1, BLOCK)
+    blocks = table.float().view(table.shape[0], -1, QUANT_BLOCK)
     exponents = _exponents(blocks.abs().amax(dim=2))
     values = (blocks / power_of_two(exponents)[..., None]).to(torch.float8_e4m3fn)
     return values.view(table.shape), exponents.to(torch.uint8).view(torch.float8_e8m0fnu)

@@ -60,9 +60,8 @@ class GraphCache:
             try:
                 self._graphs[key] = self._capture(function)
             except torch.OutOfMemoryError:
-                self._plain.add(
-                    key
-                )  # the plain run had room, a graph that keeps its memory has not
+                # The plain run had room; a graph, which keeps its memory, has not.
+                self._plain.add(key)
                 return function()
         captured = self._graphs[key]
         captured.graph.replay()

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from deepinfer.engine.scheduling.intake import unasked_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
-from deepinfer.engine.types import Request, SamplingParams
 
 from .decode import DecodeWorker
 from .decode_step import DecodeStep
@@ -129,25 +129,9 @@ def _dummy_states(step: DecodeStep) -> list[RequestState]:
     longest = step.table.blocks.shape[1] * step.table.block_size
     position = max(0, min(_POSITION, longest - step.num_drafts - 1))
     num_blocks = -(-(position + step.num_drafts + 1) // step.table.block_size)
-    states = [
-        RequestState(
-            request=Request(
-                request_id=str(slot), prompt_token_ids=(0,), sampling=SamplingParams(), seed=slot
-            ),
-            arrival=slot,
-            arrived_s=0.0,
-            token_ids=[0],
-            num_prompt_tokens=1,
-            max_output_tokens=1,
-            decoder_start=0,
-            stop_token_ids=frozenset(),
-            slot=slot,
-            blocks=[0] * num_blocks,
-            num_computed_tokens=position,
-        )
-        for slot in range(len(step.newest))
-    ]
-    for state in states:
+    states = [unasked_state(slot) for slot in range(len(step.newest))]
+    for slot, state in enumerate(states):
+        state.slot, state.blocks, state.num_computed_tokens = slot, [0] * num_blocks, position
         step.table.assign(state)
     return states
 

@@ -5,10 +5,9 @@ Dense rates as the vendors publish them, read on secondary pages; none of them w
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,6 @@ def device_profile(name: str) -> DeviceProfile:
     """The profile called ``name``, in any case.  Raises: ConfigError naming the known ones."""
     known = DEVICE_PROFILES.get(name.lower())
     if known is None:
-        near = difflib.get_close_matches(name.lower(), DEVICE_PROFILES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(name.lower(), DEVICE_PROFILES)
         raise ConfigError(f"device {name!r}: expected one of {', '.join(DEVICE_PROFILES)}{hint}")
     return known

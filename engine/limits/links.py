@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, nearest
 
 from .device_profiles import DeviceProfile
 
@@ -71,8 +70,7 @@ def link(name: str) -> Link:
     """The link called ``name``.  Raises: ConfigError naming the known ones."""
     known = LINKS.get(name.lower())
     if known is None:
-        near = difflib.get_close_matches(name.lower(), LINKS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = nearest(name.lower(), LINKS)
         raise ConfigError(f"link {name!r}: expected one of {', '.join(LINKS)}{hint}")
     return known
 

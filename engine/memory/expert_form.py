@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
+from deepinfer.engine.model.tensors import expected_tensors
 from deepinfer.errors import ConfigError
 
 from .capacity import wanted_bytes
 from .device_memory import DeviceMemory, bytes_for_blocks
+from .weight_bytes import weight_bytes
 
 # Rows for each expert from which FP8 is faster in both products (docs/performance.md).
 ROWS_WORTH_FP8 = 128
@@ -53,14 +54,9 @@ def more_bytes_as_fp8(sizes: ModelConfig) -> int:
 
 
 def _has_room(config: EngineConfig, sizes: ModelConfig, memory: DeviceMemory, held: float) -> bool:
-    shared = experts = 0
-    for name, spec in expected_tensors(sizes).items():
-        if ".experts." in name:
-            experts += spec.num_bytes
-        elif not is_engram_table(name):
-            shared += spec.num_bytes
-    weights = shared + int(held * (experts + more_bytes_as_fp8(sizes)))
+    weights = weight_bytes(sizes)
+    loaded = weights.shared + int(held * (weights.experts + more_bytes_as_fp8(sizes)))
     try:
-        return bytes_for_blocks(sizes, config, memory.less(weights)) >= wanted_bytes(sizes, config)
+        return bytes_for_blocks(sizes, config, memory.less(loaded)) >= wanted_bytes(sizes, config)
     except ConfigError:
         return False

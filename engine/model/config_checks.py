@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 QUANT_BLOCK = 32
+_MOST_EXPERTS = 16_384  # each has tensors of its own, which are listed when a checkpoint is opened
 
 
 def check_config(config: ModelConfig) -> None:
@@ -27,9 +28,6 @@ def check_config(config: ModelConfig) -> None:
     _check_candidates(config)
     _check_engram(config)
     _check_draft(config)
-
-
-_MOST_EXPERTS = 16_384
 
 
 def _require(config: ModelConfig, ok: bool, name: str, expected: str) -> None:
@@ -56,7 +54,7 @@ def _check_sizes(config: ModelConfig) -> None:
     image = config.image_token_id
     _require(config, image is None or 0 <= image < config.vocab_size, "image_token_id", "a token")
     _require(config, config.n_shared_experts == 1, "n_shared_experts", "1 (the only form there is)")
-    for name in ("n_routed_experts", "dspark_n_routed_experts"):  # each has tensors of its own
+    for name in ("n_routed_experts", "dspark_n_routed_experts"):
         _require(config, getattr(config, name) <= _MOST_EXPERTS, name, f"at most {_MOST_EXPERTS:,}")
     experts = config.n_routed_experts
     chosen = config.num_experts_per_tok

@@ -6,13 +6,12 @@ although it changes the model's function is refused.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer.errors import CheckpointError, ConfigError, nearest
 
 FLAT_NAMES = {
     "dim": "hidden_size",
@@ -116,8 +115,7 @@ def typed_fields(raw: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, 
         elif name in types:
             values[name] = _typed(name, value, types[name])
         elif name not in IGNORED and not name.startswith(IGNORED_PREFIXES):
-            near = difflib.get_close_matches(name, [*types, *FLAT_NAMES], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = nearest(name, [*types, *FLAT_NAMES])
             raise ConfigError(f"unknown setting {name}={value!r}: it might change results{hint}")
     return values
 

@@ -17,10 +17,10 @@ import torch
 from deepinfer.errors import CheckpointError
 
 from .config import ModelConfig
+from .config_checks import QUANT_BLOCK
 from .schedule import LayerPlan
 
 VISION_PREFIXES = ("vision.", "aligner.", "image_")
-BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,16 @@ def f32(*shape: int, is_optional: bool = False) -> TensorSpec:
 
 def fp8_linear(name: str, out_features: int, in_features: int) -> Named:
     yield f"{name}.weight", TensorSpec(torch.float8_e4m3fn, (out_features, in_features))
-    scale_shape = (out_features // BLOCK, in_features // BLOCK)
+    scale_shape = (out_features // QUANT_BLOCK, in_features // QUANT_BLOCK)
     yield f"{name}.scale", TensorSpec(torch.float8_e8m0fnu, scale_shape)
 
 
 def fp4_linear(name: str, out_features: int, in_features: int) -> Named:
     yield f"{name}.weight", TensorSpec(torch.int8, (out_features, in_features // 2))
-    yield f"{name}.scale", TensorSpec(torch.float8_e8m0fnu, (out_features, in_features // BLOCK))
+    yield (
+        f"{name}.scale",
+        TensorSpec(torch.float8_e8m0fnu, (out_features, in_features // QUANT_BLOCK)),
+    )
 
 
 def _top(config: ModelConfig) -> Named:
@@ -148,7 +151,7 @@ def _indexer(config: ModelConfig, has_keys: bool, prefix: str) -> Named:
 def _engram(config: ModelConfig, engram_index: int, prefix: str) -> Named:
     rows, width = config.engram_num_embeddings[engram_index], config.engram_head_dim
     yield f"{prefix}.embed.weight", TensorSpec(torch.float8_e4m3fn, (rows, width))
-    yield f"{prefix}.embed.scale", TensorSpec(torch.float8_e8m0fnu, (rows, width // BLOCK))
+    yield f"{prefix}.embed.scale", TensorSpec(torch.float8_e8m0fnu, (rows, width // QUANT_BLOCK))
     outputs = (config.hc_mult + 1) * config.hidden_size
     yield from fp8_linear(f"{prefix}.wkv", outputs, config.engram_columns * width)
     yield f"{prefix}.q_weight", bf16(config.hc_mult, config.hidden_size)

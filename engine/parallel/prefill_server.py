@@ -11,9 +11,9 @@ import torch
 
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.scheduling.intake import unasked_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
-from deepinfer.engine.types import Request, SamplingParams
 
 from .handover import (
     Prefilled,
@@ -99,21 +99,8 @@ class PrefillServer:
 
     def _add(self, mailbox: Mailbox, job: PrefillJob) -> None:
         self._num_arrived += 1
-        state = RequestState(
-            request=Request(
-                request_id=str(self._num_arrived),
-                prompt_token_ids=job.token_ids,
-                sampling=SamplingParams(temperature=0, max_tokens=1),
-                seed=0,
-            ),
-            arrival=self._num_arrived,
-            arrived_s=time.monotonic(),
-            token_ids=list(job.token_ids),
-            num_prompt_tokens=len(job.token_ids),
-            max_output_tokens=1,
-            decoder_start=job.decoder_start,
-            stop_token_ids=frozenset(),
-        )
+        state = unasked_state(self._num_arrived, job.token_ids)
+        state.decoder_start = job.decoder_start
         self._owners[state] = mailbox, job.number
         self._num_sent[state] = 0
         self._engine.scheduler.add(state)

@@ -136,7 +136,7 @@ class Rank:
         return self._lockstep
 
     def plan_cache(self, model: Model, config: EngineConfig) -> tuple[EngineConfig, KVCache]:
-        """As ``engine.capacity.plan_cache``, with as many blocks as the rank with the least memory
+        """As ``memory.capacity.plan_cache``, with as many blocks as the rank with the least memory
         has room for: ranks that share heads use the same blocks, and all refuse the same rows."""
         config = config.with_environment()
         sized = size_cache(model.config, config, DeviceMemory.of(config.device))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deepinfer.engine.memory.device_memory import DeviceMemory
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
 
 from .sizes import ParallelSizes
 
@@ -37,14 +37,7 @@ def sized_by_memory(
 
 def _each(sizes: ParallelSizes, config: ModelConfig, num_bytes: float) -> int:
     """Replicas of one rank and layer."""
-    shared = experts = 0
-    for name, spec in expected_tensors(config).items():
-        if is_engram_table(name):
-            continue
-        if ".experts." in name:
-            experts += spec.num_bytes
-        else:
-            shared += spec.num_bytes
-    left = num_bytes - shared - experts / sizes.num_expert_ranks
-    one_of_each_layer = experts / config.n_routed_experts
+    weights = weight_bytes(config)
+    left = num_bytes - weights.shared - weights.experts / sizes.num_expert_ranks
+    one_of_each_layer = weights.experts / config.n_routed_experts
     return max(0, min(_MOST, int(_SHARE * left / one_of_each_layer)))

@@ -1,14 +1,15 @@
-"""From a ``Request`` to its ``RequestState``: the checks that need the model's sizes."""
+"""New ``RequestState``s: of a ``Request``, after the checks that need the model's sizes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.sampling.constraint import AnswerConstraint
 from deepinfer.engine.sampling.logit_rules import LogitRules
-from deepinfer.engine.types import Request
+from deepinfer.engine.types import Request, SamplingParams
 
 from .request_state import RequestState
 
@@ -47,6 +48,28 @@ def make_state(
     else:
         state.fail(problem)
     return state
+
+
+def unasked_state(number: int, token_ids: Sequence[int] = (0,)) -> RequestState:
+    """A request that nobody here waits for: a prompt of another rank, or what a step is timed with.
+
+    It holds nothing yet, gets one token at most, and nothing stops it before.
+    """
+    return RequestState(
+        request=Request(
+            request_id=str(number),
+            prompt_token_ids=tuple(token_ids),
+            sampling=SamplingParams(),
+            seed=number,
+        ),
+        arrival=number,
+        arrived_s=0.0,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids),
+        max_output_tokens=1,
+        decoder_start=0,
+        stop_token_ids=frozenset(),
+    )
 
 
 def _problem(request: Request, max_model_len: int, vocab_size: int) -> str | None:

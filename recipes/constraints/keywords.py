@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 import jsonschema.exceptions
 import jsonschema.validators
 
-from deepinfer.errors import RowError
+from deepinfer.errors import RowError, nearest
 
 from .endless import is_endless
 from .schema_places import WITH_ONE_SCHEMA, WITH_SCHEMA_LIST, WITH_SCHEMA_MAP
@@ -196,10 +195,8 @@ def _check_counts(schema: Mapping[str, Any], place: str) -> None:
 
 
 def _refuse(keyword: str, place: str) -> NoReturn:
-    nearest: list[str] = []
-    if keyword not in _KNOWN_BUT_REFUSED | ENFORCED:
-        nearest = difflib.get_close_matches(keyword, sorted(ENFORCED | ANNOTATIONS), n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    is_known = keyword in _KNOWN_BUT_REFUSED | ENFORCED
+    hint = "" if is_known else nearest(keyword, sorted(ENFORCED | ANNOTATIONS))
     raise RowError(
         "unsupported_keyword",
         f"json_schema {place}: the keyword {keyword!r:.60} cannot be enforced{hint}",

@@ -44,7 +44,7 @@ def _case(
 
 
 def _check(actual: Tensor, expected: Tensor) -> None:
-    """The tolerances of issue 4: absolute, relative, and cosine distance of the whole."""
+    """Within an absolute, a relative and a cosine distance of the whole."""
     assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
     a, e = actual.double().flatten(), expected.double().flatten()
     norm = a.square().sum() + e.square().sum()

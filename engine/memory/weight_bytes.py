@@ -1,0 +1,32 @@
+"""Bytes of a model's weights as a checkpoint stores them, by who has to hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBytes:
+    """shared    what every rank holds
+    experts   the routed experts, which ranks can divide
+    tables    Engram tables, which may lie outside of the device
+    """
+
+    shared: int
+    experts: int
+    tables: int
+
+
+def weight_bytes(config: ModelConfig) -> WeightBytes:
+    shared = experts = tables = 0
+    for name, spec in expected_tensors(config).items():
+        if ".experts." in name:
+            experts += spec.num_bytes
+        elif is_engram_table(name):
+            tables += spec.num_bytes
+        else:
+            shared += spec.num_bytes
+    return WeightBytes(shared=shared, experts=experts, tables=tables)
