@@ -19,7 +19,7 @@ from .engine.speculation.measure_steps import device_name
 from .engine_facts import EngineFacts
 from .errors import ConfigError, EngineError
 from .outputs import RequestOutput
-from .rows.prompts import Prompt, numbered_row, prompt_rows, run_constraint, sampling_for_each
+from .rows.prompts import Prompt, numbered_rows, prompt_rows, run_constraint, sampling_for_each
 from .session import HasProcesses, Session, open_session
 
 
@@ -162,22 +162,23 @@ class OfflineEngine:
 
     def stream(
         self,
-        rows: Iterable[tuple[int, Mapping[str, Any]]],
-        sampling_params: SamplingParams | None = None,
+        rows: Prompt | Iterable[Prompt | tuple[int, Any]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
         thinking: Thinking | None = None,
         constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Answer ``(row number, row)`` pairs; outputs come in the order in which they finish.
+        """Answer what ``generate`` takes; outputs come in the order in which they finish.
 
-        Rows are pulled only as there is room for them.  A bad row yields an output with
+        ``rows`` may be any iterable and endless: they are pulled only as there is room for them.
+        ``output.row`` is the place of a prompt, or its number where it comes as a tuple
+        ``(number, prompt)``; derived seeds depend on that number.  A bad row yields an output with
         ``error_kind`` set and never raises.  Closing the iterator aborts what is running.
         """
         _check_thinking(thinking)
-        defaults = sampling_params or SamplingParams()
         return self._open().rows.run(
-            (numbered_row(pair, defaults) for pair in rows),
+            numbered_rows(rows, sampling_params),
             raw=raw,
             thinking=thinking,
             constraint=run_constraint(constraint),

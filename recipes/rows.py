@@ -37,6 +37,10 @@ _UNSUPPORTED = frozenset(
     | {"structured_outputs", "modalities", "audio", "prediction", "web_search_options"}
 )
 _UNSUPPORTED_IN_COMPLETION = _UNSUPPORTED | {"echo", "suffix"}
+# All names that mean something in some kind of row.
+KNOWN_FIELDS = frozenset(
+    {*_PROMPT_FIELDS, *_CHAT_FIELDS, *SAMPLING_FIELDS, *CONSTRAINT_FIELDS, "raw", "parse_special"}
+)
 _KNOWN_IN_CHAT = _CHAT_FIELDS | {"prompt", "messages", "raw"}
 _KNOWN_IN_TEXT = frozenset({"prompt", "prompt_token_ids", "raw", "parse_special"}) | {
     "echo",

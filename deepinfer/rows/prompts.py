@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from deepinfer.engine.types import SamplingParams
@@ -39,10 +39,7 @@ def sampling_for_each(
         kind = type(sampling_params).__name__
         raise ConfigError(f"sampling_params: expected a SamplingParams or a list, got {kind}")
     if len(sampling_params) != num_prompts:
-        raise ConfigError(
-            f"{len(sampling_params)} sampling_params for {num_prompts} prompts; "
-            "give one for all or one for each"
-        )
+        raise _other_number(len(sampling_params), num_prompts)
     for place, params in enumerate(sampling_params):
         if not isinstance(params, SamplingParams):
             raise ConfigError(
@@ -51,18 +48,60 @@ def sampling_for_each(
     return list(sampling_params)
 
 
-def numbered_row(pair: Any, defaults: SamplingParams) -> tuple[int, Any, SamplingParams]:
-    """What ``stream`` takes, with its sampling.  Raises: ConfigError if it is no pair."""
+def numbered_rows(
+    prompts: Prompt | Iterable[Prompt | tuple[int, Any]],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+) -> Iterator[tuple[int, Any, SamplingParams]]:
+    """What ``stream`` takes, pulled one by one: prompts as ``generate`` takes them, numbered by
+    their place, or pairs of a number and a prompt.  Each with its sampling.
+
+    What a pair holds may be wrong: that is the error of its row.  Raises: ConfigError, at once or
+    at the place, for what is no prompt and for another number of sampling_params.
+    """
+    is_one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
+    several: Any = [prompts] if is_one else prompts
     try:
-        if isinstance(pair, tuple | list):
-            number, row = pair
-            return operator.index(number), row, defaults
-    except (TypeError, ValueError):
-        pass
-    raise ConfigError(
-        "stream: expected (row number, row) pairs, such as enumerate(rows) gives; "
-        f"got {repr(pair)[:60]}"
+        places = enumerate(several)
+    except TypeError as error:
+        kind = type(prompts).__name__
+        raise ConfigError(f"prompts: expected a string or several prompts, got {kind}") from error
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return _numbered(places, sampling_params or SamplingParams())
+    counted = several if isinstance(several, Sized) else sampling_params  # the latter fits for now
+    num = len(counted) if isinstance(counted, Sized) else 0
+    return _numbered(places, sampling_for_each(sampling_params, num))
+
+
+def _numbered(
+    places: Iterator[tuple[int, Any]], params: SamplingParams | Sequence[SamplingParams]
+) -> Iterator[tuple[int, Any, SamplingParams]]:
+    num = 0
+    for place, prompt in places:
+        num = place + 1
+        if isinstance(params, SamplingParams):
+            yield *_numbered_row(place, prompt), params
+        elif place < len(params):
+            yield *_numbered_row(place, prompt), params[place]
+        else:
+            raise _other_number(len(params), f"more than {place}")
+    if not isinstance(params, SamplingParams) and num < len(params):
+        raise _other_number(len(params), str(num))
+
+
+def _other_number(num_params: int, num_prompts: int | str) -> ConfigError:
+    return ConfigError(
+        f"{num_params} sampling_params for {num_prompts} prompts; give one for all or one for each"
     )
+
+
+def _numbered_row(place: int, prompt: Any) -> tuple[int, Any]:
+    """Two whole numbers are token ids."""
+    if isinstance(prompt, tuple | list) and len(prompt) == 2:
+        number, row = prompt
+        if hasattr(number, "__index__") and not hasattr(row, "__index__"):
+            is_prompt = isinstance(row, str) or _is_list(row)
+            return operator.index(number), _row(place, row) if is_prompt else row
+    return place, _row(place, prompt)
 
 
 def run_constraint(fields: Mapping[str, Any] | None) -> ConstraintSpec | None:
@@ -85,12 +124,16 @@ def _row(place: int, prompt: Any) -> Mapping[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, Mapping):
         return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
+    if _is_list(prompt):
         return {"prompt_token_ids": list(prompt)}
     raise ConfigError(
         f"prompts[{place}]: expected a string, a list of token ids or a row, "
         f"got {type(prompt).__name__}"
     )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _is_token_ids(prompts: Any) -> bool:

@@ -51,7 +51,7 @@ def add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
         if times < 1:
             raise typer.BadParameter(f"--rounds {rounds}: expected 1 or more")
         resolved = resolve(flags)
-        constraint = run_constraint(resolved.settings)
+        constraint = run_constraint(resolved)
 
         def once(answers: Path) -> int:
             request = RunRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,6 +18,7 @@ from .checks import NOTE, OK, PROBLEM, WARNING, Check, line_of, shown_path
 _TEST_BYTES = 16 * 2**20
 _LITTLE_SPACE = 2**30
 _SLOW_SYNC_S = 0.25
+_RELEASE_GCC = 13
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -72,13 +74,22 @@ def compiler_checks(needs_gpu: bool) -> Iterator[Check]:
         advice = "install gcc" if needs_gpu else ""
         yield Check(group="compilers", name="gcc", state=state, text=text, advice=advice)
     else:
-        yield Check(group="compilers", name="gcc", state=OK, text=gcc)
+        yield _gcc_check(gcc)
     nvcc = line_of(["nvcc", "--version"], "release")
     text = nvcc or "none (not needed: Triton brings its own assembler)"
     yield Check(group="compilers", name="nvcc", state=NOTE, text=text)
     has_cann = bool(os.environ.get("ASCEND_HOME_PATH")) or Path("/usr/local/Ascend").is_dir()
     text = "found" if has_cann else "none (only for Ascend)"
     yield Check(group="compilers", name="CANN", state=NOTE, text=text)
+
+
+def _gcc_check(version: str) -> Check:
+    """Any of them launches kernels; ``./build.sh --release`` wants a newer one."""
+    found = re.search(r"(\d+)\.\d+(?:\.\d+)?\s*$", version)
+    if found is None or int(found[1]) >= _RELEASE_GCC:
+        return Check(group="compilers", name="gcc", state=OK, text=version)
+    text = f"{version}: enough for runs; ./build.sh --release needs {_RELEASE_GCC} or newer"
+    return Check(group="compilers", name="gcc", state=NOTE, text=text)
 
 
 def disk_checks(folder: Path) -> Iterator[Check]:

@@ -27,7 +27,7 @@ def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Chec
     """Everything up to the loading of weights."""
     try:
         resolved = resolve(flags, config=config)
-        constraint = constraint_of(run_constraint(resolved.settings))
+        constraint = constraint_of(run_constraint(resolved))
     except DeepInferError as error:
         yield Check(group="run", name="settings", state=PROBLEM, text=_words(error))
         return
@@ -113,7 +113,8 @@ def _model(settings: Settings, dry_run: DryRun) -> str:
     if settings.model is not None:
         name = shown_path(dry_run.model_folder)
     model = dry_run.model_config
-    return f"{name}: {model.num_hidden_layers} layers, {count(model.vocab_size)} tokens known"
+    parts = f"{model.num_hidden_layers} layers, a vocabulary of {count(model.vocab_size)} tokens"
+    return f"{name}: {parts}"
 
 
 def _how(settings: Settings, dry_run: DryRun) -> str:

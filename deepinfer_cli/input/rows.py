@@ -14,6 +14,8 @@ from deepinfer.recipes.rows import row_id
 
 _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
+_ARRAY = "if the file is one JSON array, make it one object a line: jq -c '.[]' FILE"
+_SPREAD_OUT = "if an object goes over several lines, put it on one: jq -c . FILE"
 _TOO_DEEP = "the JSON is nested too deeply"
 _NAMES = {list: "a list", str: "a string", int: "a number", float: "a number"}
 _NAMES |= {bool: "true or false", type(None): "null"}
@@ -79,11 +81,8 @@ def parse_json(raw: bytes) -> Any:
     except RecursionError:
         raise RowError("invalid_json", _TOO_DEEP) from None
     except json.JSONDecodeError as error:
-        hint = ""
-        if raw.lstrip()[:1] == b"[":
-            hint = "; if the file is one JSON array, make it one object a line: jq -c '.[]'"
         what = error.msg.lower().removesuffix(" at")
-        message = f"not JSON: {what} at character {error.pos + 1}{hint}"
+        message = f"not JSON: {what} at character {error.pos + 1}{_hint(raw)}"
         raise RowError("invalid_json", message) from None
     except ValueError as error:
         is_long = "integer string conversion" in str(error)
@@ -91,9 +90,18 @@ def parse_json(raw: bytes) -> Any:
         raise RowError("invalid_json", reason) from None
 
 
+def _hint(raw: bytes) -> str:
+    """What a line that is no row may be a part of."""
+    if raw.lstrip()[:1] == b"[":
+        return f"; {_ARRAY}"
+    return f"; {_SPREAD_OUT}" if raw.strip() == b"{" else ""
+
+
 def too_long_row(index: int, line: int, raw: bytes, size: int, limit: int) -> InputRow:
     """The error row of one that is over the limit; ``raw`` is its beginning."""
     message = f"the row has {size:,} bytes, the limit is {limit:,} (--max-row-bytes)"
+    if raw.lstrip()[:1] == b"[":
+        message += f"; {_ARRAY}"
     return InputRow(index, line, raw, None, RowError("line_too_long", message))
 
 
@@ -114,7 +122,9 @@ def _expect_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         name = _NAMES[type(value)]
         raise RowError(
-            "invalid_type", f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {name}'
+            "invalid_type",
+            f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {name}'
+            + (f"; {_ARRAY}" if isinstance(value, list) else ""),
         )
     return value
 

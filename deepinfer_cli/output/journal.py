@@ -147,13 +147,13 @@ class Journal:
                 if record is not None:
                     yield record
 
-    def in_completion_order(self, end: int) -> Iterator[Record]:
-        """The same records, in the order in which they were finished."""
+    def in_completion_order(self, end: int | None = None) -> Iterator[Record]:
+        """The same records, in the order in which they were finished; without ``end`` all."""
         with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
             log.seek(0)
             for offset, line in _whole_lines(log):
                 record = _parse(line)
-                if record is not None and record.index < end:
+                if record is not None and (end is None or record.index < end):
                     entry = os.pread(self._index, _ENTRY.size, record.index * _ENTRY.size)
                     if _ENTRY.unpack(entry)[0] == offset + 1:
                         yield record

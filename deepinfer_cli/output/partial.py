@@ -26,6 +26,7 @@ _ATTEMPTS = 100
 # What a run puts into its folder; nothing else there is ever touched.
 _OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
 _OUR_FILES |= {"report", "report.json", "status.json", "status.json.new"}
+_OUR_FILES |= {"earlier.json", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
 
@@ -95,7 +96,8 @@ class PartialFolder:
                 f"{changed[1]} to continue it, or --force to start over"
             )
         if earlier is not None and changed is None:
-            (self.path / "report.json").unlink(missing_ok=True)  # what an earlier part said last
+            with suppress(FileNotFoundError):  # what an earlier part said last
+                (self.path / "report.json").replace(self.earlier_report)
             return True
         if self.paths.results.exists() and not force:
             if not any(path.name != "lock" for path in self.path.iterdir()):
@@ -107,6 +109,16 @@ class PartialFolder:
         self.clear()
         self.write_manifest(basis)
         return False
+
+    @property
+    def earlier_report(self) -> Path:
+        """The report of the parts before the one that is running, if they could write one."""
+        return self.path / "earlier.json"
+
+    @property
+    def retried_report(self) -> Path:
+        """The report of the finished run whose failed rows are answered again, if it is so."""
+        return self.path / "retried.json"
 
     @property
     def is_begun(self) -> bool:

@@ -80,26 +80,22 @@ def result_facts(output: RequestOutput) -> dict[str, Any]:
 def facts_of_row(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The facts of a result row of an earlier run, as far as the row itself still tells them.
 
-    It does not tell cache hits (without ``--timing``), drafts, preemptions, and with n > 1 the
-    length of each answer.
+    Cache hits, drafts, preemptions, times and the length of each answer are in the report of that
+    run (``Summary.add_untold``).
     """
     answers = result.get("samples", [result])
-    lengths = [len(answer.get("token_ids", ())) for answer in answers]
-    if len(answers) == 1:
-        lengths = [result["usage"]["completion_tokens"]]
-    facts: dict[str, Any] = {
+    return {
         "kind": kind,
-        "tokens": {"cached_tokens": 0} | result["usage"],
+        "retold": True,
+        "tokens": result["usage"] | {"cached_tokens": 0},
         "finish": [str(answer.get("finish_reason")) for answer in answers],
-        "lengths": [length for length in lengths if length],
+        "lengths": [],
         "constraints": [a["constraint"] for a in answers if a.get("constraint") is not None],
         "warnings": [word for answer in answers for word in answer.get("warnings", ())],
         "notes": sorted(result.get("notes", ())),
         "preemptions": 0,
         "drafts": [0, 0],
     }
-    seconds = [answer["timing"] for answer in answers if answer.get("timing") is not None]
-    return facts | {"timing": seconds} if seconds else facts
 
 
 def _answer(sample: Sample, *, keep_token_ids: bool, timing: bool) -> dict[str, Any]:

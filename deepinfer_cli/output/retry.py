@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
@@ -48,6 +49,8 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
             if meter.digest() != report.input.digest:
                 raise _foreign(paths, "its rows have another content")
             journal.sync()
+        for kept in (folder.earlier_report, folder.retried_report):
+            shutil.copyfile(paths.report, kept)
         folder.write_manifest(basis)
     except BaseException:  # Ctrl-C too: half a journal is of no use
         folder.remove()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.limits.estimate import RunEstimate, estimate_run
@@ -19,6 +21,9 @@ from deepinfer_cli.report.summary import Histogram
 
 from .plan import Estimate
 from .scan import Scan
+
+_NUM_DRAWS = 40
+_MOST_PLAYED = 2_048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +70,10 @@ def from_report(report: Report) -> Measured:
     cut = report.finish_reasons.get("length", 0)
     return Measured(
         basis=f"the report of {report.output}, {report.device_name}",
-        load_s=report.throughput.load_s,
+        load_s=report.throughput.load_s / max(1, report.throughput.num_loads),
         times=times,
         cpu_times=None,
-        row_s=(split.schedule + split.write + split.other)
-        / max(1, report.rows.results - report.rows.resumed),
+        row_s=(split.schedule + split.write + split.other) / max(1, report.throughput.results),
         row_cpu_s=0.0,
         lengths=AnswerLengths(_lengths_of(report, cut)),
     )
@@ -77,36 +81,42 @@ def from_report(report: Report) -> Measured:
 
 def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: MemoryPlan) -> Estimate:
     """The estimate of all rows of ``scan``."""
-    lengths, num_guessed = array("I"), 0
-    histogram = Histogram()
-    drawn = measured.lengths.draw(scan.num_answers)
-    for length, (most, endless) in zip(drawn, scan.limits(), strict=True):
-        num_guessed += not endless and measured.lengths.is_guess(length, most)
-        lengths.append(most if endless or length is None else min(length, most))
-        histogram.add(lengths[-1])
-    num_rows = sum(scan.kinds.values())
 
-    def play(times: StepTimes) -> RunEstimate:
+    def play(times: StepTimes, lengths: Sequence[int]) -> RunEstimate:
         return estimate_run(
-            scan.requests(lengths),
+            islice(scan.requests(lengths), len(lengths)),
             times,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             cache_tokens=memory.cache_tokens,
         )
 
-    played = play(measured.times)
-    outside_s = scan.input.read_s + num_rows * measured.row_s
-    answer_s = played.prefill_s + played.decode_s + outside_s
+    known, num_guessed = measured.lengths, 0
+    histogram = Histogram()
+    drawn = known.draw(scan.num_answers)
+    lengths = _fitting(scan, drawn)
+    for drawn_length, length, (most, endless) in zip(drawn, lengths, scan.limits(), strict=True):
+        num_guessed += not endless and known.is_guess(drawn_length, most)
+        histogram.add(length)
+    played = play(measured.times, lengths)
+    low, high, num_lengths = 1.0, 1.0, None
+    if not all(endless for _, endless in scan.limits()):
+        num_lengths = known.num_ended
+        low, high = _spread(scan, known, partial(play, measured.times))
+    num_rows = sum(scan.kinds.values())
+    steps_s, outside_s = played.step_s, scan.input.read_s + num_rows * measured.row_s
+    answer_s = steps_s + outside_s
     cpu_s = None
     if measured.cpu_times is not None:
-        cpu = play(measured.cpu_times)
-        cpu_s = cpu.prefill_s + cpu.decode_s + scan.input.read_s + num_rows * measured.row_cpu_s
+        cpu = play(measured.cpu_times, lengths)
+        cpu_s = cpu.step_s + scan.input.read_s + num_rows * measured.row_cpu_s
     rows = played.num_decode_rows / played.num_decode_steps if played.num_decode_steps else 0.0
     return Estimate(
         basis=measured.basis,
         load_s=round(measured.load_s, 3),
         answer_s=round(answer_s, 3),
+        answer_low_s=round(low * steps_s + outside_s, 3),
+        answer_high_s=round(high * steps_s + outside_s, 3),
         cpu_s=None if cpu_s is None else round(cpu_s, 3),
         prefill_steps=played.num_prefill_steps,
         decode_steps=played.num_decode_steps,
@@ -114,8 +124,36 @@ def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: Memor
         answer_tokens=histogram.total,
         answer_tokens_per_s=round(histogram.total / max(answer_s, 1e-9), 1),
         answer_lengths=histogram.report(),
+        num_lengths=num_lengths,
         guessed_share=round(num_guessed / max(1, scan.num_answers), 3),
     )
+
+
+def _fitting(scan: Scan, drawn: Sequence[int | None]) -> array[int]:
+    """The drawn lengths within what the first rows allow; those that take all they may, do."""
+    return array(
+        "I",
+        (
+            most if endless or length is None else min(length, most)
+            for length, (most, endless) in zip(drawn, scan.limits(), strict=False)
+        ),
+    )
+
+
+def _spread(
+    scan: Scan, known: AnswerLengths, play: Callable[[Sequence[int]], RunEstimate]
+) -> tuple[float, float]:
+    """Between which multiples of the estimate 9 of 10 others lie: each of other measured answers,
+    as many as there were, and of lengths drawn from them by chance.  Played for the first rows."""
+    count = min(scan.num_answers, _MOST_PLAYED)
+    middle_s = play(_fitting(scan, known.draw(count))).step_s
+    others = sorted(
+        play(_fitting(scan, known.measured_again(seed).draw(count, seed, evenly=False))).step_s
+        for seed in range(1, _NUM_DRAWS + 1)
+    )
+    left_out = _NUM_DRAWS // 20  # on each side
+    low, high = others[left_out] / middle_s, others[-1 - left_out] / middle_s
+    return min(1.0, low), max(1.0, high)
 
 
 def _lengths_of(report: Report, num_cut: int) -> Iterator[tuple[int, bool]]:

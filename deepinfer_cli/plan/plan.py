@@ -22,12 +22,26 @@ class FailingRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherField:
+    """A field of rows that can be answered which has no effect on any answer."""
+
+    name: str
+    rows: int
+    line: int = says("of the first row that has it")
+    meant: str | None = says("a field of nearly the same name that has an effect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Seconds are of this machine as it was while it was measured."""
 
     basis: str = says("what the step times and answer lengths come from")
     load_s: float
     answer_s: float = says("from then until the last row")
+    answer_low_s: float = says(
+        "in 9 of 10 draws of the answers' lengths it is between low and high"
+    )
+    answer_high_s: float
     cpu_s: float | None = says("processor time of the process meanwhile; null if not measured")
     prefill_steps: int
     decode_steps: int
@@ -35,6 +49,9 @@ class Estimate:
     answer_tokens: int
     answer_tokens_per_s: float
     answer_lengths: Distribution
+    num_lengths: int | None = says(
+        "answers whose end was seen, from which lengths are drawn; null if all lengths are given"
+    )
     guessed_share: float = says(
         "share of answers that are longer than any seen in the measurement, if it cut some"
     )
@@ -61,5 +78,7 @@ class Plan:
     memory: MemoryPlan
     fitting: int = says("answers at a time that the caches hold at these lengths")
     estimate: Estimate | None = says("null without rows, or with --calibrate 0")
+    row_notes: Mapping[str, int] = says("rows that get something else than they ask, by what")
+    other_fields: tuple[OtherField, ...] = says("the first of them")
     notes: Mapping[str, str] = says("settings that could not be followed, and why")
     settings: Mapping[str, SettingReport]

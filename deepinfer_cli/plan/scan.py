@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from array import array
 from collections import Counter
@@ -13,18 +14,22 @@ from deepinfer.dry_run import DryRun
 from deepinfer.engine.cache.prefix_forecast import PrefixForecast
 from deepinfer.engine.limits.estimate import PlannedRequest
 from deepinfer.errors import RowError
+from deepinfer.recipes.rows import KNOWN_FIELDS
 from deepinfer.rows.assemble import RowInFlight
 from deepinfer_cli.input.input_meter import InputMeter
 from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.rows import InputRow, fields_with_id
 from deepinfer_cli.input.sharding import Shard
+from deepinfer_cli.output.results import without_carried
 from deepinfer_cli.report.summary import Histogram
 from deepinfer_cli.settings.settings import Settings
 
-from .plan import FailingRow
+from .plan import FailingRow, OtherField
 
 _SAMPLE_BYTES = 64 * 2**20
 _SEED = 1
+_MOST_OTHER_FIELDS = 32
+_NEARLY = 0.8  # as difflib counts; below it a name is one of its own
 
 
 class Scan:
@@ -39,6 +44,8 @@ class Scan:
         self.kinds: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.examples: dict[str, FailingRow] = {}
+        self.notes: Counter[str] = Counter()
+        self._other_fields: dict[str, list[int]] = {}  # by name: rows, first line
         self.prompt_lengths, self.answer_limits = Histogram(), Histogram()
         self.num_answers = self.prompt_tokens = self.shared_tokens = 0
         self.prepare_s = 0.0
@@ -64,6 +71,14 @@ class Scan:
                 self._add(row, self._prepare(row, constraint))
             except RowError as error:
                 self._fail(row, error)
+
+    @property
+    def other_fields(self) -> tuple[OtherField, ...]:
+        """Fields that have no effect, in the order in which they were met."""
+        return tuple(
+            OtherField(name=name, rows=rows, line=line, meant=_meant(name))
+            for name, (rows, line) in self._other_fields.items()
+        )
 
     def limits(self) -> Iterator[tuple[int, bool]]:
         """Of every answer the most tokens it may have, and whether it takes them all."""
@@ -107,7 +122,18 @@ class Scan:
             endless = prepared.sampling.ignore_eos
             self._sizes.extend((len(token_ids), len(token_ids) - hit.start, most, endless))
             self.num_answers += 1
+        self._note(row, prepared.notes)
         self._keep(row)
+
+    def _note(self, row: InputRow, notes: Mapping[str, str]) -> None:
+        """As a run writes it to the row."""
+        notes = without_carried(notes, self._settings.carry)
+        self.notes.update(notes.keys())
+        for name in filter(None, notes.get("ignored_fields", "").split(", ")):
+            if name in self._other_fields:
+                self._other_fields[name][0] += 1
+            elif len(self._other_fields) < _MOST_OTHER_FIELDS:
+                self._other_fields[name] = [1, row.line]
 
     def _keep(self, row: InputRow) -> None:
         """Reservoir sampling: after n rows each has been kept with the same chance."""
@@ -129,3 +155,9 @@ class Scan:
         if error.kind not in self.examples:
             example = FailingRow(line=row.line, id=row.row_id, kind=error.kind, message=str(error))
             self.examples[error.kind] = example
+
+
+def _meant(name: str) -> str | None:
+    """The known field that somebody may have meant who wrote ``name``."""
+    known = difflib.get_close_matches(name.lower(), KNOWN_FIELDS, n=1, cutoff=_NEARLY)
+    return known[0] if known else None

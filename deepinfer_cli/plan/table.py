@@ -27,13 +27,18 @@ def print_plan(plan: Plan, stream: TextIO) -> None:
         indent = " " * len(head)
         lines += textwrap.wrap(head + text, width, subsequent_indent=indent) or [head]
     if plan.prompt_lengths.num > 1:
-        lines += ["", "prompt tokens", *_bars(plan.prompt_lengths, width, stream)]
+        which = " that can be answered" if plan.failing else ""
+        title = f"prompt tokens of the {count(plan.prompt_lengths.num)} rows{which}"
+        lines += ["", *textwrap.wrap(title, width), *_bars(plan.prompt_lengths, width, stream)]
     stream.write("\n".join(lines) + "\n")
 
 
 def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    rows = f"{count(plan.rows)} in {plan.input.name}"
     kinds = ", ".join(f"{name} {count(num)}" for name, num in plan.kinds.items())
-    yield "rows", f"{count(plan.rows)} in {plan.input.name}" + (f": {kinds}" if kinds else "")
+    if kinds and plan.failing:
+        rows += f"; {count(sum(plan.kinds.values()))} can be answered"
+    yield "rows", rows + (f": {kinds}" if kinds else "")
     if plan.failing:
         share = percent(plan.failing / plan.rows)
         yield "will fail", f"{count(plan.failing)} ({share})"
@@ -43,6 +48,7 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
                 f"{row.kind} {count(plan.errors[row.kind])}, first in line {row.line}: "
                 + (row.message),
             )
+    yield from _note_lines(plan)
     if plan.answers:
         prompts = f"{count(plan.prompt_tokens)} tokens, {_spread(plan.prompt_lengths)}"
         if plan.shared_tokens:
@@ -60,6 +66,23 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "note", f"{name}: {note}"
     if plan.estimate is not None:
         yield from _estimate_lines(plan.estimate)
+
+
+def _note_lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What rows say in vain."""
+    others = dict(plan.row_notes)
+    if fields := others.pop("ignored_fields", 0):
+        yield "fields", f"without effect in {_rows(fields)}:"
+        for field in plan.other_fields:
+            meant = f" (did you mean {field.meant}?)" if field.meant else ""
+            yield "", f"{field.name} in {_rows(field.rows)}, first in line {field.line}{meant}"
+    if others:
+        words = ", ".join(f"{name} in {_rows(num)}" for name, num in others.items())
+        yield "changed", f"not as the row asks (results say why): {words}"
+
+
+def _rows(num: int) -> str:
+    return f"{count(num)} row{'' if num == 1 else 's'}"
 
 
 def _answers(plan: Plan) -> str:
@@ -87,6 +110,13 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         f"about {seconds(found.load_s + found.answer_s)}: {seconds(found.load_s)} to load, "
         f"{seconds(found.answer_s)} to answer ({count(round(found.answer_tokens_per_s))} tokens/s)",
     )
+    if found.num_lengths is not None:
+        low, high = (seconds(found.load_s + s) for s in (found.answer_low_s, found.answer_high_s))
+        yield (
+            "range",
+            f"{low} to {high} in 9 of 10 draws of answer lengths, which are known from "
+            f"{count(found.num_lengths)} answers; what else this machine does comes on top",
+        )
     yield "measured", f"by {found.basis}"
 
 

@@ -36,7 +36,7 @@ def plan(
     """Print the plan; return 0, or 3 if some rows would fail.  Raises: DeepInferError."""
     settings = resolved.settings
     console = make_console(quiet=quiet)
-    constraint = run_constraint(settings)
+    constraint = run_constraint(resolved)
     spec = constraint_of(constraint)
     earlier = None if like is None else from_report(read_report(like).report)
     arguments = EngineArguments(**engine_arguments(settings))
@@ -110,6 +110,8 @@ def _plan(
         memory=dry_run.memory,
         fitting=dry_run.memory.num_fitting(round((prompts.mean or 0) + (answer.mean or 0))),
         estimate=found,
+        row_notes=dict(scan.notes.most_common()),
+        other_fields=scan.other_fields,
         notes=dict(dry_run.notes),
         settings={
             name: SettingReport(value=entry["value"], origin=entry["origin"])

@@ -111,7 +111,7 @@ def build_report(facts: Facts) -> Report:
             finished=total.total_ms.report(),
         ),
         answer_tokens_per_s=total.tokens_per_s.report(),
-        speculation=_speculation(total, facts.stats),
+        speculation=speculation(total.drafts, total.accepted, facts.stats),
         preemptions=total.preemptions,
         engine=facts.stats,
         engine_notes=dict(facts.engine_notes),
@@ -133,14 +133,13 @@ def _iso(seconds: float) -> str:
 
 
 def _throughput(facts: Facts) -> Throughput:
-    seconds = max(facts.answer_s, 1e-9)
-    session = facts.session
-    return Throughput(
-        load_s=round(facts.load_s, 3),
-        answer_s=round(facts.answer_s, 3),
-        rows_per_s=round(session.results / seconds, 3),
-        prompt_tokens_per_s=round(session.prompt_tokens / seconds, 3),
-        completion_tokens_per_s=round(session.completion_tokens / seconds, 3),
+    return Throughput.of(
+        load_s=facts.load_s,
+        answer_s=facts.answer_s,
+        num_loads=int(facts.engine is not None),
+        results=facts.session.results,
+        prompt_tokens=facts.session.prompt_tokens,
+        completion_tokens=facts.session.completion_tokens,
     )
 
 
@@ -158,9 +157,12 @@ def _time_split(facts: Facts) -> TimeSplit:
     return TimeSplit(**known, other=round(other, 3), cpu=round(facts.cpu_s, 3))
 
 
-def _speculation(total: Summary, stats: EngineStats | None) -> Speculation:
+def speculation(drafted: int, accepted: int, stats: EngineStats | None) -> Speculation:
+    """Drafts of all result rows, and what the engine counted."""
     drafts = Speculation(
-        drafted_tokens=total.drafts, accepted_tokens=total.accepted, acceptance=total.acceptance
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        acceptance=accepted / drafted if drafted else None,
     )
     if stats is None or not stats.num_draft_blocks:
         return drafts

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .build import speculation
 from .report import (
     Cost,
     Distribution,
@@ -16,7 +17,6 @@ from .report import (
     Report,
     RowCounts,
     SettingReport,
-    Speculation,
     Throughput,
     TimeSplit,
     TokenCounts,
@@ -41,6 +41,7 @@ def merged_report(output: Path, reports: Sequence[Report]) -> Report:
         _sum_of(Throughput, speed),
         load_s=max(one.load_s for one in speed),
         answer_s=max(one.answer_s for one in speed),
+        num_loads=max(one.num_loads for one in speed),
     )
     counts: Any = {name: _counts(getattr(r, name) for r in reports) for name in _COUNTED}
     return dataclasses.replace(
@@ -60,7 +61,11 @@ def merged_report(output: Path, reports: Sequence[Report]) -> Report:
         lengths=_all_of(Lengths, [report.lengths for report in reports]),
         latency_ms=_all_of(Latencies, [report.latency_ms for report in reports]),
         answer_tokens_per_s=merged_distribution([r.answer_tokens_per_s for r in reports]),
-        speculation=_speculation([report.speculation for report in reports]),
+        speculation=speculation(
+            sum(report.speculation.drafted_tokens for report in reports),
+            sum(report.speculation.accepted_tokens for report in reports),
+            None,
+        ),
         preemptions=sum(report.preemptions for report in reports),
         engine=None,
         engine_notes={k: v for report in reports for k, v in report.engine_notes.items()},
@@ -77,14 +82,7 @@ def merged_distribution(parts: Sequence[Distribution]) -> Distribution:
     """The distribution of all values together: exact but for the mean's last digits."""
     whole = Histogram()
     for part in parts:
-        if not part.num or part.min is None or part.max is None or part.mean is None:
-            continue
-        whole.low = min(whole.low, part.min) if whole.num else part.min
-        whole.high = max(whole.high, part.max)
-        whole.num += part.num
-        whole.total += round(part.mean * part.num)
-        for edge, count in part.buckets:
-            whole.counts[edge] += count
+        whole.add_all(part)
     return whole.report()
 
 
@@ -109,13 +107,3 @@ def _all_of(kind: type[Any], parts: Sequence[Any]) -> Any:
     """A ``kind`` whose every field is the merged distribution of that of ``parts``."""
     names = [field.name for field in dataclasses.fields(kind)]
     return kind(**{n: merged_distribution([getattr(part, n) for part in parts]) for n in names})
-
-
-def _speculation(parts: Sequence[Speculation]) -> Speculation:
-    drafted = sum(part.drafted_tokens for part in parts)
-    accepted = sum(part.accepted_tokens for part in parts)
-    return Speculation(
-        drafted_tokens=drafted,
-        accepted_tokens=accepted,
-        acceptance=accepted / drafted if drafted else None,
-    )

@@ -74,7 +74,7 @@ def _about(report: Report) -> Iterator[Family]:
             )
         ],
     )
-    yield "start_timestamp_seconds", "When this part began.", [({}, _seconds(report.started))]
+    yield "start_timestamp_seconds", "When the run began.", [({}, _seconds(report.started))]
     yield "end_timestamp_seconds", "When it ended.", [({}, _seconds(report.ended))]
     yield "exit_code", "Exit code of the process.", [({}, report.exit_code)]
 
@@ -117,10 +117,10 @@ def _timed(report: Report) -> Iterator[Family]:
     yield "answer_seconds", "From then to the last row.", [({}, speed.answer_s)]
     split = to_json(report.time_s)
     yield "phase_seconds", "Where the time of answering went.", _by("phase", split)
-    yield "rows_per_second", "Result rows of this part per second.", [({}, speed.rows_per_s)]
+    yield "rows_per_second", "Result rows per second.", [({}, speed.rows_per_s)]
     yield (
         "tokens_per_second",
-        "Tokens of this part per second.",
+        "Tokens per second.",
         [
             ({"kind": "prompt"}, speed.prompt_tokens_per_s),
             ({"kind": "completion"}, speed.completion_tokens_per_s),
@@ -160,7 +160,7 @@ def _spent(report: Report) -> Iterator[Family]:
                 ({"kind": "caches"}, report.memory.cache_bytes),
             ],
         )
-    yield "cost", "Price of this part, in the currency of cost_per_hour.", [({}, report.cost.total)]
+    yield "cost", "Price, in the currency of cost_per_hour.", [({}, report.cost.total)]
     yield "energy_joules", "Counted by the processor.", [({}, report.cost.energy_j)]
     yield "gpu_energy_joules", "Counted by the GPUs.", [({}, report.cost.gpu_energy_j)]
 

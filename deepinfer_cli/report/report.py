@@ -36,10 +36,10 @@ class InputFacts:
 class RowCounts:
     """input = results + errors once a run is finished."""
 
-    input: int = says("rows read")
+    input: int = says("rows read, by any part of the run")
     results: int
     errors: int
-    resumed: int = says("rows finished by an earlier part of this run")
+    resumed: int = says("rows finished before the latest part of this run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,43 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Of this part of the run: result rows and their tokens, over answer_s."""
+    """Result rows and their tokens over answer_s: the sum over the parts of the run, without parts
+    that were killed, which could not say what they measured."""
 
-    load_s: float = says("until the engine was ready")
-    answer_s: float = says("from then until the last row was finished")
+    load_s: float = says("until the engine was ready; of all parts together")
+    answer_s: float = says("from then until the last row of the part was finished; likewise")
     rows_per_s: float
     prompt_tokens_per_s: float
     completion_tokens_per_s: float
+    num_loads: int = says("parts that had rows to answer and loaded an engine", default=1)
+    results: int = says("result rows that these parts answered", default=0)
+    prompt_tokens: int = says("tokens of their prompts", default=0)
+    completion_tokens: int = says("tokens of their answers", default=0)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        load_s: float,
+        answer_s: float,
+        num_loads: int,
+        results: int,
+        prompt_tokens: int,
+        completion_tokens: int,
+    ) -> Throughput:
+        """The rates that follow from counts and times."""
+        seconds = max(answer_s, 1e-9)
+        return cls(
+            load_s=round(load_s, 3),
+            answer_s=round(answer_s, 3),
+            rows_per_s=round(results / seconds, 3),
+            prompt_tokens_per_s=round(prompt_tokens / seconds, 3),
+            completion_tokens_per_s=round(completion_tokens / seconds, 3),
+            num_loads=num_loads,
+            results=results,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +141,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Drafts of all result rows; from proposed_tokens on, of this part of the run."""
+    """Drafts of all result rows; from proposed_tokens on, of the parts that could tell."""
 
     drafted_tokens: int = says("drafts that were verified")
     accepted_tokens: int
@@ -136,7 +166,7 @@ class Cost:
 
     per_hour: float | None = None
     total: float | None = says("of load_s and answer_s", default=None)
-    per_million_tokens: float | None = says("answer tokens of this part", default=None)
+    per_million_tokens: float | None = says("answer tokens that were measured", default=None)
     energy_j: float | None = says("joules of the whole processor meanwhile", default=None)
     gpu_energy_j: float | None = says(
         "joules of the GPUs that this process may use, if it used one", default=None
@@ -151,13 +181,13 @@ class SettingReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A run, or the latest part of it."""
+    """A run, with what all its parts so far have measured."""
 
     schema: str
     status: str = says("finished, stopped or failed")
     exit_code: int
     message: str | None = says("why it was stopped or failed")
-    started: str = says("when this part began: ISO 8601, UTC")
+    started: str = says("when the first part began: ISO 8601, UTC")
     ended: str
     input: InputFacts
     output: str
@@ -180,7 +210,7 @@ class Report:
     throughput: Throughput
     time_s: TimeSplit
     timeline: TimelineReport = says(
-        "of this part, from when the engine was ready; a row counts whole when it finishes"
+        "of all parts, from when their engines were ready; a row counts whole when it finishes"
     )
     lengths: Lengths
     latency_ms: Latencies

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deepinfer_cli.output.journal import Record
 
-from .report import Distribution
+from .report import Distribution, Report
 
 _EXACT = 64
 _STEPS = 16  # buckets between a power of two and the next
@@ -29,6 +29,17 @@ class Histogram:
         self.num += 1
         self.total += value
         self.counts[_bucket(value)] += 1
+
+    def add_all(self, other: Distribution) -> None:
+        """What another histogram counted: exact but for the last digits of the mean."""
+        if not other.num or other.min is None or other.max is None or other.mean is None:
+            return
+        self.low = min(self.low, other.min) if self.num else other.min
+        self.high = max(self.high, other.max)
+        self.num += other.num
+        self.total += round(other.mean * other.num)
+        for edge, count in other.buckets:
+            self.counts[edge] += count
 
     def percentile(self, percent: float) -> int:
         """The upper edge of the bucket in which that share of the values is reached."""
@@ -108,6 +119,7 @@ class Summary:
         self.preemptions = 0
         self.drafts = 0
         self.accepted = 0
+        self.num_retold = 0
 
     @property
     def num_errors(self) -> int:
@@ -134,6 +146,7 @@ class Summary:
             self.errors[facts["error"]] += 1
             return
         self.results += 1
+        self.num_retold += facts.get("retold", False)
         self.kinds[facts["kind"]] += 1
         for name, count in facts["tokens"].items():
             self.tokens[name] += count
@@ -153,6 +166,27 @@ class Summary:
         self.accepted += facts["drafts"][1]
         for timing, length in zip(facts.get("timing", ()), facts["lengths"], strict=False):
             self._add_timing(timing, length)
+
+    def add_untold(self, finished: Report) -> None:
+        """What the rows that ``--retry-failed`` took over from ``finished`` do not tell themselves,
+        as long as all of them are there."""
+        if self.num_retold != finished.rows.results:
+            return
+        self.tokens["cached_tokens"] += finished.tokens.cached_tokens
+        self.preemptions += finished.preemptions
+        self.drafts += finished.speculation.drafted_tokens
+        self.accepted += finished.speculation.accepted_tokens
+        latency = finished.latency_ms
+        for histogram, distribution in (
+            (self.answer_lengths, finished.lengths.answer),
+            (self.queued_ms, latency.queued),
+            (self.prefill_ms, latency.prefill),
+            (self.ttft_ms, latency.first_token),
+            (self.decode_ms, latency.decode),
+            (self.total_ms, latency.finished),
+            (self.tokens_per_s, finished.answer_tokens_per_s),
+        ):
+            histogram.add_all(distribution)
 
     def _add_timing(self, timing: Mapping[str, float], length: int) -> None:
         queued_s, first_s, total_s = timing["queued_s"], timing["ttft_s"], timing["total_s"]

@@ -15,9 +15,12 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
     lines = []
     if report.status != "finished":
         lines.append((report.status, report.message or ""))
-    done = f"{rows.results + rows.errors:,} of {rows.input:,} read"
+    finished = rows.results + rows.errors
+    done = f"{finished:,} of {rows.input:,} read"
     if report.status != "finished":
         done += " so far"
+        if finished == rows.input:
+            done = f"{finished:,} done so far"
     if rows.resumed:
         done += f", {rows.resumed:,} of them by an earlier part of this run"
     lines.append(("rows", f"{done}, in {duration(speed.load_s + speed.answer_s)}"))
@@ -44,7 +47,7 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
         rates = f"{per_second:,.0f} tokens/s, {speed.rows_per_s:,.1f} rows/s"
         lines.append(("speed", rates + place))
     if (drafts := report.speculation).acceptance is not None:
-        lines.append(("drafts", f"{drafts.acceptance:.0%} accepted{_draft_lengths(drafts)}"))
+        lines.append(("drafts", _drafts(drafts)))
     if (engine := report.engine) is not None and engine.num_out_of_memory:
         times = f"{engine.num_out_of_memory:,} steps did not fit and were made smaller"
         lines.append(
@@ -55,11 +58,12 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
     return [(label, text.rstrip()) for label, text in lines]
 
 
-def _draft_lengths(drafts: Speculation) -> str:
+def _drafts(drafts: Speculation) -> str:
+    """What guessing ahead has brought; a step without drafts gives an answer one token."""
+    right = f"{drafts.acceptance:.0%} of the tokens guessed ahead were right"
     if drafts.accepted_length is None:
-        return ""
-    verified = f"{drafts.mean_verify_length:.1f} drafts"
-    return f", {verified} make {drafts.accepted_length:.1f} tokens a step"
+        return right
+    return f"{right}: {drafts.accepted_length:.1f} tokens a step instead of 1"
 
 
 def _errors_file(rows: RowCounts) -> str:

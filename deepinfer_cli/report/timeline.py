@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deepinfer_cli.output.journal import Record
@@ -22,6 +22,28 @@ class TimelineReport:
     errors: tuple[int, ...] = ()
     prompt_tokens: tuple[int, ...] = ()
     completion_tokens: tuple[int, ...] = ()
+
+
+def joined(first: TimelineReport, second: TimelineReport) -> TimelineReport:
+    """One after the other, without the time between them; the last stretch of each may be
+    shorter."""
+    width_s = max(first.stretch_s, second.stretch_s)
+    counted: dict[str, tuple[int, ...]] = {
+        name: tuple(
+            total
+            for part in (first, second)
+            for total in _coarser(getattr(part, name), round(width_s / part.stretch_s))
+        )
+        for name in _COUNTS
+    }
+    while len(counted["rows"]) > _MOST_STRETCHES:
+        counted, width_s = {n: _coarser(c, 2) for n, c in counted.items()}, 2 * width_s
+    return TimelineReport(stretch_s=width_s, **counted)
+
+
+def _coarser(counts: Sequence[int], times: int) -> tuple[int, ...]:
+    """Sums of so many neighbours each."""
+    return tuple(sum(counts[at : at + times]) for at in range(0, len(counts), times))
 
 
 class Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.journal import Journal, Record
 from deepinfer_cli.report.build import Facts, build_report
+from deepinfer_cli.report.parts import with_earlier
 from deepinfer_cli.report.report import InputFacts, Report
 from deepinfer_cli.report.summary import Summary
 from deepinfer_cli.report.timeline import Timeline
@@ -82,13 +83,19 @@ class Job:
         *,
         constraint: Mapping[str, Any] | None = None,
         publish: Callable[[Snapshot], None] | None = None,
+        earlier: Report | None = None,
+        retried: Report | None = None,
     ) -> None:
+        """earlier: the report of the parts before this one.  retried: that of the finished run
+        whose failed rows are answered again."""
         self.reader = reader
         self.journal = journal
         self.resolved = resolved
         self.settings = resolved.settings
         self.total = Summary()
         self.is_resumed = False
+        self._num_recovered = 0
+        self._earlier, self._retried = earlier, retried
         self._stop = StopSwitch(self.settings.time_limit)
         self._timeline = Timeline()
         self._input = InputMeter(reader.rows)
@@ -124,10 +131,25 @@ class Job:
             else:
                 failed.discard(record.index)
                 self.total.add(record)
+        self._add_untold()
+        self._num_recovered = self.journal.num_rows
         if self.journal.num_rows:
             self._console.say(f"continuing after {self.journal.num_rows:,} finished rows")
         if failed:
             self._console.say(f"failed rows to answer again: {len(failed):,}")
+
+    def counting_again(self, records: Iterable[Record]) -> Iterator[Record]:
+        """``records``, of which the totals will be made: the journal may also hold rows that
+        changed since, or are no longer wanted."""
+        self.total = Summary()
+        for record in records:
+            self.total.add(record)
+            yield record
+        self._add_untold()
+
+    def _add_untold(self) -> None:
+        if self._retried is not None:
+            self.total.add_untold(self._retried)
 
     def answer_rows(self) -> None:
         """Answer until the input ends or something ends the run early."""
@@ -221,7 +243,8 @@ class Job:
     def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
         now = time.monotonic()
         ended = self._ended or now
-        return build_report(
+        num_read, num_resumed = self._rows_so_far()
+        part = build_report(
             Facts(
                 status=status,
                 exit_code=exit_code,
@@ -234,8 +257,8 @@ class Job:
                     digest=self._input.digest(),
                 ),
                 output=self._output,
-                num_rows=self.pipeline.num_rows,
-                num_resumed=self.pipeline.num_resumed,
+                num_rows=num_read,
+                num_resumed=num_resumed,
                 total=self.total,
                 session=self.pipeline.session,
                 load_s=self._loaded - self._began,
@@ -252,6 +275,16 @@ class Job:
                 timeline=self._timeline.report(),
             )
         )
+        return with_earlier(self._earlier, part)
+
+    def _rows_so_far(self) -> tuple[int, int]:
+        """How many rows were read, and how many of them were finished before this part.  One that
+        ends early may not have come to all that earlier parts have read."""
+        pipeline = self.pipeline
+        if self.is_finished or not self.is_resumed:
+            return pipeline.num_rows, pipeline.num_resumed
+        known = self.journal.num_rows + pipeline.num_unrecorded
+        return max(known, pipeline.num_rows), self._num_recovered - pipeline.num_changed
 
     def _answer(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[RequestOutput]:
         settings = self.settings

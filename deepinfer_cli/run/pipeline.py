@@ -80,6 +80,11 @@ class Pipeline:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def num_unrecorded(self) -> int:
+        """Running rows of which the journal holds nothing, not even with another content."""
+        return sum(self._journal.finished(index) is None for index in self._running)
+
     def run(self, answer: Answer) -> None:
         """Read, answer and record rows until the input ends or the switch says stop.
 

@@ -53,7 +53,7 @@ def add_run(app: typer.Typer, make_engine: MakeEngine) -> None:
         request = RunRequest(
             source=source,
             output=output,
-            constraint=run_constraint(resolved.settings),
+            constraint=run_constraint(resolved),
             force=force,
             retry_failed=retry_failed,
             arguments=context.obj or (),

@@ -117,6 +117,7 @@ def _finished(paths: OutputPaths) -> dict[str, Any]:
         "exit_code": report.exit_code,
         "rows": {"done": done, "failed": errors, "total": done, "is_estimate": False, "left": 0},
         "errors": dict(report.errors),
+        "is_merged": "shard" not in report.settings,  # which merge takes out
     }
 
 
@@ -165,7 +166,10 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
                 mended = "mend the rows in its .errors.jsonl and give that file to deepinfer run"
                 lines.append(("mend", mended))
             if state["errors"].keys() & _PASSING:
-                lines.append(("retry", "the same command again with --retry-failed"))
+                again = "the same command again with --retry-failed"
+                if state["is_merged"]:
+                    again = "the runs of the shards again with --retry-failed, then merge --force"
+                lines.append(("retry", again))
     else:
         resume = state["resume"]
         lines.append(("resume", resume or "give the command of this run again"))

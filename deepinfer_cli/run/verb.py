@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.disk import disk_full
 from deepinfer_cli.output.fingerprint import model_files
-from deepinfer_cli.output.journal import Journal, JournalGoneError, Record
+from deepinfer_cli.output.journal import Journal, JournalGoneError
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from deepinfer_cli.output.retry import reopen
 from deepinfer_cli.output.row_numbers import numbered
 from deepinfer_cli.output.writer import StdoutStream, output_format, publish, write_files
+from deepinfer_cli.report.parts import earlier_report
 from deepinfer_cli.report.prometheus import export_metrics
 from deepinfer_cli.report.report import Report, encode_report
-from deepinfer_cli.report.summary import Summary
 from deepinfer_cli.settings.constraint import answers_depend_on
 from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.settings.settings import Settings
@@ -176,6 +176,8 @@ def _run_to_files(
             reader, journal, resolved, make_engine, console, str(output),
             constraint=request.constraint,
             publish=status.write,
+            earlier=earlier_report(folder.earlier_report),
+            retried=earlier_report(folder.retried_report),
         )  # fmt: skip
         if is_resumed:
             job.recover(retry_failed=request.retry_failed)
@@ -225,6 +227,9 @@ def _basis(request: RunRequest, resolved: Resolved) -> Basis:
 
 def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
     """Leave the finished rows for the next part; if there are no answers, leave nothing."""
+    if job.pipeline.num_changed:  # each of them has two records
+        for _ in job.counting_again(job.journal.in_completion_order()):
+            pass
     report = job.report(status, exit_code, message)
     if job.total.results == 0:
         folder.remove()
@@ -232,12 +237,6 @@ def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message:
         with suppress(OSError):  # on a full disk; what was wrong first is said already
             (folder.path / "report.json").write_bytes(encode_report(report) + b"\n")
     return report
-
-
-def _adding_up(records: Iterable[Record], total: Summary) -> Iterator[Record]:
-    for record in records:
-        total.add(record)
-        yield record
 
 
 def _other_input(partial: Path, source: str) -> str | None:
@@ -271,9 +270,7 @@ def _publish(job: Job, folder: PartialFolder, format: str) -> Report:
     else:
         records = map(numbered, journal.in_completion_order(end))
     if job.is_resumed:
-        # The journal may also hold rows that changed since, or are no longer wanted.
-        job.total = Summary()
-        records = _adding_up(records, job.total)
+        records = job.counting_again(records)
     num_written = write_files(records, folder.path, format)
     if not num_written == job.total.num_rows == num_rows:
         raise EngineError(

@@ -9,32 +9,39 @@ from deepinfer.errors import ConfigError, RowError
 from deepinfer.recipes.constraints.fields import field_constraint, schema_format
 from deepinfer.recipes.constraints.spec import json_schema
 
-from .settings import Settings, flag_name
+from .layers import Resolved
 
 _SETTINGS = ("regex", "grammar", "json_schema")
+_SHOWN = 80  # characters of an expression
 
 
-def run_constraint(settings: Settings) -> dict[str, Any] | None:
+def run_constraint(resolved: Resolved) -> dict[str, Any] | None:
     """The constraint as a row would say it, for rows that have none; None if all are free.
 
-    Raises: ConfigError if there is more than one, a file cannot be read or says something wrong.
+    It is compiled for a trial, so that what is wrong with it is known before anything is loaded.
+    Raises: ConfigError that names the setting, the file, the place and the reason, if there is more
+    than one, a file cannot be read or says something that is wrong or cannot be enforced.
     """
+    settings = resolved.settings
     given = [name for name in _SETTINGS if getattr(settings, name) is not None]
     if not given:
         return None
-    flags = " and ".join(map(flag_name, given))
+    named = [_as_given(name, resolved.origins[name]) for name in given]
     if len(given) > 1:
-        raise ConfigError(f"{flags}: answers are held to one of them; keep one")
-    name, value = given[0], getattr(settings, given[0])
+        words = " and ".join(named)
+        raise ConfigError(f"{words}: answers are held to one of them; keep one")
+    name, where, value = given[0], named[0], getattr(settings, given[0])
+    text = value if name == "regex" else _text(value, where)
+    shown = value if name != "regex" or len(value) <= _SHOWN else value[:_SHOWN] + "…"
+    where = f"{where} {shown}"
     try:
+        fields = {name: text}
         if name == "json_schema":
-            return {"response_format": schema_format(json_schema(_text(value, flags)))}
-        fields = {name: value if name == "regex" else _text(value, flags)}
-        field_constraint(fields)
+            fields = {"response_format": schema_format(json_schema(text))}
+        _try(fields)
         return fields
     except RowError as error:
-        where = "" if name == "regex" else f" {value}"
-        raise ConfigError(f"{flags}{where}: {error.kind}: {error}") from error
+        raise ConfigError(f"{where}: {error.kind}: {error}") from error
 
 
 def answers_depend_on(constraint: dict[str, Any] | None) -> dict[str, str]:
@@ -43,10 +50,24 @@ def answers_depend_on(constraint: dict[str, Any] | None) -> dict[str, str]:
     return {} if spec is None else {"constraint": spec.digest}
 
 
-def _text(path: str, flag: str) -> str:
+def _try(fields: dict[str, Any]) -> None:
+    """Raises: RowError."""
+    from deepinfer.recipes.constraints.check import check_compiles  # slow to import
+
+    spec = field_constraint(fields)
+    assert spec is not None
+    check_compiles(spec)
+
+
+def _as_given(name: str, origin: str) -> str:
+    """The flag or variable that gave a setting, or the line of the file and its name there."""
+    return f"{origin}: {name}" if ":" in origin else origin
+
+
+def _text(path: str, where: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{where}: cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{flag}: {path} is not UTF-8 text") from error
+        raise ConfigError(f"{where}: {path} is not UTF-8 text") from error

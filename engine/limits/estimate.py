@@ -30,6 +30,10 @@ class RunEstimate:
     prefill_s: float
     decode_s: float
 
+    @property
+    def step_s(self) -> float:
+        return self.prefill_s + self.decode_s
+
 
 def estimate_run(
     requests: Iterable[PlannedRequest],

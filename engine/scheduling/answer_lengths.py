@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from random import Random
 
+_MOST_AGAIN = 2_048
+
 
 class AnswerLengths:
     """The distribution behind ``(length, has_ended)`` pairs.
@@ -17,9 +19,10 @@ class AnswerLengths:
     """
 
     def __init__(self, answers: Iterable[tuple[int, bool]]) -> None:
+        self._answers = tuple(answers)
         ended: Counter[int] = Counter()
         cut: Counter[int] = Counter()
-        for length, has_ended in answers:
+        for length, has_ended in self._answers:
             (ended if has_ended else cut)[length] += 1
         self.longest = max(ended | cut, default=0)
         num_ended = ended.total()
@@ -29,6 +32,7 @@ class AnswerLengths:
             (ended + cut)[length] * (length - half) for length in ended | cut if length > half
         )
         self._chance = (num_late + 0.5) / max(num_tokens, 1)  # half a case more: never quite none
+        self.num_ended = num_ended
         at_risk = num_ended + cut.total()
         survival = 1.0
         self._steps: list[tuple[int, float]] = []  # (length, share of answers that are longer)
@@ -44,22 +48,32 @@ class AnswerLengths:
         last = self._steps[-1][0] if self._steps else 0
         return (length is None or length > last) and most > self.longest
 
-    def draw(self, count: int, seed: int = 0) -> list[int | None]:
-        """``count`` lengths that follow the distribution as evenly as possible, shuffled.
+    def measured_again(self, seed: int) -> AnswerLengths:
+        """What as many other answers of the same kind might have shown (a bootstrap); at most
+        ``_MOST_AGAIN`` of them."""
+        count = min(len(self._answers), _MOST_AGAIN)
+        return AnswerLengths(Random(seed).choices(self._answers, k=count) if count else ())
+
+    def draw(self, count: int, seed: int = 0, *, evenly: bool = True) -> list[int | None]:
+        """``count`` lengths that follow the distribution as evenly as possible, or each by chance;
+        shuffled.
 
         None for all if no answer ended: nothing is known.
         """
         drawn: list[int | None] = []
         place = 0
-        for index in range(count):
-            share = (index + 0.5) / count
+        random = Random(seed)
+        shares: Iterable[float] = ((index + 0.5) / count for index in range(count))
+        if not evenly:
+            shares = sorted(random.random() for _ in range(count))
+        for share in shares:
             while place < len(self._steps) and 1 - self._steps[place][1] < share - 1e-12:
                 place += 1
             if place < len(self._steps):
                 drawn.append(self._steps[place][0])
             else:
                 drawn.append(self._beyond(share))
-        Random(seed).shuffle(drawn)
+        random.shuffle(drawn)
         return drawn
 
     def _beyond(self, share: float) -> int | None:

@@ -79,10 +79,20 @@ def test_stream_yields_errors_and_answers(engine):
     assert outputs[12].finish_reason == "length"
 
 
-@pytest.mark.parametrize("rows", [[{"prompt": "a"}], ["ab"], [("a", {})], [(1, {}, 2)], [5]])
-def test_a_stream_of_no_pairs_says_what_it_wants(engine, rows):
-    with pytest.raises(ConfigError, match="expected .row number, row. pairs"):
-        list(engine.stream(rows, SHORT))
+def test_a_stream_takes_what_generate_takes(engine, expected):
+    for prompts in (PROMPTS, iter(PROMPTS), enumerate(PROMPTS), PROMPTS[0]):
+        found = sorted(engine.stream(prompts, SHORT), key=lambda output: output.row)
+        assert essence(found) == (expected[:1] if prompts is PROMPTS[0] else expected)
+    each = [SHORT] * len(PROMPTS)
+    found = sorted(engine.stream(iter(PROMPTS), each), key=lambda output: output.row)
+    assert essence(found) == expected
+
+
+@pytest.mark.parametrize("rows", [[5], [None], [b"a"], 7.5, None])
+def test_a_stream_of_no_prompts_says_what_it_wants(engine, rows):
+    for use in (engine.stream, engine.generate):
+        with pytest.raises(ConfigError, match="prompts.*: expected a string"):
+            list(use(rows, SHORT))
     assert next(engine.stream([(3, {"prompt": "a"})], SHORT)).row == 3
 
 

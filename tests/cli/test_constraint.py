@@ -106,9 +106,64 @@ def test_real_answers_match(folder: Path) -> None:
     assert [row["constraint"] for row in table] == ["valid", "valid", None]
 
 
-def test_a_regex_that_does_not_compile_is_wrong_usage(
-    folder: Path, capfd: pytest.CaptureFixture[str]
+_WRONG_FILES = {
+    "cut.json": '{"type": "object",\n "required": [}',
+    "typo.json": '{"type": "object", "properties": {"a": {"type": "strng"}}}',
+    "keyword.json": '{"type": "object", "properties": {"a": {"contains": {}}}}',
+    "ref.json": '{"$ref": "#/$defs/a"}',
+    "never.json": '{"type": "integer", "minimum": 3, "maximum": 2}',
+    "left.gbnf": 'root ::= a\na ::= a "x" | "y"',
+    "undefined.gbnf": 'root ::= "x"\n  | nothing',
+    "open.gbnf": 'root ::= "x',
+    "undefined.lark": "start: nothing",
+    "huge.gbnf": "root ::= [a-z]{99999}",
+}
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "doctor", "bench run"])
+@pytest.mark.parametrize(
+    "flag, value, words",
+    [
+        ("--regex", "(a", "invalid_regex: .*unclosed group"),
+        ("--regex", "a(?=b)", "invalid_regex: .*look-around"),
+        ("--regex", "x{2,1}", "invalid_regex: .*after 'x'"),
+        ("--regex", "a\\", "invalid_regex: .*backslash"),
+        ("--json-schema", "cut.json", "invalid_schema: .*line 2, column 15"),
+        ("--json-schema", "typo.json", "invalid_schema: .*#/properties/a/type"),
+        ("--json-schema", "keyword.json", "unsupported_keyword: .*#/properties/a.*'contains'"),
+        ("--json-schema", "ref.json", "invalid_schema: .*/\\$defs/a"),
+        ("--json-schema", "never.json", "invalid_schema: .*minimum .3. is greater"),
+        ("--grammar", "left.gbnf", "invalid_grammar: .*line 2.*left"),
+        ("--grammar", "undefined.gbnf", "invalid_grammar: .*line 2.*nothing"),
+        ("--grammar", "open.gbnf", "invalid_grammar: .*line 1"),
+        ("--grammar", "undefined.lark", "invalid_grammar: .*nothing"),
+        ("--grammar", "huge.gbnf", "invalid_grammar: .*line 1, column 15: a repetition"),
+        ("--regex", "(a{1000}){1000}", "constraint_too_complex: "),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_told_before_anything_is_loaded(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, flag: str, value: str,
+    words: str,
+) -> None:  # fmt: skip
+    """The flag, the file, the place and the reason."""
+    for name, text in _WRONG_FILES.items():
+        Path(name).write_text(text)
+    monkeypatch.setattr("deepinfer.dry_run.open_model", lambda *a, **k: pytest.fail("loaded"))
+    source = [] if verb == "doctor" else ["in.jsonl"]
+    done = cli(*verb.split(), *source, flag, value)
+    told = done.out.decode() if verb == "doctor" else done.err
+    told = " ".join(told.split())
+    assert done.exit_code == (1 if verb == "doctor" else 2), told
+    assert re.search(f"{flag} {re.escape(value)}: {words}", told), told
+    assert not done.engines and not list(Path().glob("*.partial"))
+
+
+def test_a_form_from_elsewhere_is_told_as_it_was_given(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["run", "in.jsonl", "--model", str(_CHECKPOINT), "--regex", "(a"]) == 2
-    assert "invalid_regex" in capfd.readouterr().err.splitlines()[-1]
-    assert not Path("in.out.jsonl.partial").exists()
+    Path("deepinfer.yaml").write_text("temperature: 1\nregex: '(a'\n")
+    assert "deepinfer.yaml:2: regex (a: invalid_regex" in cli("run", "in.jsonl").err
+    Path("deepinfer.yaml").unlink()
+    monkeypatch.setenv("DEEPINFER_GRAMMAR", "open.gbnf")
+    Path("open.gbnf").write_text('root ::= "x')
+    assert "DEEPINFER_GRAMMAR open.gbnf: invalid_grammar" in cli("run", "in.jsonl").err

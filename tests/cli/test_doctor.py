@@ -156,6 +156,11 @@ def test_compilers_matter_on_a_gpu_only(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "gcc").write_text("#!/bin/sh\necho gcc 99\n")
     (tmp_path / "gcc").chmod(0o755)
     assert next(compiler_checks(True)).text == "gcc 99"
+    for version, state in (("12.2.0", "note"), ("13.1.0", "ok"), ("9", "ok"), ("4.8.5", "note")):
+        (tmp_path / "gcc").write_text(f"#!/bin/sh\necho 'gcc (Debian {version}-14) {version}'\n")
+        check = next(compiler_checks(True))
+        assert check.state == state, version
+        assert ("build.sh --release needs 13 or newer" in check.text) == (state == "note")
     (tmp_path / "gcc").write_text("#!/bin/sh\nexit 1\n")
     assert line_of([str(tmp_path / "gcc")]) is None
 

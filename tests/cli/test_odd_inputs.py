@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import threading
 import time
@@ -250,3 +251,28 @@ def test_a_file_that_grows_while_it_is_read(cli: Cli) -> None:
         file.flush()
         assert len(list(reader.rows)) == 2_000
         reader.close()
+
+
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ('[{"prompt": "a"}, {"prompt": "b"}]', "one JSON array"),
+        ('[{"prompt": "a"}, {"prompt": "b"}]\n', "one JSON array"),
+        ("[]", "one JSON array"),
+        ('[\n {"prompt": "a"},\n {"prompt": "b"}\n]\n', "one JSON array"),
+        ('[{"prompt": "a"},\n {"prompt": "b"}]', "one JSON array"),
+        ('\ufeff [{"prompt": "a"}]', "one JSON array"),
+        ('{\n  "prompt": "a"\n}\n', "goes over several lines"),
+        ("[" + '{"prompt": "a"},' * 100 + "{}]", "one JSON array"),
+    ],
+)
+def test_json_that_is_not_one_object_a_line_is_told_what_to_do(
+    cli: Cli, text: str, hint: str
+) -> None:
+    """Its first error row names it and the command; the command makes rows of it."""
+    Path("in.json").write_text(text, encoding="utf-8")
+    done = cli("run", "in.json", "-o", "out.jsonl", "--max-row-bytes", "1000")
+    assert done.exit_code == 3
+    first = json.loads(Path("out.jsonl.errors.jsonl").read_bytes().splitlines()[0])
+    message = first["error"]["message"]
+    assert hint in message and "jq -c " in message

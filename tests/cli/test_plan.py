@@ -146,6 +146,75 @@ def test_what_a_run_would_refuse_is_refused(
     assert found == code and message in err and "Traceback" not in err
 
 
+def test_fields_in_vain_are_told_as_a_run_tells_them(real: Callable[..., Any]) -> None:
+    rows = [
+        {"prompt": "a", "max_tokens": 2, "temprature": 0, "colour": "red"},
+        {"prompt": "b", "max_tokens": 2, "colour": "red", "MAX_TOKEN": 1},
+        {"prompt": "c", "max_tokens": 10**6, "user": "me"},
+        {"messages": [{"role": "user", "content": "d"}], "max_tokens": 2, "thinking": "low",
+         "temperature": 0},
+        {"prompt": 5, "temprature": 1},
+    ]  # fmt: skip
+    for row in rows:
+        row["ignore_eos"] = True
+    _write(rows)
+    limit = ("--max-model-len", "40")
+    plan = json.loads(real("plan", "in.jsonl", "--json", "--calibrate", "0", "-q", *limit)[1])
+    report = json.loads(real("run", "in.jsonl", "-o", "out.jsonl", "--json", "-q", *limit)[1])
+    assert plan["row_notes"] == report["notes"] != {}
+    assert plan["other_fields"] == [
+        {"name": "temprature", "rows": 1, "line": 1, "meant": "temperature"},
+        {"name": "colour", "rows": 2, "line": 1, "meant": None},
+        {"name": "MAX_TOKEN", "rows": 1, "line": 2, "meant": "max_tokens"},
+    ]
+    words = " ".join(real("plan", "in.jsonl", "--calibrate", "0", "-q", *limit)[1].decode().split())
+    assert "fields without effect in 2 rows: temprature in 1 row, first in line 1" in words
+    assert "(did you mean temperature?) colour in 2 rows, first in line 1 MAX_TOKEN" in words
+    assert "changed not as the row asks (results say why): " in words and "max_tokens in 1" in words
+    carried = real("plan", "in.jsonl", "--json", "--calibrate", "0", "-q", "--carry", "colour")[1]
+    assert [field["name"] for field in json.loads(carried)["other_fields"]] == [
+        "temprature", "MAX_TOKEN",
+    ]  # fmt: skip
+
+
+def test_the_numbers_in_words_add_up(real: Callable[..., Any]) -> None:
+    """Rows = those that can be answered + those that fail; kinds and bars sum to the former."""
+    many = [{"prompt": "word " * (1 + i * i % 97), "max_tokens": 2} for i in range(60)]
+    for rows in (_ROWS, many, [*many, *_ROWS[3:6]]):
+        _write(rows)
+        text = real("plan", "in.jsonl", "--calibrate", "0", "-q")[1].decode()
+        words = " ".join(text.split())
+        total = int(re.search(r"rows (\d+) in in.jsonl", words)[1])  # type: ignore[index]
+        failing = int((re.search(r"will fail (\d+)", words) or [0, 0])[1])
+        answerable = total - failing
+        if failing:
+            assert f"{total} in in.jsonl; {answerable} can be answered: " in words
+        kinds = re.search(r"(?:in.jsonl|answered): ((?:\w+ \d+(?:, )?)+)", words)
+        assert kinds is not None
+        assert sum(map(int, re.findall(r"\d+", kinds[1]))) == answerable
+        which = " that can be answered" if failing else ""
+        head, _, bars = text.partition(f"\nprompt tokens of the {answerable} rows{which}\n")
+        counts = [int(line.split()[-1]) for line in bars.splitlines()]
+        assert head and sum(counts) == answerable
+
+
+def test_the_range_of_an_estimate(real: Callable[..., Any]) -> None:
+    """None where all lengths are given; else around the estimate, and narrower for more rows."""
+    _write([{"prompt": f"Count to {i}.", "max_tokens": 4, "ignore_eos": True} for i in range(4)])
+    calibrate = ("--calibrate", "0.3s", "-q")
+    estimate = json.loads(real("plan", "in.jsonl", "--json", *calibrate)[1])["estimate"]
+    assert estimate["num_lengths"] is None
+    assert estimate["answer_low_s"] == estimate["answer_s"] == estimate["answer_high_s"]
+    assert b"range" not in real("plan", "in.jsonl", *calibrate)[1]
+    _write([{"prompt": f"Tell me about {i}.", "max_tokens": 60} for i in range(12)])
+    code, out, _ = real("plan", "in.jsonl", "--json", *calibrate)
+    estimate = json.loads(out)["estimate"]
+    assert estimate["answer_low_s"] <= estimate["answer_s"] <= estimate["answer_high_s"]
+    assert estimate["num_lengths"] is not None
+    words = " ".join(real("plan", "in.jsonl", *calibrate)[1].decode().split())
+    assert re.search(r"range \S+ m?s to \S+ m?s in 9 of 10 draws of answer lengths", words)
+
+
 def test_an_input_without_answerable_rows(real: Callable[..., Any]) -> None:
     Path("in.jsonl").write_text("")
     code, out, _ = real("plan", "in.jsonl", "-q")

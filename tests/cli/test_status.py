@@ -132,6 +132,20 @@ def test_rows_that_the_engine_gave_up_may_be_tried_again(cli: Cli) -> None:
     assert "--retry-failed" in told and "mend" not in told
 
 
+def test_failed_rows_of_merged_shards_are_tried_again_as_said(cli: Cli) -> None:
+    """What status says about a merged output is possible, and mends it."""
+    rows = [{"prompt": f"p{i}"} | ({"fail": "engine_error"} if i == 2 else {}) for i in range(5)]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--shard")
+    assert [cli(*run, f"{i}/2").exit_code for i in (1, 2)] == [3, 0]
+    assert cli("merge", "-o", "out.jsonl").exit_code == 3
+    told = cli("status", "out.jsonl").out.decode()
+    assert "the runs of the shards again with --retry-failed, then merge --force" in told
+    assert [cli(*run, f"{i}/2", "--retry-failed").exit_code for i in (1, 2)] == [3, 0]
+    assert cli("merge", "-o", "out.jsonl", "--force").exit_code == 3
+    assert "--retry-failed" in cli("status", "out.1-of-2.jsonl").out.decode()
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[" * 10_000, '{"schema":"deepinfer.report/1","rows":5}', "\udcff"]
 )

@@ -130,6 +130,22 @@ def test_a_constant_chance_is_extrapolated() -> None:
     assert math.isclose(sum(drawn) / 5000, 150, rel_tol=0.15)
 
 
+def test_lengths_drawn_by_chance_scatter_around_the_even_draw() -> None:
+    known = AnswerLengths([(10, True)] * 50 + [(30, True)] * 50)
+    assert known.num_ended == 100
+    even = sum(length or 0 for length in known.draw(40))
+    by_chance = [
+        sum(length or 0 for length in known.measured_again(seed).draw(40, seed, evenly=False))
+        for seed in range(200)
+    ]
+    assert even == 800 and len(set(by_chance)) > 10
+    assert sum(by_chance) / len(by_chance) == pytest.approx(800, rel=0.02)
+    # Of 40 draws of 10 or 30, and of 100 measured ones: 10 * sqrt(1 / 40 + 1 / 100) a row.
+    spread = (sum((total - 800) ** 2 for total in by_chance) / len(by_chance)) ** 0.5 / 40
+    assert spread == pytest.approx(10 * (1 / 40 + 1 / 100) ** 0.5, rel=0.2)
+    assert AnswerLengths([]).measured_again(1).draw(2, evenly=False) == [None, None]
+
+
 # Prefixes --------------------------------------------------------------------------------------
 
 
