@@ -21,8 +21,9 @@ from .expert_rows import ExpertRows
 from .gluon_gated import UNGATED
 from .gluon_narrow import narrow_kernel
 from .gluon_tiles import described_tiles
+from .gluon_triple import triple_kernel
 from .gluon_wide import wide_kernel
-from .hopper_tile import WIDE_FP8, NarrowTile, Tile, WideTile, hopper_tile, weight_form
+from .hopper_tile import WIDE_FP8, NarrowTile, Tile, TripleTile, WideTile, hopper_tile, weight_form
 from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
@@ -53,6 +54,8 @@ def linear_rows_gluon(
         return out
     if isinstance(tile, NarrowTile):
         _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, columns.start)
+    elif isinstance(tile, TripleTile):
+        _launch_triple(acts.values, acts.scales, weight, rows, out, tile, columns.start)
     else:
         box = described_tiles(out, 64, 128)
         _launch_wide(acts.values, acts.scales, weight, rows, box, out.shape, tile, columns.start)
@@ -212,6 +215,43 @@ def _launch_wide(
         GROUPED=expert_rows is not None,
         GATE=int(gate),
         **tile.constants,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+
+
+def _launch_triple(
+    values: Tensor,
+    scales: Tensor,
+    weight: HopperWeight,
+    expert_rows: ExpertRows | None,
+    out: Tensor,
+    tile: TripleTile,
+    first: int,
+) -> None:
+    rows, n = out.shape
+    factors = weight.factors[first:]
+    count = triton.cdiv(rows, tile.rows)
+    programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(values.device))
+    triple_kernel[(programs,)](
+        described_tiles(values, 64, 128),
+        described_tiles(scales.view(-1), 64),
+        described_tiles(weight.values[first:], tile.columns, 128),
+        described_tiles(out, 64, tile.columns),
+        factors,
+        factors if expert_rows is None else expert_rows.expert,
+        factors if expert_rows is None else expert_rows.pair,
+        factors if expert_rows is None else expert_rows.used,
+        rows,
+        count,
+        n,
+        weight.num_rows,
+        weight.k,
+        scales.stride(0),
+        STAGES=tile.stages,
+        GROUPED=expert_rows is not None,
+        BAND=8,
+        REGISTERS=tile.registers,
         num_warps=4,
         enable_fp_fusion=True,
     )

@@ -65,17 +65,30 @@ class WideTile:
         }
 
 
-Tile = NarrowTile | WideTile
+@dataclass(frozen=True)
+class TripleTile:
+    """192 rows by 128 columns for E4M3 weights; stages of 128 inputs."""
+
+    speed: Speed
+    stages: int = 4
+    registers: int = 160
+
+    rows: ClassVar[int] = 192
+    columns: ClassVar[int] = 128
+
+
+Tile = NarrowTile | WideTile | TripleTile
 
 WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.82, 1.7))
 SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.38, 1.0))
 WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
+TRIPLE = TripleTile(Speed(1, 0.57, 1.4))
 _SWIGLU_US = 2.5 / 3.5e6  # of a gate or an up: 2.5 bytes at 3.5 TB/s
 # By form of the weight: for up to 16 rows, and for more.
 _FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
 _MORE_ROWS: dict[int, tuple[Tile, ...]] = {
-    1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8),
+    1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8, TRIPLE),
     2: (NarrowTile(64, 2, Speed(4, 0.70, 0.5)), NarrowTile(128, 2, Speed(2, 0.61, 0.5)), WIDE_FP4),
 }
 

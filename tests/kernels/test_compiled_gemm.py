@@ -62,7 +62,7 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
         ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
         ("narrow fp4 x 128", 128), ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128),
         ("narrow gated fp4 x 16", 16), ("narrow gated fp4 x 64", 64),
-        ("wide fp4 256 x 128", 128),
+        ("wide fp4 256 x 128", 128), ("wide fp8 192 x 128", 128),
     ],
 )  # fmt: skip
 def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
@@ -145,6 +145,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         _add_rows(add)
         _add_narrow(add)
         _add_wide(add)
+        _add_triple(add)
         _add_wide_bf16(add)
     return compiled
 
@@ -257,6 +258,18 @@ def _add_wide(add: Add) -> None:
                 gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
                 {**constants, "GATE": gate},
             )  # fmt: skip
+
+
+def _add_triple(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_triple, hopper_tile
+
+    tile = hopper_tile.TRIPLE
+    tiles = [descriptor("fp8e4nv", 64, 128), descriptor("fp32", 64)]
+    tiles += [descriptor("fp8e4nv", 128, 128), descriptor("bf16", 64, 128)]
+    ends = ["*fp32", "*i32", "*i32", "*i32", "n", "n", "n16", "n16", "n16", "n"]
+    constants = {"STAGES": tile.stages, "GROUPED": True, "BAND": 8, "REGISTERS": tile.registers}
+    add("wide fp8 192 x 128", gluon_triple.triple_kernel, [*tiles, *ends], constants)
 
 
 def _add_wide_bf16(add: Add) -> None:

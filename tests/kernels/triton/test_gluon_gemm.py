@@ -24,6 +24,7 @@ from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, lin
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
     SQUARE_FP8,
+    TRIPLE,
     WIDE_FP4,
     WIDE_FP8,
     NarrowTile,
@@ -93,7 +94,7 @@ def test_linear_layers_of_the_model(n: int, k: int) -> None:
 
 
 _SPEED = Speed(1, 1.0, 1.0)
-_FP8_TILES = (NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8)
+_FP8_TILES = (NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8, TRIPLE)
 _FP4_TILES = (NarrowTile(64, 2, _SPEED), NarrowTile(128, 2, _SPEED), WIDE_FP4)
 
 
