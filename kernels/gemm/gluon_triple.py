@@ -143,8 +143,8 @@ def _pass_by(tiles, step, groups):
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     for _ in range(groups):
         stage = _wait_full(tiles, step)
-        # One thread arrives for all; a warp that had not seen this phase yet would miss it once
-        # the stage is filled again, and wait for ever.  Products keep the warps of a group together.
+        # One thread arrives for all: a warp that has not seen this phase yet would miss it once
+        # the stage is filled again, and wait for ever.  Products keep a group's warps together.
         thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
