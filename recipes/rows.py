@@ -15,38 +15,22 @@ from deepinfer.errors import RowError
 
 from .constraints.fields import CONSTRAINT_FIELDS, field_constraint, schema_format
 from .constraints.spec import ConstraintSpec
-from .sampling_fields import SAMPLING_FIELDS, sampling_overrides
+from .known_fields import (
+    CHAT_FIELDS,
+    KNOWN_IN_CHAT,
+    KNOWN_IN_TEXT,
+    PROMPT_FIELDS,
+    beside_body,
+    refuse_calls,
+    refuse_unsupported,
+    unknown_fields,
+)
+from .sampling_fields import sampling_overrides
 from .thinking import thinking_fields
 from .types import RowKind, Thinking
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
-
-_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_ID_FIELDS = frozenset({"id", "custom_id"})
-_CHAT_FIELDS = frozenset(
-    {"tools", "tool_choice", "response_format", "reasoning_effort", "thinking"}
-)
-# Fields of the API that cannot change an offline answer.
-_WITHOUT_EFFECT = frozenset(
-    {"model", "user", "metadata", "store", "stream", "stream_options", "service_tier"}
-)
-# Fields that would change the answer if they were honoured; dropping them would be a lie.
-_UNSUPPORTED = frozenset(
-    {"functions", "function_call", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
-    | {"structured_outputs", "modalities", "audio", "prediction", "web_search_options"}
-)
-_UNSUPPORTED_IN_COMPLETION = _UNSUPPORTED | {"echo", "suffix"}
-# All names that mean something in some kind of row.
-KNOWN_FIELDS = frozenset(
-    {*_PROMPT_FIELDS, *_CHAT_FIELDS, *SAMPLING_FIELDS, *CONSTRAINT_FIELDS, "raw", "parse_special"}
-)
-_KNOWN_IN_CHAT = _CHAT_FIELDS | {"prompt", "messages", "raw"}
-_KNOWN_IN_TEXT = frozenset({"prompt", "prompt_token_ids", "raw", "parse_special"}) | {
-    "echo",
-    "suffix",
-    "best_of",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +118,12 @@ def _is_batch_line(row: Mapping[str, Any]) -> bool:
 
 
 def _prompt_field(row: Mapping[str, Any]) -> str:
-    present = [field for field in _PROMPT_FIELDS if row.get(field) is not None]
+    present = [field for field in PROMPT_FIELDS if row.get(field) is not None]
     if len(present) > 1:
         raise RowError("ambiguous_kind", f"{' and '.join(present)} in one row; keep one of them")
     if present:
         return present[0]
-    nulls = [field for field in _PROMPT_FIELDS if field in row]
+    nulls = [field for field in PROMPT_FIELDS if field in row]
     if nulls:
         raise RowError("missing_field", f"{nulls[0]} is null")
     names = ", ".join(repr(str(name)) for name in list(row)[:8]) or "none"
@@ -153,9 +137,15 @@ def _prompt_field(row: Mapping[str, Any]) -> str:
 def _parse_batch_line(
     row: Mapping[str, Any], identity: str, thinking: Thinking | None
 ) -> ParsedRow:
-    present = [field for field in _PROMPT_FIELDS if row.get(field) is not None]
+    present = [field for field in PROMPT_FIELDS if row.get(field) is not None]
     if present:
         raise RowError("ambiguous_kind", f"{present[0]} beside the body of a batch line; keep one")
+    beside = beside_body(row)
+    parsed = _parse_body(row, identity, thinking)
+    return replace(parsed, ignored=(*parsed.ignored, *beside))
+
+
+def _parse_body(row: Mapping[str, Any], identity: str, thinking: Thinking | None) -> ParsedRow:
     body = row.get("body")
     if body is None:
         raise RowError("missing_field", "a batch line needs a body")
@@ -176,7 +166,7 @@ def _parse_batch_line(
 
 
 def _completion_row(body: Mapping[str, Any], identity: str) -> ParsedRow:
-    _refuse(body, _UNSUPPORTED_IN_COMPLETION)
+    refuse_unsupported(body, is_completion=True)
     if body.get("best_of") not in (None, 1, body.get("n")):
         raise RowError("unsupported", "best_of: only n answers are made, none is selected")
     prompt: Any = body.get("prompt")
@@ -202,7 +192,7 @@ def _text_row(fields: Mapping[str, Any], identity: str, kind: RowKind) -> Parsed
     if not text:
         raise RowError("empty_prompt", "prompt is the empty string")
     prompt = TextPrompt(text, _flag(fields, "parse_special", False))
-    return _finish(fields, identity, kind, prompt, _KNOWN_IN_TEXT)
+    return _finish(fields, identity, kind, prompt, KNOWN_IN_TEXT)
 
 
 def _token_row(fields: Mapping[str, Any], identity: str, kind: RowKind, ids: Any) -> ParsedRow:
@@ -214,7 +204,7 @@ def _token_row(fields: Mapping[str, Any], identity: str, kind: RowKind, ids: Any
         raise RowError("invalid_type", "prompt_token_ids: expected whole numbers only")
     if not ids:
         raise RowError("empty_prompt", "prompt_token_ids is empty")
-    return _finish(fields, identity, kind, TokenPrompt(tuple(ids)), _KNOWN_IN_TEXT)
+    return _finish(fields, identity, kind, TokenPrompt(tuple(ids)), KNOWN_IN_TEXT)
 
 
 def _chat_row(
@@ -228,9 +218,9 @@ def _chat_row(
     else:
         messages = _messages(fields)
     body: dict[str, Any] = {"messages": messages}
-    body |= {name: fields[name] for name in _CHAT_FIELDS if fields.get(name) is not None}
+    body |= {name: fields[name] for name in CHAT_FIELDS if fields.get(name) is not None}
     body |= thinking_fields(fields, thinking)
-    return _finish(fields, identity, kind, ChatPrompt(body), _KNOWN_IN_CHAT)
+    return _finish(fields, identity, kind, ChatPrompt(body), KNOWN_IN_CHAT)
 
 
 def _user_text(prompt: object) -> str:
@@ -259,9 +249,9 @@ def _finish(
     prompt: TextPrompt | TokenPrompt | ChatPrompt,
     known: frozenset[str],
 ) -> ParsedRow:
-    _refuse(fields, _UNSUPPORTED)
-    known = known | SAMPLING_FIELDS | _ID_FIELDS | _WITHOUT_EFFECT | _UNSUPPORTED
-    known |= {*CONSTRAINT_FIELDS}
+    refuse_unsupported(fields)
+    if not isinstance(prompt, ChatPrompt):
+        refuse_calls(fields)
     own = CONSTRAINT_FIELDS if not isinstance(prompt, ChatPrompt) else ("regex", "grammar")
     return ParsedRow(
         row_id=identity,
@@ -270,16 +260,8 @@ def _finish(
         sampling=sampling_overrides(fields),
         constraint=field_constraint(fields, own),
         has_form=any(fields.get(name) for name in (*CONSTRAINT_FIELDS, "tools")),
-        ignored=tuple(
-            str(name) for name in fields if name not in known and fields[name] is not None
-        ),
+        ignored=unknown_fields(fields, known),
     )
-
-
-def _refuse(fields: Mapping[str, Any], unsupported: frozenset[str]) -> None:
-    for name in unsupported & fields.keys():
-        if fields[name] not in (None, False, "", [], {}):
-            raise RowError("unsupported", f"{name} is not supported; remove it")
 
 
 def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:

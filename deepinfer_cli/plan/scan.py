@@ -14,7 +14,7 @@ from deepinfer.dry_run import DryRun
 from deepinfer.engine.cache.prefix_forecast import PrefixForecast
 from deepinfer.engine.limits.estimate import PlannedRequest
 from deepinfer.errors import RowError
-from deepinfer.recipes.rows import KNOWN_FIELDS
+from deepinfer.recipes.known_fields import KNOWN_FIELDS
 from deepinfer.rows.assemble import RowInFlight
 from deepinfer_cli.input.input_meter import InputMeter
 from deepinfer_cli.input.reader import Reader

@@ -88,7 +88,7 @@ def test_a_stream_takes_what_generate_takes(engine, expected):
     assert essence(found) == expected
 
 
-@pytest.mark.parametrize("rows", [[5], [None], [b"a"], 7.5, None])
+@pytest.mark.parametrize("rows", [[5.5], [None], [b"a"], 7.5, None])
 def test_a_stream_of_no_prompts_says_what_it_wants(engine, rows):
     for use in (engine.stream, engine.generate):
         with pytest.raises(ConfigError, match="prompts.*: expected a string"):
