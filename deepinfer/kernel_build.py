@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.errors import CheckpointError, EngineError, nearest
 from deepinfer.kernels.ascend.environment import (
     PINS,
     ascend_environment,
@@ -57,6 +60,11 @@ def model_config(name: str) -> ModelConfig:
         return ModelConfig.flash()
     if name == "tiny":
         return ModelConfig.from_file(embedded_model_path())
+    if not Path(name).exists():
+        raise CheckpointError(
+            f"--config {name!r}: expected full, tiny, or a checkpoint folder or its config.json"
+            f"{nearest(name, ('full', 'tiny'))}"
+        )
     return ModelConfig.from_file(name)
 
 
@@ -151,10 +159,16 @@ def _compile(
         done += 1
         progress(f"{identity.target} {task['kernel'].strip('_')}", done, len(tasks))
 
-    return compile_all(
+    results = compile_all(
         tasks,
         jobs=jobs,
         environment=compiler.environment,
         worker=compiler.worker,
         on_result=count,
     )
+    if any(result.get("errno") == errno.ENOSPC for result in results):
+        raise EngineError(
+            f"{_objects()} or {gettempdir()}: the disk is full; free some space, or set "
+            "XDG_CACHE_HOME and TMPDIR to folders elsewhere; no bundle was written"
+        )
+    return results

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, nearest
 
 NVIDIA_TARGETS: Mapping[str, tuple[int, int]] = {
     "sm90a": (9, 0),
@@ -13,6 +12,8 @@ NVIDIA_TARGETS: Mapping[str, tuple[int, int]] = {
     "sm103a": (10, 3),
 }
 ASCEND_TARGETS: Sequence[str] = ("ascend950",)
+# Why a kernel for Ascend was not taken to machine code on a machine without CANN.
+NO_CODE_GENERATOR = "CANN is not installed"
 _DEVICES: Mapping[str, str] = {
     "h100": "sm90a",
     "h200": "sm90a",
@@ -41,9 +42,7 @@ def check_targets(names: Sequence[str], accelerator: str) -> None:
                 f"--arch {name} is not of --accelerator {accelerator}: {_list(known)}"
             )
         plain = name.lower().replace("_", "").replace("-", "")
-        near = [_DEVICES[plain]] if plain in _DEVICES else []
-        near = near or difflib.get_close_matches(plain, every, n=2, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        hint = nearest(_DEVICES.get(plain, plain), every) or "."
         raise ConfigError(f"--arch {name!r} is not known{hint} Known: {', '.join(every)}")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from deepinfer.kernels.compile_serve import serve
 from deepinfer.kernels.compile_task import Json, kernel_of
+from deepinfer.kernels.targets import NO_CODE_GENERATOR
 
 from .environment import PINS, code_generator
 from .front_end import CHIP, linalg_of
@@ -29,6 +30,7 @@ for name in "$@"; do case "$name" in *.mlir) cp "$name" "$CAPTURED";; esac; done
 """
 _FLAGS = ("--enable-hfusion-compile=true", "--enable-triton-kernel-compile=true")
 _SECONDS = 300
+_TIMED_OUT = f"not done in {_SECONDS} s"
 
 
 def lower(task: Json) -> Json:
@@ -42,6 +44,8 @@ def lower(task: Json) -> Json:
     folder.mkdir(parents=True, exist_ok=True)
     result = _lower(task, folder) | {"key": folder.name}
     result["seconds"] = round(time.perf_counter() - started, 2)
+    if result["reason"] == _TIMED_OUT:
+        return result  # not kept: on a machine with less to do it may be done in time
     partial = folder / f"result-{os.getpid()}"
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.rename(known)
@@ -57,6 +61,8 @@ def _key(task: Json) -> str:
 def _lower(task: Json, folder: Path) -> Json:
     try:
         text = linalg_of(task)
+    except OSError:  # of the disk, not of the kernel
+        raise
     except Exception as error:  # whatever the front end may find wrong
         return {"stage": "none", "reason": _words(error), "files": {}}
     linalg = folder / "kernel.linalg.mlir"
@@ -86,14 +92,14 @@ def _compile(text: str, folder: Path, files: dict[str, str]) -> Json:
                 capture_output=True, text=True, check=False, timeout=_SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return {"stage": "linalg", "reason": f"not done in {_SECONDS} s", "files": files}
+            return {"stage": "linalg", "reason": _TIMED_OUT, "files": files}
         made = next(iter(sorted(work.glob("*.o"))), None)
         if done.returncode == 0 and made is not None:
             binary.write_bytes(made.read_bytes())
             return {"stage": "binary", "reason": "", "files": files | {".o": str(binary)}}
         if captured.exists():
             files = files | {".hivm.mlir": str(captured)}
-            return {"stage": "middle-end", "reason": "CANN is not installed", "files": files}
+            return {"stage": "middle-end", "reason": NO_CODE_GENERATOR, "files": files}
         return {"stage": "linalg", "reason": _last_error(done.stderr + done.stdout), "files": files}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from deepinfer.errors import CheckpointError, ConfigError
+from deepinfer.errors import CheckpointError, ConfigError, EngineError
 from deepinfer.kernels import bundle
 from deepinfer.kernels.bundle_builder import build_bundle
-from deepinfer_cli.build.build import MOST_STACK, BuildRequest, build
+from deepinfer_cli.build.build import BuildRequest, build
+from deepinfer_cli.build.bundle_report import MOST_STACK
 
 
 def _build(environment: Mapping[str, str] | None = None, **changed: Any) -> int:
@@ -51,8 +53,23 @@ def test_a_bad_variable_is_named() -> None:
 
 
 def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=str(tmp_path / "none")):
+    with pytest.raises(CheckpointError, match=f"--config '{tmp_path}/none': expected full, tiny"):
         _build(arch="sm90a", config=str(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match="did you mean tiny"):
+        _build(arch="sm90a", config="tinny")
+    with pytest.raises(CheckpointError, match=r"config\.json does not exist"):
+        _build(arch="sm90a", config=str(tmp_path))
+
+
+def test_a_full_disk_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers keep what they make in the cache, which may lie on another disk than the output."""
+    full = [{"error": "No space left on device", "errno": errno.ENOSPC}]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("deepinfer.kernel_build._tasks", lambda *_: [{"kernel": "k"}])
+    monkeypatch.setattr("deepinfer.kernels.compile_pool.compile_all", lambda *_, **__: full)
+    with pytest.raises(EngineError, match="cache/deepinfer/objects or .*: the disk is full; "):
+        _build(arch="sm90a", output=tmp_path / "store")
+    assert not list((tmp_path / "store").glob("sm90a*"))
 
 
 def test_a_triton_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,21 @@ def test_a_bundle_is_made_once(tmp_path: Path) -> None:
     assert find_bundle(tmp_path / "store", _IDENTITY).kernels == first.kernels
 
 
+def test_a_bundle_that_is_there_needs_no_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a folder that an administrator has filled for all."""
+    first = _build(tmp_path)
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("deepinfer.kernels.bundle_builder._lock", refuse)
+    assert _build(tmp_path).kernels == first.kernels
+    with pytest.raises(EngineError, match="permission denied; no bundle was written"):
+        _build(tmp_path, dataclasses.replace(_IDENTITY, sources="cc"))
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
@@ -97,22 +112,19 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         read_bundle(bundle.folder)
 
 
-@pytest.mark.parametrize("at", ["compiler", "copy", "publish"])
+@pytest.mark.parametrize("at", ["copy", "publish"])
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     def full(*_: object, **__: object) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    compile = _compiled(tmp_path)
-    if at == "compiler":
-        compile = lambda: ([{"kernel": "k"}], [{"error": "no space", "errno": errno.ENOSPC}])  # noqa: E731
-    elif at == "copy":
+    if at == "copy":
         monkeypatch.setattr("deepinfer.kernels.bundle_builder.write_manifest", full)
     else:
         monkeypatch.setattr("deepinfer.kernels.bundle_builder.os.fsync", full)
-    with pytest.raises(EngineError, match="the disk is full"):
-        build_bundle(tmp_path / "store", _IDENTITY, compile)
+    with pytest.raises(EngineError, match="store: the disk is full; .* with -o"):
+        _build(tmp_path)
     assert [path.name for path in (tmp_path / "store").iterdir()] == [f".{_IDENTITY.name}.lock"]
 
 

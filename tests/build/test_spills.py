@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_cli.build.build import MOST_STACK
+from deepinfer_cli.build.bundle_report import MOST_STACK
 
 # Sizes were chosen with Triton 3.6; later ones allocate registers otherwise.
 _LATER = {"attention_gluon_kernel": 80}

@@ -1,0 +1,60 @@
+"""How far a build is: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deepinfer.kernel_build import Progress
+
+_PLAIN_SECONDS = 5.0
+
+
+@contextmanager
+def show_progress(*, quiet: bool) -> Iterator[Progress]:
+    """On stderr, until the block ends."""
+    if quiet or sys.stderr is None:
+        yield lambda what, done, total: None
+    elif sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        yield from _bar()
+    else:
+        yield _lines()
+
+
+def _bar() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TimeElapsedColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        number = bar.add_task("", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(number, description=what, completed=done, total=total or None)
+
+        yield show
+
+
+def _lines() -> Progress:
+    shown = float("-inf")
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= _PLAIN_SECONDS or not total:
+            shown = now
+            count = f"{done}/{total} " if total else ""
+            print(f"{count}{what}", file=sys.stderr, flush=True)
+
+    return show
