@@ -87,6 +87,11 @@ def check_tensor(
         )
 
 
+def bf16_or_f32(x: Tensor) -> torch.dtype:
+    """What ``check_tensor`` expects of a tensor that may be either."""
+    return torch.float32 if x.dtype == torch.float32 else torch.bfloat16
+
+
 def describe(x: Tensor) -> str:
     """Dtype, shape, strides and device of a tensor, for error messages."""
     return f"{x.dtype} {list(x.shape)} with strides {list(x.stride())} on {x.device}"

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import bf16_or_f32, bf16_pairs, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e4m3_values,
@@ -52,8 +52,12 @@ def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
         ("table", table, torch.float8_e4m3fn),
         ("scales", scales, torch.float8_e8m0fnu),
     ):
-        if held.dtype != dtype or not held.is_contiguous():
-            raise TensorError(f"{name}: expected contiguous {dtype}, found {describe(held)}")
+        is_reached = held.device == rows.device or held.is_pinned()
+        if held.dtype != dtype or not held.is_contiguous() or not is_reached:
+            raise TensorError(
+                f"{name}: expected contiguous {dtype} on {rows.device} or in pinned memory, "
+                f"found {describe(held)}"
+            )
     if width % _BLOCK or scales.shape != (len(table), width // _BLOCK):
         raise TensorError(f"scales: expected one per 32 values, found {describe(scales)}")
     check_tensor("rows", rows, torch.int64, (None, None), rows)
@@ -76,7 +80,7 @@ def engram_gate_triton(
     check_tensor(
         "key_value", key_value, torch.bfloat16, (tokens, (num_streams + 1) * width), streams
     )
-    check_tensor("q_weight", q_weight, q_weight.dtype, (num_streams, width), streams)
+    check_tensor("q_weight", q_weight, bf16_or_f32(q_weight), (num_streams, width), streams)
     check_tensor("k_weight", k_weight, q_weight.dtype, (num_streams, width), streams)
     out = torch.empty(streams.shape, dtype=torch.bfloat16, device=streams.device)
     is_bf16 = q_weight.dtype == torch.bfloat16

@@ -170,7 +170,7 @@ def _scale_word(k: int) -> torch.dtype:
 
 
 def _lift(scales: Tensor | None) -> Tensor | None:
-    return None if scales is None else scales.view(torch.uint8)[None]
+    return None if scales is None else scales[None]
 
 
 def check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool = False) -> None:
@@ -186,11 +186,13 @@ def check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool =
             f"x: expected {names} [..., {k}] on {weight.values.device} for a weight of "
             f"{list(weight.values.shape)} {weight.values.dtype}, found {describe(x)}"
         )
-    if not weight.values.is_contiguous() or k % 32 and weight.scales is not None:
-        raise TensorError(
-            "weight: expected contiguous values, and inputs in whole blocks of 32 if packed, found "
-            f"{describe(weight.values)}"
-        )
+    check_weight("weight", weight)
+
+
+def check_weight(name: str, weight: Weight) -> None:
+    """Raises: TensorError that says what of the weight cannot be multiplied by."""
+    if weight.fault is not None:
+        raise TensorError(f"{name}: {weight.fault}")
 
 
 # Sizes that follow the batch must not make new variants of the kernel.

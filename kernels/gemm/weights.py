@@ -51,6 +51,34 @@ class Weight:
             rest = rest - parts[-1].float()
         return torch.stack(parts)
 
+    @cached_property
+    def fault(self) -> str | None:
+        """What kernels could not take about it; looked for once, on first use."""
+        values, scales = self.values, self.scales
+        plain = (torch.bfloat16, torch.float32)
+        packed = (torch.float8_e4m3fn, torch.int8)
+        if values.dtype not in (plain if scales is None else packed) or not values.is_contiguous():
+            kinds = "bf16 or f32" if scales is None else "e4m3fn or int8 (E2M1 pairs)"
+            return f"values: expected contiguous {kinds}, found {_described(values)}"
+        if scales is None:
+            return None
+        *members, n, k = values.shape
+        is_fp4 = values.dtype == torch.int8
+        wanted = (*members, n if is_fp4 else -(-n // 32), k // 16 if is_fp4 else k // 32)
+        fits = scales.shape == wanted and scales.device == values.device
+        if scales.dtype != torch.float8_e8m0fnu or not fits or not scales.is_contiguous():
+            return (
+                f"scales: expected contiguous torch.float8_e8m0fnu {list(wanted)} on "
+                f"{values.device}, found {_described(scales)}"
+            )
+        return None if k % (16 if is_fp4 else 32) == 0 else f"inputs in blocks of 32, found {k}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, K)."""
+        *members, n, width = self.values.shape
+        return (*members, n, width * (2 if self.values.dtype == torch.int8 else 1))
+
     @property
     def num_rows(self) -> int:
         """N."""
@@ -96,6 +124,10 @@ class Weight:
             if scales
             else None,
         )
+
+
+def _described(x: Tensor) -> str:
+    return f"{x.dtype} {list(x.shape)} with strides {list(x.stride())} on {x.device}"
 
 
 def cat_bytes(tensors: Sequence[Tensor]) -> Tensor:

@@ -20,9 +20,10 @@ from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import (
     check_operands,
+    check_weight,
     expert_linear_triton,
 )
-from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.launch import check_tensor
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 
 from .pair_order import order_pairs, order_tokens
@@ -71,10 +72,13 @@ def expert_pairs_triton(
     num_experts = len(down.values)
     if isinstance(x, Tensor):
         check_operands(x, gate_up, gate_up.values[0])
-    if gate_up.values.shape[1] % 4 or not down.values.is_contiguous():
+    check_weight("gate_up", gate_up)
+    check_weight("down", down)
+    both = gate_up.num_rows
+    if both % 4 or down.shape[::2] != (len(gate_up.values), both // 2):
         raise TensorError(
-            f"experts: expected an even expert width and contiguous weights, found gate_up "
-            f"{list(gate_up.values.shape)} and down {describe(down.values)}"
+            f"down: expected [{len(gate_up.values)}, any, {both // 2}] for gate_up of "
+            f"{list(gate_up.shape)} (an even expert width), found {list(down.shape)}"
         )
     check_tensor("ids", ids, torch.int64, (len(x), None), ids)
     check_tensor("weights", weights, torch.float32, tuple(ids.shape), ids)
@@ -111,6 +115,7 @@ def sum_rows_triton(
     rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """As ``sum_rows_reference``."""
+    check_tensor("rows", rows, torch.bfloat16, (None, None), row)
     check_tensor("row", row, torch.int32, (None,), rows)
     tokens, width = len(row) // per_token, rows.shape[1]
     out = torch.empty(tokens, width, dtype=dtype, device=rows.device)

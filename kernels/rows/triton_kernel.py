@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import bf16_or_f32, bf16_pairs, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e2m1_code,
@@ -77,14 +77,18 @@ def store_latents_triton(
     _launch_packed(x, rope, row_format, cache, rows, weight, eps)
 
 
-def row_parts(row_format: RowFormat, cache: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Values and scales of packed rows of ``width`` values, as ``row_tile`` writes them.
+def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and scales of packed rows of x [..., D], as ``row_tile`` writes them.
 
     Raises: TensorError if ``cache`` does not hold such rows.
     """
+    width, is_here = x.shape[-1], cache.device == x.device
     num_bytes = _row_bytes(row_format, width)
-    if cache.dtype != torch.uint8 or cache.shape[-1] != num_bytes or cache.stride(-1) != 1:
-        raise TensorError(f"cache: expected uint8 [any, {num_bytes}], found {describe(cache)}")
+    is_packed = cache.dtype == torch.uint8 and cache.shape[-1] == num_bytes
+    if not (is_here and is_packed and cache.stride(-1) == 1):
+        raise TensorError(
+            f"cache: expected uint8 [any, {num_bytes}] on {x.device}, found {describe(cache)}"
+        )
     codes = _CODES[row_format]
     values = cache[:, : width // (1 if codes == _FP8 else 2)]
     scales = cache[:, values.shape[1] :]
@@ -108,7 +112,7 @@ def _launch_packed(
     weight: Tensor | None,
     eps: float,
 ) -> None:
-    values, scales = row_parts(row_format, cache, x.shape[-1])
+    values, scales = row_parts(row_format, cache, x)
     _launch(x, _CODES[row_format], values, scales, weight=weight, eps=eps, rope=rope, rows=rows)
 
 
@@ -131,7 +135,7 @@ def _launch(
     if form != _BF16 and width % 32:
         raise TensorError(f"x: expected a multiple of 32 values per row, found {describe(x)}")
     if weight is not None:
-        check_tensor("weight", weight, weight.dtype, (width,), x)
+        check_tensor("weight", weight, bf16_or_f32(weight), (width,), x)
     tokens, rotary_pairs = len(x), 0
     if rope is not None:
         tokens, rotary_pairs = rope[0].shape[0], rope[0].shape[1] // 2

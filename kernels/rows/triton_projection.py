@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.launch import bf16_pairs, check_tensor
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, normed_row
 
@@ -30,12 +31,16 @@ def split_projection_triton(
     linear: Weight | HopperWeight,
 ) -> NormedRows:
     """``split_projection_reference``."""
+    if both.shape[-1] != len(q_norm) + len(kv_norm):
+        raise TensorError(
+            f"both: expected [any, {len(q_norm)} + {len(kv_norm)}], found {describe(both)}"
+        )
     q, kv = torch.split(both, [len(q_norm), len(kv_norm)], dim=-1)
     tokens, width = kv.shape
     check_tensor("rows", rows, torch.int64, (tokens,), both)
     for number, table in enumerate(rope):
-        check_tensor(f"rope[{number}]", table, torch.float32, (tokens, None), both)
-    values, scales = row_parts("window", cache, width)
+        check_tensor(f"rope[{number}]", table, torch.float32, (tokens, rope[0].shape[-1]), both)
+    values, scales = row_parts("window", cache, kv)
     acts = Activations.empty_for(linear, *q.shape)
     normed = torch.empty(q.shape, dtype=torch.bfloat16, device=both.device)
     q_pairs, q_weight = norm_operands(q, q_norm)
