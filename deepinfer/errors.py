@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
+def on_one_line(text: str) -> str:
+    """The same for what is one line of a log or a table, whatever a file is called."""
+    return printable(text).replace("\n", "\\n")
+
+
 class DeepInferError(Exception):
     """Base of all errors meant for a user.  Exit code 1: the engine failed."""
 

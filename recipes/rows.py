@@ -7,6 +7,7 @@ empty_prompt``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -126,11 +127,14 @@ def _prompt_field(row: Mapping[str, Any]) -> str:
     nulls = [field for field in PROMPT_FIELDS if field in row]
     if nulls:
         raise RowError("missing_field", f"{nulls[0]} is null")
-    names = ", ".join(repr(str(name)) for name in list(row)[:8]) or "none"
+    others = [str(name) for name in row if name not in ("id", "custom_id")]
+    names = ", ".join(map(repr, others[:8])) or "none"
+    near = [(o, *difflib.get_close_matches(o, PROMPT_FIELDS, 1, 0.8)) for o in others[:8]]
+    meant = next((f"did you mean {found[1]}?" for found in near if len(found) > 1), None)
     raise RowError(
         "unknown_kind",
         "expected one of prompt, prompt_token_ids, messages, or a batch line with url and body; "
-        f"the fields are: {names[:200]} (map a column with --map prompt=NAME)",
+        f"the fields are: {names[:200]} ({meant or 'map a column with --map prompt=NAME'})",
     )
 
 

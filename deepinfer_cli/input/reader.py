@@ -115,8 +115,10 @@ def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
 
 
 def _nearest(path: Path) -> str:
-    """What somebody may have meant who misspelt the name of a file."""
+    """What somebody may have meant who misspelt the name of a file, or where a link leads."""
     with suppress(OSError):
+        if path.is_symlink():
+            return f"; it is a link to {os.readlink(path)}"
         if not path.exists():
             for name in difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.8):
                 return f"; did you mean {path.with_name(name)}?"

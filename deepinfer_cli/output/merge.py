@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer.errors import ConfigError, InputError
+from deepinfer.errors import ConfigError, InputError, on_one_line
 from deepinfer_cli.input.sharding import Shard, shards_beside
 from deepinfer_cli.report.merged import merged_report
 from deepinfer_cli.report.report import Report, encode_report
@@ -61,10 +61,8 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
     else:
         rows = report.rows
         failed = f", {rows.errors:,} failed" if rows.errors else ""
-        print(
-            f"merged {len(outputs)} shards, {rows.input:,} rows{failed}: {output}",
-            file=sys.stderr,
-        )
+        merged = f"merged {len(outputs)} shards, {rows.input:,} rows{failed}: {output}"
+        print(on_one_line(merged), file=sys.stderr)
     return report.exit_code
 
 

@@ -82,7 +82,8 @@ def _results(
     for finished in finished_rows(paths, report, shard, folder.path):
         row = next(rows, None)
         if row is None:
-            raise _foreign(paths, f"it has a row {finished.index}, the input ends before")
+            end = "the input" if settings.limit is None else f"--limit {settings.limit}"
+            raise _foreign(paths, f"it has a row {finished.index}, {end} ends before")
         if not finished.is_error:
             yield _record(row, finished, paths, settings)
     for _ in wanted:  # rows that came later would change the digest, and with it the input

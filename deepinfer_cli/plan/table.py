@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
+from deepinfer.errors import on_one_line
 from deepinfer_cli.report.pages.svg import histogram_bars
 from deepinfer_cli.report.pages.words import count, percent, seconds, size
 from deepinfer_cli.report.report import Distribution
@@ -25,7 +26,7 @@ def print_plan(plan: Plan, stream: TextIO) -> None:
     for label, text in plan_lines(plan):
         head = f"{label:<{_LABEL}} "
         indent = " " * len(head)
-        lines += textwrap.wrap(head + text, width, subsequent_indent=indent) or [head]
+        lines += textwrap.wrap(head + on_one_line(text), width, subsequent_indent=indent) or [head]
     if plan.prompt_lengths.num > 1:
         which = " that can be answered" if plan.failing else ""
         title = f"prompt tokens of the {count(plan.prompt_lengths.num)} rows{which}"

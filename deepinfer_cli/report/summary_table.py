@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from deepinfer.errors import on_one_line
 from deepinfer_cli.run.console import duration
 
 from .report import Distribution, Report, RowCounts, Speculation
@@ -32,7 +33,7 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
     if report.warnings:
         lines.append(("warnings", _counts(report.warnings)))
     if report.notes:
-        lines.append(("notes", _counts(report.notes)))
+        lines.append(("notes", f"{_counts(report.notes)} (the notes of each row say more)"))
     if rows.results:
         cached = f" ({tokens.cached_tokens:,} cached)" if tokens.cached_tokens else ""
         thought = tokens.reasoning_tokens
@@ -55,7 +56,7 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
         )
     if report.status == "finished" and report.output != "-":
         lines.append(("files", f"{report.output}  (+ .report.json{_errors_file(rows)})"))
-    return [(label, text.rstrip()) for label, text in lines]
+    return [(label, on_one_line(text.rstrip())) for label, text in lines]
 
 
 def _drafts(drafts: Speculation) -> str:

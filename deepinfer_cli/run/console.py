@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
-from deepinfer.errors import printable
+from deepinfer.errors import on_one_line
 
 from .background import every
 from .talk import talk
@@ -92,7 +92,7 @@ class PlainConsole:
 
     def say(self, text: str) -> None:
         moment = time.strftime("%Y-%m-%d %H:%M:%S")
-        print(moment, printable(text), file=self._file, flush=True)
+        print(moment, on_one_line(text), file=self._file, flush=True)
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deepinfer.errors import printable
+from deepinfer.errors import on_one_line
 from deepinfer_cli.report.report import Report
 from deepinfer_cli.report.summary_table import summary_lines
 
@@ -28,10 +28,10 @@ class LiveConsole:
         self._console = Console(file=file, highlight=False)
 
     def say(self, text: str) -> None:
-        self._console.print(Text(printable(text), style="dim"))
+        self._console.print(Text(on_one_line(text), style="dim"))
 
     def warn(self, text: str) -> None:
-        self._console.print(Text(printable(text), style="yellow"))
+        self._console.print(Text(on_one_line(text), style="yellow"))
 
     @contextmanager
     def watch(self, snapshot: Callable[[], Snapshot]) -> Iterator[None]:

@@ -109,7 +109,7 @@ class Pipeline:
                 f"the engine gave no answer for {len(self._running)} rows (lines {rows}); "
                 "run the same command again to answer them"
             )
-        self._check_errors()
+        self._check_errors(at_end=self.reached_end)
 
     def _unfinished(self) -> Rows:
         """The rows that the engine has to answer; bad ones are recorded on the way.
@@ -211,14 +211,14 @@ class Pipeline:
         with self._outside():
             self._on_record(record)
 
-    def _check_errors(self) -> None:
-        """A share only counts once a hundred rows were read, so that it means something."""
+    def _check_errors(self, *, at_end: bool = False) -> None:
+        """A share only counts once a hundred rows or all were read, so that it means something."""
         limit = self._settings.max_errors
         errors = self.total.num_errors
         rows = max(self.num_rows, self.total.num_rows)
         if limit is None or errors <= (limit if isinstance(limit, int) else limit * rows):
             return
-        if isinstance(limit, float) and rows < 100:
+        if isinstance(limit, float) and rows < 100 and not at_end:
             return
         shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:.1%}"
         first = f"; the first: {self._first_error}" if self._first_error else ""

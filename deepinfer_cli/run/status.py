@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.input.sharding import shards_beside
 from deepinfer_cli.output.journal import count_rows
 from deepinfer_cli.output.partial import OutputPaths, is_locked
@@ -35,7 +35,7 @@ def show_status(target: str, *, as_json: bool) -> None:
         print()
         return
     for label, text in _lines(state):
-        print(f"{label:<8}  {text}".rstrip())
+        print(on_one_line(f"{label:<8}  {text}".rstrip()))
 
 
 def find_run(target: str) -> OutputPaths:
@@ -96,6 +96,8 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
             done, errors = count_rows(paths.partial)
         state |= _last_words(paths)
     total = status.get("total_rows")
+    if total is not None and total < done:  # the input has become shorter since
+        total = None
     state["rows"] = {
         "done": done,
         "failed": errors,

@@ -201,7 +201,9 @@ def _run_to_files(
                 kept = "1 finished row is" if journal.num_rows == 1 else (
                     f"{journal.num_rows:,} finished rows are"
                 )  # fmt: skip
-                error.add_note(f"{kept} kept in {folder.path}, {_AGAIN}")
+                # What is wrong with the input has to be mended first; the message says how.
+                again = "" if isinstance(error, InputError) else f", {_AGAIN}"
+                error.add_note(f"{kept} kept in {folder.path}{again}")
             raise error
         if not job.is_finished:
             report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")

@@ -30,7 +30,7 @@ from .values import (
 )
 
 _FILE = optional(dataclasses.replace(TEXT, expects="a file", metavar="FILE"))
-_MAP = pairs(TEXT, TEXT, "FIELD=COLUMN such as prompt=question", "FIELD=COLUMN")
+_MAP = pairs(TEXT, TEXT, "FIELD=COLUMN such as prompt=question, each field once", "FIELD=COLUMN")
 _BIAS = pairs(COUNT, NUMBER, "TOKEN_ID=BIAS such as 1234=-5", "ID=BIAS")
 
 

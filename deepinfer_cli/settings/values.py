@@ -169,14 +169,15 @@ def many(item: Kind) -> Kind:
 
 
 def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
-    """A mapping: a YAML mapping, or ``KEY=VALUE`` given once or more."""
+    """A mapping: a YAML mapping, or ``KEY=VALUE`` given once or more, each key once."""
 
     def parse(value: object) -> dict[object, object]:
         if isinstance(value, Mapping):
             return {key.parse(k): item.parse(v) for k, v in value.items()}
         texts = value if isinstance(value, list | tuple) else str(value).split(",")
         halves = [str(text).partition("=") for text in texts]
-        if not all(equals for _, equals, _ in halves):
+        is_twice = len({name for name, _, _ in halves}) < len(halves)
+        if is_twice or not all(equals for _, equals, _ in halves):
             raise ValueError(value)
         return {key.parse(k): item.parse(v) for k, _, v in halves}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,6 +127,7 @@ def test_a_read_only_mount(cli: Cli, read_only: Path) -> None:
         ("--max-tokens", "-9"),
         ("--n", "0"),
         ("--map", "prompt"),
+        ("--map", "prompt=a", "--map", "prompt=b"),
         ("--max-row-bytes", "-5"),
         ("--logit-bias", "x=1"),
         ("--stop", ""),
@@ -199,3 +201,29 @@ def test_few_open_files(in_tmp: Path, command: list[str]) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert counts() == (2, 0)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31mred", "a\rb", "a\x07b", "tab\tb", "ü\u202eb"])
+def test_no_name_of_a_file_controls_the_terminal_or_breaks_a_line(cli: Cli, name: str) -> None:
+    """Every line of the talk begins as such lines begin."""
+    write_rows(f"{name}.jsonl", [*prompts(2), b"x"])
+    run = cli("run", f"{name}.jsonl")
+    assert run.exit_code == 3
+    texts = [run.err, cli("status", f"{name}.jsonl").out.decode()]
+    texts.append(cli("plan", f"{name}.jsonl", "--calibrate", "0", "-q").out.decode())
+    assert cli("run", f"{name}.jsonl", "-o", "s.jsonl", "--shard", "1/1", "-q").exit_code == 3
+    texts.append(cli("run", f"{name}.nope").err)
+    for text in texts:
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", text), text
+    for line in run.err.splitlines():
+        assert re.match(r"\d{4}-\d\d-\d\d |  [a-z]+ ", line), line
+    assert all(re.match("[a-z]+ ", line) for line in texts[1].splitlines())
+
+
+def test_where_a_link_leads_is_told(cli: Cli) -> None:
+    Path("dangling.jsonl").symlink_to("gone.jsonl")
+    Path("loop.jsonl").symlink_to("loop.jsonl")
+    for name, target in (("dangling", "gone"), ("loop", "loop")):
+        done = cli("run", f"{name}.jsonl")
+        assert done.exit_code == 4 and f"; it is a link to {target}.jsonl" in done.err
+        assert "did you mean" not in done.err

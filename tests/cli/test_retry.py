@@ -267,3 +267,10 @@ def test_another_model_is_refused(cli: Cli, flaky: _Flaky) -> None:
     (model / "new.safetensors").unlink()
     flaky.mend()
     assert cli(*run, "--retry-failed").exit_code == 0
+
+
+def test_a_retry_that_a_limit_cuts_says_so(cli: Cli) -> None:
+    _write(_failing(2))
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", "--limit", "3")
+    assert done.exit_code == 4 and "it has a row 3, --limit 3 ends before" in done.err

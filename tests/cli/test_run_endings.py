@@ -106,6 +106,20 @@ def test_too_many_errors_end_the_run(cli: Cli) -> None:
     assert cli("run", "in.jsonl", "-o", "p.jsonl", "--max-errors", "7%").exit_code == 3
 
 
+@pytest.mark.parametrize("share, code", [("0%", 4), ("16%", 4), ("17%", 3), ("100%", 3)])
+def test_a_share_of_errors_counts_at_the_end_of_a_small_file(
+    cli: Cli, share: str, code: int
+) -> None:
+    """Not before: the first row may be the only bad one."""
+    write_rows("in.jsonl", [b"x", *prompts(5)])
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", share)
+    assert done.exit_code == code and len(done.engines[0].rows) == 5
+    if code == 4:
+        assert f"1 of 6 rows failed, more than --max-errors={float(share[:-1]):.1f}%" in done.err
+        assert "6 finished rows are kept in out.jsonl.partial\n" in done.err
+        assert cli("run", "in.jsonl", "-o", "out.jsonl", "--max-errors", "1").exit_code == 3
+
+
 def test_limit_and_time_limit(cli: Cli) -> None:
     write_rows("in.jsonl", prompts(50))
     assert cli("run", "in.jsonl", "-o", "a.jsonl", "--limit", "5").exit_code == 0

@@ -192,3 +192,14 @@ def test_the_resume_line_has_folder_variables_and_stdin(
     assert state["resume"] == (
         f"cd {in_tmp} && DEEPINFER_MAX_TOKENS=7 deepinfer run in.jsonl -o 'my out.jsonl'"
     )
+
+
+def test_no_more_rows_are_done_than_there_are(cli: Cli) -> None:
+    """An input that somebody emptied is no total."""
+    Path("in.jsonl").write_bytes(_prompts(8) + b'{"crash": 1}\n')
+    cli("run", "in.jsonl", "-o", "out.jsonl")
+    Path("in.jsonl").write_bytes(b"")
+    done = cli("run", "in.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 4 and done.err.endswith("kept in out.jsonl.partial\n")
+    assert "rows      8 done\n" in cli("status", "out.jsonl").out.decode()
+    assert _state(cli)["rows"]["total"] is None
