@@ -33,7 +33,8 @@ from torch import Tensor
 
 from benchmarks.constraint_masks import CONSTRAINTS, TYPICAL, v4_tokenizer
 from deepinfer.engine.execution.batch import DraftOutput
-from deepinfer.engine.execution.decode import DecodeWorker, DrawnDecode
+from deepinfer.engine.execution.decode import DecodeWorker
+from deepinfer.engine.execution.decode_stages import DrawnDecode
 from deepinfer.engine.execution.decode_step import StepOutput
 from deepinfer.engine.execution.staging import host_zeros, send
 from deepinfer.engine.sampling.constraint import AnswerConstraint

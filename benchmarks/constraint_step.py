@@ -25,7 +25,7 @@ from benchmarks.constraint_masks import CONSTRAINTS, v4_tokenizer
 from deepinfer.engine.checkpoint.random_weights import random_tensors
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.execution.decode import DecodeResult
+from deepinfer.engine.execution.decode_stages import DecodeResult
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Request, SamplingParams

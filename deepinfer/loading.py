@@ -25,7 +25,7 @@ from deepinfer.recipes.tokenizer import Tokenizer
 from .compiled_kernels import load_kernels
 from .engine.cache.kv_transfer import RemotePrefill
 from .engine.checkpoint.weights import Checkpoint, open_checkpoint
-from .engine.execution.decode import DecodeResult
+from .engine.execution.decode_stages import DecodeResult
 from .engine.execution.prefill import PrefillWorker
 from .engine.execution.runner import Runner
 from .engine.memory.device_memory import DeviceMemory

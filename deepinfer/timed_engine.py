@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.types import Completion, Request
 
-from .engine.execution.decode import DecodeResult
+from .engine.execution.decode_stages import DecodeResult
 
 _LONGER = 4  # times the seconds, at most
 _OPEN_SHARE = 0.2  # of the first answers may be unfinished

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .execution.decode import DecodeResult
+from .execution.decode_stages import DecodeResult
 from .scheduling.request_state import RequestState
 from .scheduling.schedule import Batch, PrefillBatch
 from .speculation.draft_counters import DraftCounters, Stretches

@@ -19,7 +19,8 @@ from .config import EngineConfig
 from .counters import Counters
 from .execution.bound_model import BoundModel
 from .execution.complete import complete_decode, complete_prefill
-from .execution.decode import DecodeResult, DecodeWorker, DrawnDecode, can_follow
+from .execution.decode import DecodeWorker, can_follow
+from .execution.decode_stages import DecodeResult, DrawnDecode
 from .execution.decode_step import DecodeStep, pieces_for
 from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker

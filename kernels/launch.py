@@ -6,6 +6,8 @@ own bf16 is silently wrong.  Only matrix operands are bf16, and fp32 under the i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,12 +32,12 @@ def matrix_dtype() -> Any:
 
 def has_native_fp8(device: torch.device) -> bool:
     """Whether the compiler converts fp32 to E4M3 with one instruction (NVIDIA from SM89 on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return device.type == "cuda" and capability(device) >= (8, 9)
 
 
 def has_tensor_memory(device: torch.device) -> bool:
     """Whether matrix sums live in tensor memory instead of registers (NVIDIA from SM100 on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+    return device.type == "cuda" and capability(device)[0] == 10
 
 
 def is_npu(device: torch.device) -> bool:
@@ -46,13 +48,24 @@ def is_npu(device: torch.device) -> bool:
 
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels in Gluon for SM90 (H100, H200) run here."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return device.type == "cuda" and capability(device) == (9, 0)
 
 
 def multiprocessors(device: torch.device) -> int:
     """How many blocks of threads run at once if each needs all shared memory."""
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    count: int = _asked(torch.cuda.get_device_properties, device).multi_processor_count
     return count
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a device of NVIDIA."""
+    found: tuple[int, int] = _asked(torch.cuda.get_device_capability, device)
+    return found
+
+
+@cache  # by every launch: torch takes several microseconds for it
+def _asked(question: Callable[[torch.device], Any], device: torch.device) -> Any:
+    return question(device)
 
 
 def bf16_pairs(name: str, x: Tensor) -> Tensor:

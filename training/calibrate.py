@@ -23,7 +23,7 @@ from training.sums import arithmetic
 from training.tasks import task
 
 from deepinfer.engine.checkpoint.weights import open_checkpoint
-from deepinfer.engine.execution.decode import DecodeResult
+from deepinfer.engine.execution.decode_stages import DecodeResult
 from deepinfer.engine.speculation.calibration import CALIBRATION_FILE, SCHEMA, Calibration, Scales
 from deepinfer.engine.speculation.draft_counters import NUM_BINS
 from deepinfer.engine.types import SamplingParams

@@ -23,11 +23,11 @@ from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.kernels.exchange import ExchangeLayout, token_block
 
+from .arrived import fill_tokens
 from .plan import padded_experts
 
 # The round in which absent ranks have sent and returned: none is ever later.
 _ALWAYS = 1 << 30
-_SCALE = 120  # E8M0: 2 ** -7
 
 
 class PresentShare:
@@ -142,10 +142,8 @@ def write_arrivals(layout: ExchangeLayout, own: Tensor, group: Group, num_expert
     have sent and returned all they ever will."""
     shape, present = (layout.num_ranks, layout.capacity), group.size
     rows = own[: layout.results].view(*shape, layout.row_bytes)[present:]
+    fill_tokens(rows, layout)
     width, scales = layout.hidden_size, layout.hidden_size // layout.block
-    rows[..., :width].random_(0, 256)
-    rows[..., :width] &= 0xBF  # magnitudes below 2, no NaN
-    rows[..., width : width + scales] = _SCALE
     choices, held = layout.num_choices, padded_experts(num_experts, layout.num_ranks)
     first = (width + scales + 3) // 4
     words = own[: layout.results].view(torch.int32).view(*shape, -1)[present:]

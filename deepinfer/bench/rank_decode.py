@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from deepinfer.engine.execution.decode import DecodeResult, DecodeWorker
+from deepinfer.engine.execution.decode import DecodeWorker
+from deepinfer.engine.execution.decode_stages import DecodeResult
 from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.scheduling.request_state import RequestState

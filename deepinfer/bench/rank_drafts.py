@@ -9,7 +9,8 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from deepinfer.engine.execution.decode import DecodeResult, DecodeWorker
+from deepinfer.engine.execution.decode import DecodeWorker
+from deepinfer.engine.execution.decode_stages import DecodeResult
 from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.execution.step_sizes import time_sizes
 from deepinfer.engine.scheduling.schedule import DecodeBatch
@@ -35,8 +36,8 @@ class AssumedChances(Calibration):
         self, confidence: Tensor, logits: Tensor | None, greedy_rows: Sequence[bool]
     ) -> Tensor:
         if not self.acceptance:
-            return torch.zeros(confidence.shape)
-        return (torch.rand(confidence.shape) ** (1 / self.acceptance - 1)).cumprod(-1)
+            return torch.zeros_like(confidence)
+        return (torch.rand_like(confidence) ** (1 / self.acceptance - 1)).cumprod(-1)
 
 
 @dataclass(frozen=True, slots=True)

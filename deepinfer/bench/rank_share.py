@@ -29,6 +29,7 @@ from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
 from deepinfer.kernels.moe import sum_rows
 
+from .arrived import ArrivedTokens
 from .plan import padded_experts
 from .traffic import Traffic
 
@@ -108,6 +109,7 @@ class SliceShare:
         self.seed = seed
         self.num_redundant = num_redundant
         self.routing = "even"
+        self.arrived = ArrivedTokens()
 
     def has_layer(self, plan: LayerPlan) -> bool:
         return True
@@ -138,19 +140,18 @@ class SliceShare:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Table:
     """What the other ranks send when this one has T tokens: N tokens, with choices [N, K] i64 and
-    factors [N, K] f32.  source [N] i64: whose contents they have.  back [T copies] i32: the
-    results that a token of this rank gets back."""
+    factors [N, K] f32.  back [T copies] i32: the results that a token of this rank gets back."""
 
     choices: Tensor
     factors: Tensor
-    source: Tensor
     back: Tensor
     copies: int
 
 
 class ReceivedTokens:
     """Local experts at work on the tokens that all ranks would send; as many results as would come
-    back are added up."""
+    back are added up.  On a GPU they lie there from the beginning, as tokens of other ranks do once
+    they have come; on a CPU they are copies of this rank's own."""
 
     def __init__(self, local: LocalExperts, share: SliceShare, plan: LayerPlan) -> None:
         self.local = local
@@ -163,13 +164,14 @@ class ReceivedTokens:
 
     def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
         table = self._table(len(x), x.device)
-        # A copy in memory, as what arrives lies in a buffer of its own.
-        received = x[table.source]
+        count, choices = table.choices.shape
 
         def compute() -> Outputs:
-            if received.is_cuda:
-                pairs = self.local.pairs(received, table.choices, table.factors)
-                return sum_rows(*pairs, table.choices.shape[1], torch.bfloat16), table.back
+            if x.is_cuda:
+                arrivals = self._share.arrived.tokens(count, x.shape[1], choices, x.device)
+                pairs = self.local.pairs(arrivals, table.choices, table.factors)
+                return sum_rows(*pairs, choices, torch.bfloat16), table.back
+            received = x[torch.arange(count) % len(x)]
             experts = PresentExperts(self.local)
             results = experts(received, table.choices, table.factors).to(torch.bfloat16)
             return sum_rows(results, table.back, table.copies)
@@ -190,7 +192,6 @@ class ReceivedTokens:
             self._tables[key] = _Table(
                 choices=choices,
                 factors=torch.full(choices.shape, 1 / choices.shape[1], device=device),
-                source=torch.arange(count, device=device) % num_tokens,
                 back=back.flatten(),
                 copies=copies,
             )

@@ -9,6 +9,7 @@ from torch import Tensor
 from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 
 from .batch import DraftOutput, ForwardBatch, ForwardOutput
+from .replay_graphs import HasHalves, ReplayGraphs
 from .runner import Cache, Runner
 
 
@@ -29,12 +30,26 @@ class BoundModel:
         run again.
         """
         output = self.model.forward(batch, self.cache)
-        if self.backlog is not None and not is_plain and len(output.main_rows):
+        if not is_plain:
+            self._seed(batch, output)
+        return output
+
+    def prefill(self, batch: ForwardBatch, graphs: ReplayGraphs) -> ForwardOutput:
+        """``forward`` of prompts, with ``graphs`` where the model can be taken apart for them."""
+        if graphs.is_enabled and isinstance(self.model, HasHalves):
+            output = graphs.forward(self.model, batch, self.cache)
+        else:
+            output = self.model.forward(batch, self.cache)
+        self._seed(batch, output)
+        return output
+
+    def _seed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
+        """Let the draft stages see the tokens of a pass that went through the decoder layers."""
+        if self.backlog is not None and len(output.main_rows):
             positions = batch.positions[output.main_rows]
             slots = batch.state_slots[batch.request_rows[output.main_rows]]
             lens = batch.decoder_lens
             self.model.seed_draft(output.main_hidden, positions, slots, lens, self.cache)
-        return output
 
     def note(self, slots: Tensor) -> None:
         """The draft stages have seen a pass of these slots [R] i64."""

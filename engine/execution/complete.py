@@ -8,7 +8,7 @@ from deepinfer.engine.scheduling.request_state import Phase, RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch, PrefillBatch
 from deepinfer.engine.scheduling.scheduler import Scheduler
 
-from .decode import DecodeResult
+from .decode_stages import DecodeResult
 from .prefill import PrefillResult
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -20,75 +19,12 @@ from deepinfer.engine.speculation.draft_planner import DraftPlanner, VerifyAll
 from deepinfer.engine.speculation.dspark import accepted_tokens
 from deepinfer.engine.speculation.rejection import rejection_tokens, sampling_probs
 from deepinfer.engine.speculation.step_profile import step_clock
-from deepinfer.engine.types import TokenLogprobs
 
-from .decode_step import DecodeStep, StepOutput
+from .batch import DraftOutput
+from .decode_stages import DecodeResult, DraftBlock, DrawnDecode, LaunchedDecode, PlannedDecode
+from .decode_step import DecodeStep
 from .staging import Returned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftBlock:
-    """By request: the drafts to verify, and how likely each was thought to survive.
-
-    logits [R, D, V] f32, where they are kept, is what drafts were drawn from; num_proposed counts
-    all that were drafted.
-    """
-
-    token_ids: list[list[int]]
-    survival: list[list[float]]
-    logits: Tensor | None
-    num_proposed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeResult:
-    """Per request: the new tokens in order, their log-probabilities where asked for, how many
-    drafts were verified, and how likely each of those was thought to survive.
-
-    ``num_proposed`` counts the drafts of the step, verified or not; 0 for a step without drafting.
-    """
-
-    tokens: list[list[int]]
-    logprobs: list[list[TokenLogprobs]]
-    num_drafts: list[int]
-    survival: list[list[float]]
-    num_proposed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedDecode:
-    """A step before the model runs: how many rows of logits each request gets."""
-
-    batch: DecodeBatch
-    block: DraftBlock | None
-    counts: list[int]
-    started: float
-
-    @property
-    def drafts(self) -> list[list[int]] | None:
-        return self.block.token_ids if self.block else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchedDecode:
-    """A step whose logits are on their way."""
-
-    plan: PlannedDecode
-    output: StepOutput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnDecode:
-    """A step whose tokens are on their way.
-
-    ``used`` are the logits that they were drawn from, after rules and constraints.
-    """
-
-    plan: PlannedDecode
-    output: StepOutput
-    used: Tensor
-    drawn: Tensor
-    returned: Returned
+from .step_tokens import choose_drafts
 
 
 class DecodeWorker:
@@ -96,7 +32,8 @@ class DecodeWorker:
 
     A step without drafts can be launched before the tokens of the one before it are read, if the
     requests allow it (``can_follow``); its own are drawn after that, as rules and constraints have
-    to know them.
+    to know them.  With ``waits_for_drafts`` the host reads drafts before they are verified; without
+    it only where it has to choose, and else reads them while the device verifies.
     """
 
     def __init__(
@@ -115,11 +52,17 @@ class DecodeWorker:
         # A device that computes by itself is set to work before anything else is; on the CPU,
         # launching a model is running it.
         self._runs_beside = torch.device(step.table.device).type != "cpu"
+        self.waits_for_drafts = not step.graphs.is_enabled
         self._clock = step_clock(step.table.device)
         self._finished = self._clock()
 
     def run(self, batch: DecodeBatch, depth: int | None = None) -> DecodeResult:
         """A whole step; ``depth`` as in ``plan``."""
+        depth = self.depth(batch) if depth is None else depth
+        if depth and not self.waits_for_drafts and all(map(_is_unruled, batch.states)):
+            budget = self.planner.budget(batch.num_drafts, depth)
+            if budget is not None:
+                return self.finish(self._draw_unread(batch, depth, budget))
         plan = self.plan(batch, depth)
         launched = self.launch(plan) if self._runs_beside else None
         with self.start_masks(plan) as masks:
@@ -186,13 +129,41 @@ class DecodeWorker:
             num_proposed=block.num_proposed if block else 0,
         )
 
+    def _draw_unread(self, batch: DecodeBatch, depth: int, budget: int) -> DrawnDecode:
+        """Draft, choose ``budget`` drafts on the device, verify and draw: the host reads the drafts
+        while the device verifies them."""
+        started, states = self._clock(), batch.states
+        drafted = self.step.draft(states, depth)
+        survival = self._survival(states, drafted)
+        first = [state.next_position for state in states]
+        chosen = choose_drafts(drafted.token_ids, survival, first, batch.num_drafts, budget)
+        returned = [Returned(tensor) for tensor in (drafted.token_ids, survival, chosen.lens)]
+        output = self.step.run(states, first, chosen)
+        drawn = self.sampler.draw(output.logits, output.slots, output.positions)
+        drawn_back = Returned(drawn)
+        token_ids, chances, counts = (tensor.tolist() for tensor in returned)
+        self.planner.note(chances)
+        block = DraftBlock(
+            token_ids=[ids[: n - 1] for ids, n in zip(token_ids, counts, strict=True)],
+            survival=[row[: n - 1] for row, n in zip(chances, counts, strict=True)],
+            logits=drafted.logits,
+            num_proposed=len(states) * depth,
+        )
+        plan = PlannedDecode(batch=batch, block=block, counts=counts, started=started)
+        return DrawnDecode(
+            plan=plan, output=output, used=output.logits, drawn=drawn, returned=drawn_back
+        )
+
+    def _survival(self, states: Sequence[RequestState], drafted: DraftOutput) -> Tensor:
+        is_greedy = [state.request.sampling.temperature == 0 for state in states]
+        return self.calibration.survival(drafted.confidence, drafted.logits, is_greedy)
+
     def _draft(self, states: Sequence[RequestState], most: Sequence[int], depth: int) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
         output = self.step.draft(states, depth)
         constraints = [state.constraint for state in states]
         forced = forced_drafts(constraints, most)  # while the device drafts
-        is_greedy = [state.request.sampling.temperature == 0 for state in states]
-        survival = self.calibration.survival(output.confidence, output.logits, is_greedy)
+        survival = self._survival(states, output)
         chances, token_ids = survival.cpu().numpy(), output.token_ids.tolist()
         lengths = self.planner.lengths(chances, _to_stops(token_ids, states, most))
         drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
@@ -236,6 +207,11 @@ def can_follow(states: Sequence[RequestState]) -> bool:
     """Whether a step of these requests may be launched before the one before it is read: no
     log-probability is read from logits that the next step overwrites."""
     return not any(state.request.sampling.logprobs for state in states)
+
+
+def _is_unruled(state: RequestState) -> bool:
+    """Whether no rule and no constraint has to see drafts before they are verified."""
+    return state.rules is None and state.constraint is None
 
 
 def _to_stops(

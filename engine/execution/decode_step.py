@@ -25,10 +25,9 @@ from .graphs import GraphCache
 from .ladder import ladder_size
 from .slot_table import SlotTable
 from .staging import StagedInts, send
+from .step_tokens import NEWEST, ChosenDrafts, known_drafts, padded
 from .turns import turn_of
 
-NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
-_LEAST_CONTEXT = 512
 _FEW_TOKENS, _PIECE_KEYS = 16, 128
 
 
@@ -92,27 +91,35 @@ class DecodeStep:
         self,
         states: Sequence[RequestState],
         first: Sequence[int],
-        drafts: Sequence[Sequence[int]] | None = None,
+        drafts: Sequence[Sequence[int]] | ChosenDrafts | None = None,
     ) -> StepOutput:
         """Logits after each request's newest token, which stands at ``first``, and after each of
-        its drafts; requests one after the other.  Nothing waits for the device."""
+        its drafts; requests one after the other.  Nothing waits for the device, but for the numbers
+        of drafts that it chose where steps are no graphs."""
         self.table.send_new_blocks(states)
         slots = np.array([state.slot for state in states])
-        requests, tokens, lens = _arrays(slots, first, self.table.starts(slots), drafts)
+        requests = np.stack([slots, np.asarray(first), *self.table.starts(slots)])
+        tokens: NDArray[np.int64] | Tensor
+        if isinstance(drafts, ChosenDrafts):
+            tokens, lens = drafts.tokens, drafts.most_lens
+            if not self.graphs.is_enabled:
+                lens = drafts.lens.cpu().numpy()
+        else:
+            tokens, lens = known_drafts(first, drafts)
         num_tokens, is_plain = tokens.shape[1], drafts is None
         self._check_size(len(states), num_tokens)
         query_lens, context_lens = lens.tolist(), (requests[1] + lens).tolist()
         has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
             # As many requests as tokens, which costs nothing: one ladder of sizes, fewer graphs.
-            tokens = _padded(tokens, ladder_size(num_tokens))
-            requests = _padded(requests, min(self._most_requests, tokens.shape[1]))
+            tokens = padded(tokens, ladder_size(num_tokens))
+            requests = padded(requests, min(self._most_requests, tokens.shape[1]))
             query_lens = [1 if is_plain else 1 + self.num_drafts] * requests.shape[1]
-            context_lens = [self._context(max(context_lens))] * requests.shape[1]
+            context_lens = [self.table.context_bound(max(context_lens))] * requests.shape[1]
         sent = self._staged.send(*requests, *tokens)
         with turn_of(self.model.model, tokens.shape[1]) as turn:
             logits, hidden = self.graphs.run(
-                ("step", tokens.shape, is_plain, context_lens[0]),
+                ("step", tuple(tokens.shape), is_plain, context_lens[0]),
                 lambda: self._step(
                     sent, tuple(query_lens), tuple(context_lens), has_images, is_plain
                 ),
@@ -131,7 +138,7 @@ class DecodeStep:
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
-            requests = _padded(requests, ladder_size(len(states)))
+            requests = padded(requests, ladder_size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
         num_tokens = requests.shape[1] * self.model.model.config.dspark_block_size
@@ -206,7 +213,7 @@ class DecodeStep:
             )
 
     def _may_have_images(
-        self, states: Sequence[RequestState], draft_token_ids: NDArray[np.int64]
+        self, states: Sequence[RequestState], token_ids: NDArray[np.int64] | Tensor
     ) -> bool:
         """Whether one of these tokens may be an image's; a graph must be right for any tokens."""
         image = self.table.image_token_id
@@ -215,7 +222,7 @@ class DecodeStep:
         is_known = not any(state.num_in_flight for state in states)
         return (
             not is_known
-            or image in draft_token_ids
+            or bool((token_ids == image).any())
             or any(state.token_ids[-1] == image for state in states)
         )
 
@@ -226,34 +233,3 @@ class DecodeStep:
         if name not in self._kept:  # before anything is captured, as every key first runs plainly
             self._kept[name] = value.new_empty((*most, *value.shape[len(most) :]))
         return self._kept[name][tuple(map(slice, value.shape))].copy_(value)
-
-    def _context(self, length: int) -> int:
-        """The power of two that bounds a context, within what a slot has room for."""
-        most = self.table.blocks.shape[1] * self.table.block_size
-        return min(most, max(_LEAST_CONTEXT, 1 << (length - 1).bit_length()))
-
-
-def _arrays(
-    slots: NDArray[np.int64],
-    first: Sequence[int],
-    starts: NDArray[np.int64],
-    drafts: Sequence[Sequence[int]] | None,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """What a step of R requests needs: [5, R] by request (slot, first position, three starts),
-    [4, T] by token (id, position, request row, place), and R numbers of tokens."""
-    lens = np.ones(len(slots), dtype=np.int64)
-    token_ids = np.full(len(slots), NEWEST)
-    if drafts is not None:
-        lens += [len(ids) for ids in drafts]
-        token_ids = np.array([t for ids in drafts for t in (NEWEST, *ids)], dtype=np.int64)
-    rows = np.repeat(np.arange(len(slots)), lens)
-    places = np.arange(len(rows))
-    begins = np.asarray(first, dtype=np.int64)
-    positions = begins[rows] + places - (np.cumsum(lens) - lens)[rows]
-    requests = np.stack([slots, begins, *starts])
-    return requests, np.stack([token_ids, positions, rows, places]), lens
-
-
-def _padded(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """[n, count] with the last column repeated: [n, size]."""
-    return columns[:, np.minimum(np.arange(size), columns.shape[1] - 1)]

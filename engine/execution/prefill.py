@@ -15,6 +15,7 @@ from deepinfer.engine.scheduling.schedule import PrefillBatch
 from deepinfer.engine.types import TokenLogprobs
 
 from .decode_step import DecodeStep
+from .replay_graphs import ReplayGraphs
 from .staging import send
 
 
@@ -36,6 +37,7 @@ class PrefillWorker:
         self.table = step.table
         self.sampler = step.sampler
         self.newest = step.newest
+        self._graphs = ReplayGraphs(step.graphs, step.table)
 
     def run(self, batch: PrefillBatch) -> PrefillResult:
         chunks = batch.chunks
@@ -66,7 +68,7 @@ class PrefillWorker:
             lens,
             np.cumsum(lens)[last] - 1,
         )
-        raw = self.model.forward(forward_batch).logits
+        raw = self.model.prefill(forward_batch, self._graphs).logits
         self.model.note(forward_batch.state_slots)
         cache = self.model.cache
         saved = [cache.snapshot(c.state.slot) if c.is_saved else None for c in chunks]

@@ -14,6 +14,8 @@ from deepinfer.engine.scheduling.request_state import RequestState
 from .batch import ForwardBatch
 from .staging import send
 
+_LEAST_CONTEXT = 512
+
 
 class SlotTable:
     """Block tables and start positions by slot; turns requests into a ``ForwardBatch``.
@@ -73,6 +75,11 @@ class SlotTable:
     def starts(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Encoder, decoder and write start of the slots' requests, [3, n]."""
         return self._starts[:, slots]
+
+    def context_bound(self, length: int) -> int:
+        """The power of two that bounds a context, within what a slot has room for."""
+        most = self.blocks.shape[1] * self.block_size
+        return min(most, max(_LEAST_CONTEXT, 1 << (length - 1).bit_length()))
 
     def send_new_blocks(self, states: Sequence[RequestState]) -> None:
         """Blocks are only ever appended while a request keeps its slot."""

@@ -5,7 +5,8 @@ A GPU copies from pinned memory in stream order; torch keeps that memory until i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -51,29 +52,44 @@ class StagedInts:
         size = 0 if self._device.type == "cpu" else most
         self._buffer = torch.empty(size, dtype=torch.int64, device=device)
 
-    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
-        """The arrays on the device, in one transfer; overwritten by the next call."""
+    def send(self, *arrays: NDArray[np.int64] | Tensor) -> list[Tensor]:
+        """The arrays on the device, those of the host, which come first, in one transfer;
+        overwritten by the next call."""
+        on_host = [array for array in arrays if not isinstance(array, Tensor)]
+        on_device = [array for array in arrays if isinstance(array, Tensor)]
         if self._device.type == "cpu":
-            return [send(array, self._device) for array in arrays]
-        flat = torch.from_numpy(_joined(*arrays)).pin_memory()
-        place = self._buffer[: len(flat)]
-        place.copy_(flat, non_blocking=True)
-        return _split(place, *arrays)
+            return [*(send(array, self._device) for array in on_host), *on_device]
+        flat = torch.from_numpy(_joined(*on_host)).pin_memory()
+        places = _split(self._buffer, *arrays)
+        self._buffer[: len(flat)].copy_(flat, non_blocking=True)
+        for place, array in zip(places[len(on_host) :], on_device, strict=True):
+            place.copy_(array)
+        return places
 
 
 def _joined(*arrays: NDArray[np.int64]) -> NDArray[np.int64]:
-    flat = np.zeros(sum(array.size + array.size % 2 for array in arrays), dtype=np.int64)
+    flat = np.zeros(sum(_room(array.shape) for array in arrays), dtype=np.int64)
     place = 0
     for array in arrays:
         flat[place : place + array.size] = array.reshape(-1)
-        place += array.size + array.size % 2
+        place += _room(array.shape)
     return flat
 
 
-def _split(flat: Tensor, *arrays: NDArray[np.int64]) -> list[Tensor]:
-    pieces = torch.split(flat, [array.size + array.size % 2 for array in arrays])
-    pairs = zip(pieces, arrays, strict=True)
-    return [piece[: array.size].view(array.shape) for piece, array in pairs]
+def _split(flat: Tensor, *arrays: NDArray[np.int64] | Tensor) -> list[Tensor]:
+    """Views of the beginning of ``flat``, one of each array's shape."""
+    shapes = [array.shape for array in arrays]
+    rooms = [_room(shape) for shape in shapes]
+    pieces = torch.split(flat[: sum(rooms)], rooms)
+    return [
+        piece[: prod(shape)].view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)
+    ]
+
+
+def _room(shape: Sequence[int]) -> int:
+    """Integers that an array takes, an even number: the next one begins at 16 bytes."""
+    size = prod(shape)
+    return size + size % 2
 
 
 class Returned:

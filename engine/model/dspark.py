@@ -20,7 +20,7 @@ from .block import Block
 from .layer_tensors import LayerTensors
 from .residual import Residual, Settled
 from .rotary import Rotary, rope_key
-from .streams import initial_streams
+from .streams import embedded_streams
 from .tokens import Tokens, newest_tokens
 from .window import block_window
 
@@ -154,8 +154,8 @@ class DraftModel:
                 ring_size=ring_size(config),
             ),
         )
-        embedded = self.embed[token_ids.flatten()]
-        residual: Residual = Settled(*initial_streams(embedded, config.hc_mult))
+        streams = embedded_streams(self.embed, token_ids.flatten(), config.hc_mult)
+        residual: Residual = Settled(*streams)
         for stage, block in enumerate(self.blocks):
             entered, ring = block.enter(residual), cache.draft[stage]
             if block is self.blocks[-1] and depth < size:

@@ -24,10 +24,11 @@ from .engram import Engram, read_history
 from .global_kv import GlobalKV
 from .halfway import Halfway
 from .layer_tensors import LayerTensors
+from .narrowed import Narrowed
 from .residual import Entered, Residual, Settled
 from .rotary import Rotary
 from .share import WHOLE_MODEL, Share
-from .streams import initial_streams
+from .streams import embedded_streams
 from .tokens import Tokens, narrow_batch
 from .window import Window, causal_window
 
@@ -96,8 +97,8 @@ class Model:
         """The layers before the split layer that this rank has."""
         tokens, kv = self._begin(batch, batch.encoder_start, cache)
         lookback = self._lookback(batch, tokens, cache)
-        embedded = self.embed[batch.token_ids]
-        residual: Residual = Settled(*initial_streams(embedded, self.config.hc_mult))
+        streams = embedded_streams(self.embed, batch.token_ids, self.config.hc_mult)
+        residual: Residual = Settled(*streams)
         taps: dict[int, Tensor] = {}
         for block in self.blocks:
             if block.plan.is_decoder:
@@ -112,36 +113,45 @@ class Model:
     @torch.inference_mode()
     def decode(self, halfway: Halfway, cache: KVCache) -> ForwardOutput:
         """The layers from the split layer on, and the head."""
+        return self.finish(self.narrow(halfway, cache), cache)
+
+    @torch.inference_mode()
+    def narrow(self, halfway: Halfway, cache: KVCache) -> Narrowed:
+        """Store the split layer's compressed entries; from then on only some tokens count."""
         batch, tokens, kv, lookback = halfway.batch, halfway.tokens, halfway.kv, halfway.lookback
-        residual, taps = halfway.residual, dict(halfway.taps)
-        main_rows = torch.arange(len(batch.token_ids), device=self.device)
-        for block in self.blocks:
-            layer_id = block.plan.layer_id
-            if not block.plan.is_decoder:
-                continue
-            entered = self._enter(block, residual, lookback, tokens)
-            block.write_global_kv(entered.rows.values, tokens, kv)
-            if layer_id == self.config.split_layer:
-                batch, kept = narrow_batch(batch)
-                if kept is None:
-                    tokens = tokens.starting_at(self._window(batch, batch.decoder_start))
-                else:
-                    tokens, kv = self._begin(batch, batch.decoder_start, cache)
-                    main_rows, lookback = main_rows[kept], lookback[kept]
-                    entered = entered.at(kept)
-                    taps = {tap: hidden[kept] for tap, hidden in taps.items()}
-                if not len(main_rows):
-                    residual = Settled(entered.streams, entered.mix.pre)
-                    self.assist(layer_id)
-                    break
-            if block.plan.tap is not None:
-                taps[block.plan.tap] = _tapped(entered)
-            residual = block.run(entered, tokens, cache.window[layer_id], kv)
+        split = next(block for block in self.blocks if block.plan.is_decoder)
+        entered = self._enter(split, halfway.residual, lookback, tokens)
+        split.write_global_kv(entered.rows.values, tokens, kv)
+        batch, kept = narrow_batch(batch)
+        if kept is None:
+            tokens = tokens.starting_at(self._window(batch, batch.decoder_start))
+            main_rows = torch.arange(len(batch.token_ids), device=self.device)
+            return Narrowed(batch, main_rows, lookback, entered, dict(halfway.taps), (tokens, kv))
+        taps = {tap: hidden[kept] for tap, hidden in halfway.taps.items()}
+        return Narrowed(batch, kept, lookback[kept], entered.at(kept), taps)
+
+    @torch.inference_mode()
+    def finish(self, start: Narrowed, cache: KVCache) -> ForwardOutput:
+        """The decoder layers on the tokens that are left, and the head."""
+        batch, entered, taps = start.batch, start.entered, dict(start.taps)
+        blocks = [block for block in self.blocks if block.plan.is_decoder]
+        residual: Residual = Settled(entered.streams, entered.mix.pre)
+        if len(start.main_rows):
+            tokens, kv = start.begun or self._begin(batch, batch.decoder_start, cache)
+            for block in blocks:
+                if block is not blocks[0]:
+                    entered = self._enter(block, residual, start.lookback, tokens)
+                    block.write_global_kv(entered.rows.values, tokens, kv)
+                if block.plan.tap is not None:
+                    taps[block.plan.tap] = _tapped(entered)
+                residual = block.run(entered, tokens, cache.window[block.plan.layer_id], kv)
+        else:
+            self.assist(blocks[0].plan.layer_id)
         last = residual.settle()
         return ForwardOutput(
             logits=self._logits(last.streams[batch.logit_rows], last.pre[batch.logit_rows]),
-            main_hidden=self._main_hidden(taps, len(main_rows)),
-            main_rows=main_rows,
+            main_hidden=self._main_hidden(taps, len(start.main_rows)),
+            main_rows=start.main_rows,
         )
 
     @torch.inference_mode()
@@ -255,8 +265,8 @@ class Model:
 
 
 def _tapped(entered: Entered) -> Tensor:
-    """What the draft stages read of a layer's input, [T, d] bf16."""
-    return entered.streams.float().mean(1).to(torch.bfloat16)
+    """What the draft stages read of a layer's input, [T, d] bf16; added up in fp32."""
+    return entered.streams.mean(1)
 
 
 def _checked_token_map(

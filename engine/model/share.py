@@ -134,7 +134,7 @@ class LocalExperts:
         num_pairs = self._num_pairs(ids)
         return experts(x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs)
 
-    def pairs(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def pairs(self, x: Tensor | Arrivals, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """``kernels.moe.expert_pairs``: each choice's output by itself, on a GPU."""
         num_pairs = self._num_pairs(ids)
         return expert_pairs(

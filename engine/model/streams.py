@@ -12,3 +12,10 @@ def initial_streams(embedded: Tensor, num_streams: int) -> tuple[Tensor, Tensor]
     pre = torch.zeros(len(embedded), num_streams, device=embedded.device)
     pre[:, 0] = 1.0
     return streams, pre
+
+
+def embedded_streams(embed: Tensor, token_ids: Tensor, num_streams: int) -> tuple[Tensor, Tensor]:
+    """The same of the rows ``token_ids`` [T] of embed [V, d], in memory, as kernels read them."""
+    copies = token_ids.repeat_interleave(num_streams)
+    streams = torch.unflatten(embed[copies], 0, (-1, num_streams))
+    return streams, initial_streams(streams[:, 0], num_streams)[1]

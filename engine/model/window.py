@@ -81,11 +81,14 @@ def causal_window(
     before = request_rows[:, None] * num_before + num_before + keys - token_first[:, None]
     read_index = torch.where(keys >= token_first[:, None], in_pass, before)
     old = first[:, None] - num_before + torch.arange(num_before, device=positions.device)
-    newest = last_tokens(query_lens, [ring_size] * len(query_lens))
-    write_rows = send(newest, positions.device)
+    write_index, write_rows = ring_base + positions % ring_size, None
+    if max(query_lens) > ring_size:
+        newest = last_tokens(query_lens, [ring_size] * len(query_lens))
+        write_rows = send(newest, positions.device)
+        write_index = write_index[write_rows]
     return Window(
         read_index=read_index.masked_fill_(absent, -1),
-        write_index=(ring_base + positions % ring_size)[write_rows],
+        write_index=write_index,
         write_rows=write_rows,
         previous=(slots[:, None] * ring_size + old % ring_size).flatten(),
     )

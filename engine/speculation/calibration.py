@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.engine.execution.staging import send
 from deepinfer.errors import CheckpointError
 
 CALIBRATION_FILE = "dspark_calibration.json"
@@ -75,7 +77,7 @@ class Calibration:
         Shapes: confidence [R, D] f32 (of the first D drafts of each block, given those before),
         logits [R, D, V] f32 that they were drawn from, greedy_rows R flags; returns [R, D] f32,
         falling along the block.
-        Evidence that is not a number counts as 0.
+        Evidence that is not a number counts as 0.  Nothing waits for the device.
         Source: sequential scaling after arXiv 2607.05147, with an offset beside the temperature.
         """
         chances = confidence
@@ -83,14 +85,14 @@ class Calibration:
             chances = _scaled(confidence, self.sampled)
         if self.greedy and any(greedy_rows):
             assert logits is not None
-            is_greedy = torch.tensor(greedy_rows, device=confidence.device)[:, None]
+            is_greedy = send(greedy_rows, confidence.device, np.bool_)[:, None]
             peak = torch.exp(logits.amax(-1) - logits.logsumexp(-1))
             chances = torch.where(is_greedy, _scaled(peak, self.greedy), chances)
         return torch.nan_to_num(chances, nan=0.0).cumprod(-1)
 
 
 def _scaled(evidence: Tensor, scales: Scales) -> Tensor:
-    factor, offset = torch.tensor(scales[: evidence.shape[1]], device=evidence.device).T
+    factor, offset = send(scales[: evidence.shape[1]], evidence.device, np.float32).T
     return torch.sigmoid(torch.logit(evidence, eps=_LEAST) * factor + offset)
 
 

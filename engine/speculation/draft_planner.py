@@ -35,6 +35,15 @@ class DraftPlanner(Protocol):
         """Drafts to verify for each request, given the survival [R, depth] of each draft."""
         ...
 
+    def budget(self, most: Sequence[int], depth: int) -> int | None:
+        """How many of ``depth`` drafts of each request to verify in all, the likeliest, where that
+        does not depend on this step's survival; then ``note`` is called in place of ``lengths``."""
+        ...
+
+    def note(self, survival: ArrayLike) -> None:
+        """The survival of the drafts of a step whose ``budget`` was asked for."""
+        ...
+
     def look_ahead(self, most: Sequence[int]) -> None:
         """Called while a device computes: what the next step needs to be known may be found now."""
         ...
@@ -56,6 +65,12 @@ class VerifyAll:
     def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
         _, depth = np.shape(survival)
         return [min(limit, depth) for limit in most]
+
+    def budget(self, most: Sequence[int], depth: int) -> int | None:
+        return sum(min(limit, depth) for limit in most)
+
+    def note(self, survival: ArrayLike) -> None:
+        pass
 
     def look_ahead(self, most: Sequence[int]) -> None:
         pass
@@ -81,6 +96,12 @@ class EarlyStopping:
         return early_stopping_lengths(
             survival, most, lambda n: drafting_s + profile.verify_s(count, n)
         )
+
+    def budget(self, most: Sequence[int], depth: int) -> int | None:
+        return None
+
+    def note(self, survival: ArrayLike) -> None:
+        self.outlook.note(survival)
 
     def look_ahead(self, most: Sequence[int]) -> None:
         pass
@@ -125,8 +146,14 @@ class StaleBudget:
         return most, *best_budget(expected[:, :deepest], most, step_s, drafting_s)
 
     def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
-        self._past.append(self.outlook.note(survival))
+        self.note(survival)
         return top_lengths(survival, most, self._budget)
+
+    def budget(self, most: Sequence[int], depth: int) -> int | None:
+        return min(self._budget, sum(min(limit, depth) for limit in most))
+
+    def note(self, survival: ArrayLike) -> None:
+        self._past.append(self.outlook.note(survival))
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
         self.outlook.took(seconds, num_requests, num_drafts)

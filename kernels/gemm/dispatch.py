@@ -48,7 +48,11 @@ def native_grouped_weight(weight: Weight) -> Weight:
 
 def _is_hopper(weight: Weight) -> bool:
     device = weight.values.device
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    if device.type != "cuda":
+        return False
+    from deepinfer.kernels.launch import capability
+
+    return capability(device)[0] == 9
 
 
 def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> Tensor:

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from deepinfer.kernels.launch import is_interpreted, is_npu
+from deepinfer.kernels.launch import capability, is_interpreted, is_npu
 
 
 class MatrixPath(IntEnum):
@@ -32,7 +32,7 @@ class MatrixPath(IntEnum):
         """The fastest path of ``device``."""
         if device.type != "cuda" or is_interpreted():
             return MatrixPath.DECODED
-        major, _ = torch.cuda.get_device_capability(device)
+        major, _ = capability(device)
         return {9: MatrixPath.FP8, 10: MatrixPath.SCALED}.get(major, MatrixPath.DECODED)
 
 

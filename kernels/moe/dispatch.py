@@ -128,7 +128,7 @@ def experts(
 
 
 def expert_pairs(
-    x: Tensor,
+    x: Tensor | Arrivals,
     ids: Tensor,
     weights: Tensor,
     gate_up: Weight | HopperWeight,

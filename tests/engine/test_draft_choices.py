@@ -54,9 +54,9 @@ def test_any_lengths_give_the_answers_of_the_oracle(choices: list[int], seed: in
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.floats(0.01, 5.0), st.floats(1.0, 9.0), st.booleans())
+@given(st.floats(0.01, 5.0), st.floats(1.0, 9.0), st.booleans(), st.booleans())
 def test_any_step_times_give_the_answers_of_the_oracle(
-    draft_s: float, block_s: float, stale: bool
+    draft_s: float, block_s: float, stale: bool, waits: bool
 ) -> None:
     config = FakeConfig()
     profile = StepProfile(device="cpu", block_size=5, num_requests=(1,), draft_s=(draft_s,),
@@ -66,6 +66,7 @@ def test_any_step_times_give_the_answers_of_the_oracle(
     assert engine._workers is not None
     outlook = DraftOutlook(profile, config.sliding_window)
     engine._workers[1].planner = StaleBudget(outlook) if stale else EarlyStopping(outlook)
+    engine._workers[1].waits_for_drafts = waits
     prompts = {str(i): [7, 3 + i] for i in range(5)}
     done = run(engine, [request(name, ids, max_tokens=20) for name, ids in prompts.items()])
     for name, ids in prompts.items():

@@ -82,11 +82,19 @@ class SometimesDrafts(VerifyAll):
 
 
 @settings(max_examples=60, deadline=None)
-@given(prompts, st.integers(14, 40), st.integers(1, 4), st.integers(1, 5), st.booleans())
+@given(
+    prompts, st.integers(14, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.booleans()
+)
 def test_answers_do_not_depend_on_which_steps_draft(
-    asked: list[tuple[list[int], int, str]], num_blocks: int, plain: int, depth: int, stops: bool
+    asked: list[tuple[list[int], int, str]],
+    num_blocks: int,
+    plain: int,
+    depth: int,
+    stops: bool,
+    waits: bool,
 ) -> None:
-    """A step with drafts waits for the one on its way, of which a request may just have ended."""
+    """A step with drafts waits for the one on its way, of which a request may just have ended; its
+    drafts are read before they are verified, or meanwhile."""
     choices = [0] * plain + [depth]
 
     def requests() -> list[Request]:
@@ -99,6 +107,7 @@ def test_answers_do_not_depend_on_which_steps_draft(
     engine._overlaps = True
     assert engine._workers is not None
     engine._workers[1].planner = SometimesDrafts(choices)
+    engine._workers[1].waits_for_drafts = waits
     assert answers(run(engine, requests())) == answers(expected)
     engine.check_integrity()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,7 +14,8 @@ from gpu_models import ROOT, ask, greedy_requests, make_engine, token_data
 from deepinfer.engine.checkpoint.weights import open_checkpoint
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.execution.decode_step import DecodeStep, StepOutput
+from deepinfer.engine.execution import decode
+from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Completion, Request
 
@@ -94,17 +96,21 @@ def test_graphs_and_overlap() -> None:
 def test_launching_a_step_waits_for_nothing(
     captures: bool, drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch raises where the host would wait for the device; drafting waits for its confidences."""
-    step = DecodeStep.run
+    """torch raises where the host would wait for the device; without graphs drafting waits for its
+    confidences."""
 
-    def watched(self: DecodeStep, *args: Any) -> StepOutput:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return step(self, *args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return function(*args)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(DecodeStep, "run", watched)
+        return call
+
+    monkeypatch.setattr(DecodeStep, "run", watched(DecodeStep.run))
+    monkeypatch.setattr(decode, "choose_drafts", watched(decode.choose_drafts))
     fields = BASE | {"num_speculative_tokens": drafts, "max_num_seqs": 16}
     assert_same(
         ask(make_engine("embedded", "cuda", captures=captures, **fields), mixed_requests(16))

@@ -8,6 +8,7 @@ on the host, which a GPU would have to wait for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +124,29 @@ def test_a_decode_step_reads_no_value(model: Model, launches: list[str], query_l
     assert logits.shape == (NUM_REQUESTS * query_len, model.config.vocab_size)
     assert count(launches, "attention") == model.config.num_hidden_layers
     assert count(launches, "score") >= len(model.config.index_source_layer_ids)
+
+
+@pytest.mark.parametrize("context", [CONTEXT, 2048])
+def test_a_replay_reads_no_value(model: Model, launches: list[str], context: int) -> None:
+    """The decoder layers on the last window of each prompt, long and short ones."""
+    cache, window = new_cache(model), model.config.sliding_window
+    whole = replace(
+        decode_batch(window),
+        context_lens=(context,) * NUM_REQUESTS,
+        logit_rows=torch.empty(NUM_REQUESTS, dtype=torch.int64, device="meta"),
+    )
+    with pytest.MonkeyPatch.context() as patch:  # the encoder layers may send constants
+        ints = {"dtype": torch.int64, "device": "meta"}
+        patch.setattr(
+            "deepinfer.engine.model.tokens.send",
+            lambda values, device: torch.empty(len(values), **ints),
+        )
+        start = model.narrow(model.encode(whole, cache), cache)
+    launches.clear()
+    with NothingOnTheHost():
+        logits = model.finish(start.map(torch.clone), cache).logits
+    assert logits.shape == (NUM_REQUESTS, model.config.vocab_size)
+    assert count(launches, "attention") == model.config.num_decoder_layers
 
 
 def test_drafting_reads_no_value(model: Model, launches: list[str]) -> None:

@@ -1,0 +1,80 @@
+"""Bounded replay as CUDA graphs: the decoder layers on the last window of each prompt.
+
+A window is few tokens for a GPU and as many launches as any pass, so that launching takes several
+times as long as computing.  What the encoder layers leave is copied to where a graph reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from .batch import ForwardBatch, ForwardOutput
+from .graphs import GraphCache
+from .slot_table import SlotTable
+
+if TYPE_CHECKING:
+    from deepinfer.engine.model.config import ModelConfig
+    from deepinfer.engine.model.halfway import Halfway
+    from deepinfer.engine.model.narrowed import Narrowed
+
+_MOST_TOKENS = 1024  # with more a GPU computes for as long as the host launches
+
+
+@runtime_checkable
+class HasHalves(Protocol):
+    """A model whose pass can be taken apart before the decoder layers."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def encode(self, batch: ForwardBatch, cache: Any) -> Halfway: ...
+
+    def narrow(self, halfway: Halfway, cache: Any) -> Narrowed: ...
+
+    def finish(self, start: Narrowed, cache: Any) -> ForwardOutput: ...
+
+
+class ReplayGraphs:
+    """Graphs for each number of prompts and bound of their lengths; ``table`` knows the latter."""
+
+    def __init__(self, graphs: GraphCache, table: SlotTable) -> None:
+        self._graphs = graphs
+        self._table = table
+        self._kept: dict[Hashable, Narrowed] = {}
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._graphs.is_enabled
+
+    def forward(self, model: HasHalves, batch: ForwardBatch, cache: Any) -> ForwardOutput:
+        """As ``Model.forward``, but ``main_hidden`` is valid only until the next graph runs."""
+        start = model.narrow(model.encode(batch, cache), cache)
+        window, lens = model.config.sliding_window, start.batch.decoder_lens
+        if set(lens) != {window} or len(start.main_rows) > _MOST_TOKENS:
+            return model.finish(start, cache)
+        context = self._table.context_bound(max(start.batch.context_lens))
+        num_logits = len(start.batch.logit_rows)
+        key = len(lens), num_logits, context, batch.may_have_images
+        if key not in self._kept:
+            self._kept[key] = self._place(start, context)
+        kept = self._kept[key]
+        for place, value in zip(kept.tensors, start.tensors, strict=True):
+            place[tuple(map(slice, value.shape))].copy_(value)
+        output = self._graphs.run(("replay", *key), lambda: model.finish(kept, cache))
+        return replace(output, logits=output.logits.clone(), main_rows=start.main_rows)
+
+    def _place(self, start: Narrowed, context: int) -> Narrowed:
+        """Memory of its own for such a start, with as many blocks as ``context`` takes."""
+        place = start.map(torch.empty_like)
+        count = len(start.batch.decoder_lens)
+        num_blocks = -(-context // self._table.block_size)
+        batch = replace(
+            place.batch,
+            block_table=start.batch.block_table.new_zeros(count, num_blocks),
+            context_lens=(context,) * count,
+        )
+        return replace(place, batch=batch)

@@ -1,0 +1,55 @@
+"""A forward pass at the start of the decoder layers, with the tokens that go through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from torch import Tensor
+
+from deepinfer.engine.execution.batch import ForwardBatch
+from deepinfer.kernels.hyper_connection import HyperMix
+from deepinfer.kernels.norm import NormedRows
+
+from .global_kv import GlobalKV
+from .residual import Entered
+from .tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrowed:
+    """T tokens, d width.  batch: theirs; main_rows [T] i64: which ones of the pass they are;
+    lookback [T, n-gram size] i64; entered: the split layer's input, whose compressed entries are
+    stored; taps by position, [T, d] bf16.
+
+    begun: the tokens and the view of the global KV of the whole pass where all of it is left, else
+    None: both follow from the batch.
+    """
+
+    batch: ForwardBatch
+    main_rows: Tensor
+    lookback: Tensor
+    entered: Entered
+    taps: Mapping[int, Tensor]
+    begun: tuple[Tokens, GlobalKV] | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of ``batch``, ``entered`` and so on, always in the same order."""
+        found: list[Tensor] = []
+        self.map(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Narrowed:
+        """The same with every tensor changed; the rows of ``entered`` unquantised."""
+        values = change(self.entered.rows.values)
+        mix = HyperMix(*map(change, self.entered.mix))
+        named = ((field.name, getattr(self.batch, field.name)) for field in fields(self.batch))
+        tensors = {name: change(value) for name, value in named if isinstance(value, Tensor)}
+        return Narrowed(
+            replace(self.batch, **tensors),  # type: ignore[arg-type]
+            change(self.main_rows),
+            change(self.lookback),
+            Entered(change(self.entered.streams), mix, NormedRows(values, values)),
+            {tap: change(hidden) for tap, hidden in self.taps.items()},
+        )
