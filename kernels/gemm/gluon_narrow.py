@@ -73,6 +73,11 @@ def _tile(
     source = (x, x_scales, w, steps, w_base + column, row_tile * TOKENS, K)
     for step in gl.static_range(STAGES):
         _fetch(ring, source, step, step, FORMAT, TOKENS)
+    row = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    if FORMAT == 2:
+        row = (row & 56) | ((row & 1) << 2) | ((row >> 1) & 3)
+    # On its way while products are summed.
+    factor = gl.load(w_scales + w_base + column + row, mask=column + row < N, other=0.0)
     sums = gl.zeros([64, TOKENS], gl.float32, layout)
     zero = gl.zeros([64, TOKENS], gl.float32, layout)
     stage = 0
@@ -102,11 +107,7 @@ def _tile(
         wrapped = stage == STAGES
         phase = gl.where(wrapped, phase ^ 1, phase)
         stage = gl.where(wrapped, 0, stage)
-    row = gl.arange(0, 64, gl.SliceLayout(1, layout))
-    if FORMAT == 2:
-        row = (row & 56) | ((row & 1) << 2) | ((row >> 1) & 3)
-    inside = column + row < N
-    sums *= gl.load(w_scales + w_base + column + row, mask=inside, other=0.0)[:, None]
+    sums *= factor[:, None]
     if FORMAT == 2:
         sums = in_memory_order(sums)
     stored: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
