@@ -68,10 +68,6 @@ class RequestState:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_tokens_to_prefill(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
     def next_position(self) -> int:
         """Where the newest token stands, which the next decode step runs."""
         return self.num_computed_tokens + self.num_in_flight

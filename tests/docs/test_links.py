@@ -25,6 +25,8 @@ _OURS = (
 _DOTTED = re.compile(r"(?:deepinfer|deepinfer_cli|engine|kernels|recipes)(?:\.\w+){2,}")
 _NAME_IN_FILE = re.compile(r"`(\w+)(?:\(\))?` in\s+`([\w/]+\.py)`")
 
+_CHANGE = re.compile(r"in `(\w+)` in `([\w/]+\.py)`, write `([^`]+)` for `([^`]+)`")
+
 
 def _anchors(page: Path) -> set[str]:
     """The ids that a site and a code host give the headings of ``page``."""
@@ -78,6 +80,17 @@ def test_names_that_are_given_with_a_module_exist(document: Path, root: Path) ->
         if name not in _defined(root / path)
     ]
     assert gone == []
+
+
+def test_code_that_is_to_be_changed_is_there(document: Path, root: Path) -> None:
+    """`NEW` for `OLD` in `function` in `file`, as the first hour proposes."""
+    text = document.read_text(encoding="utf-8")
+    for name, path, new, old in _CHANGE.findall(text):
+        source = (root / path).read_text(encoding="utf-8")
+        nodes = ast.walk(ast.parse(source))
+        function = next(n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == name)
+        segment = ast.get_source_segment(source, function) or ""
+        assert old in segment and new not in segment, f"{name} in {path}"
 
 
 def _is_there(dotted: str, root: Path) -> bool:
