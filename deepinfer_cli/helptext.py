@@ -1,20 +1,23 @@
-"""Help pages: examples first, options in groups, whole option names, 80 columns."""
+"""Help pages: examples first, options in groups, whole option names, 80 columns or fewer."""
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import textwrap
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-_WIDTH = 80
-_FLAG_WIDTH = 30
+_WIDTH, _NARROWEST = 80, 40
+# Columns of option names; on a narrower terminal what they do stands below them.
+_FLAG_WIDTH, _INDENT = 30, 6
 
 
 class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(_page(self, ctx))
+        formatter.write(_page(self, ctx, _width()))
 
 
 class Group(TyperGroup):
@@ -24,25 +27,41 @@ class Group(TyperGroup):
             for name in self.list_commands(ctx)
             if (command := self.get_command(ctx, name)) is not None
         ]
-        formatter.write(_page(self, ctx, verbs))
+        formatter.write(_page(self, ctx, _width(), verbs))
 
 
-def _page(command: Any, ctx: Any, verbs: list[tuple[str, str]] | None = None) -> str:
+def _width() -> int:
+    """Of the terminal that reads it, if that is a narrow one."""
+    try:
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):  # no terminal, or nothing at all
+        return _WIDTH
+    return min(_WIDTH, max(_NARROWEST, columns or _WIDTH))
+
+
+def _page(command: Any, ctx: Any, width: int, verbs: list[tuple[str, str]] | None = None) -> str:
     pieces = " ".join(command.collect_usage_pieces(ctx))
-    parts = [inspect.cleandoc(command.help or ""), f"Usage: {ctx.command_path} {pieces}"]
+    help_text = inspect.cleandoc(command.help or "")
+    parts = [_prose(part, width) for part in help_text.split("\n\n")]
+    parts.append(f"Usage: {ctx.command_path} {pieces}")
     if verbs:
-        parts.append(_table("Commands", verbs))
+        parts.append(_table("Commands", verbs, width))
     groups: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         if param.param_type_name == "argument":
             if not param.help:
                 continue
-            parts.append(textwrap.fill(f"{param.metavar}: {param.help}", _WIDTH))
+            parts.append(textwrap.fill(f"{param.metavar}: {param.help}", width))
         else:
             group = getattr(param, "rich_help_panel", None) or "Options"
             groups.setdefault(group, []).append((_flags(param), param.help or ""))
-    parts += [_table(group, rows) for group, rows in groups.items()]
+    parts += [_table(group, rows, width) for group, rows in groups.items()]
     return "\n\n".join(parts) + "\n"
+
+
+def _prose(part: str, width: int) -> str:
+    """Lines that were broken for 80 columns, broken anew; examples are there to be copied."""
+    return part if width == _WIDTH or "\n  " in part else textwrap.fill(part, width)
 
 
 def _flags(param: Any) -> str:
@@ -53,14 +72,15 @@ def _flags(param: Any) -> str:
     return ", ".join(names) + value
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
+def _table(title: str, rows: list[tuple[str, str]], width: int) -> str:
     lines = [f"{title}:"]
+    indent = _FLAG_WIDTH + 2 if width == _WIDTH else _INDENT
     for left, right in rows:
-        wrapped = textwrap.wrap(right, _WIDTH - _FLAG_WIDTH - 2)
+        wrapped = textwrap.wrap(right, width - indent)
         head = f"  {left}"
-        if len(head) <= _FLAG_WIDTH and wrapped:
-            lines.append(f"{head:<{_FLAG_WIDTH + 2}}{wrapped.pop(0)}")
+        if len(head) <= indent - 2 and wrapped:
+            lines.append(f"{head:<{indent}}{wrapped.pop(0)}")
         else:
             lines.append(head)
-        lines += [" " * (_FLAG_WIDTH + 2) + line for line in wrapped]
+        lines += [" " * indent + line for line in wrapped]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ _ATTEMPTS = 100
 # What a run puts into its folder; nothing else there is ever touched.
 _OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
 _OUR_FILES |= {"report", "report.json", "status.json", "status.json.new"}
-_OUR_FILES |= {"earlier.json", "retried.json"}
+_OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
 
@@ -80,12 +80,12 @@ class PartialFolder:
     ) -> None:
         os.close(self._lock)
 
-    def begin(self, basis: Basis, *, force: bool) -> bool:
+    def begin(self, basis: Basis, *, force: bool, can_retry: bool = True) -> bool:
         """Say on which basis the work here is done; True if there is earlier work to go on with.
 
         Work on the same basis is continued, also with ``force``: its answers would be the same.
         Raises: ConfigError if the results exist or the work was begun on another basis, unless
-        ``force`` replaces the former and discards the latter.
+        ``force`` replaces the former and discards the latter.  can_retry: --retry-failed is a flag.
         """
         self._check_contents()
         earlier = self._read(self.path / "run.json")
@@ -102,9 +102,10 @@ class PartialFolder:
         if self.paths.results.exists() and not force:
             if not any(path.name != "lock" for path in self.path.iterdir()):
                 shutil.rmtree(self.path)
+            retry = "--retry-failed for its failed rows, " if can_retry else ""
             raise ConfigError(
-                f"{self.paths.results} already exists; give another output (-o), "
-                "--retry-failed for its failed rows, or --force to replace it"
+                f"{self.paths.results} already exists; give another output (-o), {retry}"
+                "or --force to replace it"
             )
         self.clear()
         self.write_manifest(basis)
@@ -131,6 +132,13 @@ class PartialFolder:
         for stale in self.path.iterdir():
             if stale.name != "lock":
                 stale.unlink()
+
+    def keep_report(self, report: bytes) -> None:
+        """Let the next part know what this one has measured, should it be killed."""
+        fresh = self.earlier_report.with_suffix(".new")
+        with suppress(OSError):  # a full disk, which is told elsewhere
+            fresh.write_bytes(report)
+            fresh.replace(self.earlier_report)
 
     def write_manifest(self, basis: Basis) -> None:
         """From now on, what is here belongs to a run on this basis."""

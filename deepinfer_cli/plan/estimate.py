@@ -58,6 +58,11 @@ def from_report(report: Report) -> Measured:
     Raises: ConfigError if the run answered too little to say anything.
     """
     stats, split = report.engine, report.time_s
+    if stats is None and report.throughput.results:
+        raise ConfigError(
+            f"the report of {report.output} has no step times, as it was merged: give that of one "
+            "of its shards"
+        )
     if stats is None or not stats.num_prefill_tokens or not stats.num_decode_rows:
         raise ConfigError(f"the report of {report.output} has no step times: no row was answered")
     times = StepTimes(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from deepinfer.engine.types import EngineStats
 from deepinfer.engine_facts import EngineFacts
 from deepinfer_cli.host import host, versions
-from deepinfer_cli.output.fingerprint import model_fingerprint
 from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.typed_json import definitions
 
@@ -32,24 +31,16 @@ from .timeline import TimelineReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a run knows about itself when it ends.
+class Measured:
+    """What one part of a run measured.
 
-    status: finished, stopped or failed.  engine: None if no row needed one.  began, ended: seconds
-    since 1970.  cpu_s, read_s, write_s: see ``TimeSplit``.
+    began, ended: seconds since 1970.  digest: of the rows read.  cpu_s, read_s, write_s: see
+    ``TimeSplit``.  engine: None if no row needed one.
     """
 
-    status: str
-    exit_code: int
-    message: str | None
     began: float
     ended: float
-    input: InputFacts
-    output: str
-    num_rows: int
-    num_resumed: int
-    total: Summary
-    session: Counts
+    digest: str
     load_s: float
     answer_s: float
     read_s: float
@@ -57,28 +48,47 @@ class Facts:
     cpu_s: float
     energy_j: float | None
     gpu_energy_j: float | None
-    resolved: Resolved
     stats: EngineStats | None
     engine_notes: Mapping[str, str]
     engine: EngineFacts | None
+    model_fingerprint: str | None
     timeline: TimelineReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a part of a run knows when it ends.  status: finished, stopped or failed.  total: all
+    finished rows, session: those of this part."""
+
+    status: str
+    exit_code: int
+    message: str | None
+    input_name: str
+    input_format: str
+    output: str
+    num_rows: int
+    num_resumed: int
+    total: Summary
+    session: Counts
+    resolved: Resolved
+    measured: Measured
 
 
 def build_report(facts: Facts) -> Report:
     """The report of a run, finished or not."""
-    total, settings, engine = facts.total, facts.resolved.settings, facts.engine
-    folder = None if engine is None else engine.model_folder
+    total, settings, measured = facts.total, facts.resolved.settings, facts.measured
+    engine = measured.engine
     return Report(
         schema=SCHEMA,
         status=facts.status,
         exit_code=facts.exit_code,
         message=facts.message,
-        started=_iso(facts.began),
-        ended=_iso(facts.ended),
-        input=facts.input,
+        started=_iso(measured.began),
+        ended=_iso(measured.ended),
+        input=InputFacts(name=facts.input_name, format=facts.input_format, digest=measured.digest),
         output=facts.output,
         model=settings.model or "embedded",
-        model_fingerprint=None if folder is None else model_fingerprint(folder),
+        model_fingerprint=measured.model_fingerprint,
         device=None if engine is None else engine.device,
         device_name=None if engine is None else engine.device_name,
         rows=RowCounts(
@@ -101,7 +111,7 @@ def build_report(facts: Facts) -> Report:
         ),
         throughput=_throughput(facts),
         time_s=_time_split(facts),
-        timeline=facts.timeline,
+        timeline=measured.timeline,
         lengths=Lengths(prompt=total.prompt_lengths.report(), answer=total.answer_lengths.report()),
         latency_ms=Latencies(
             queued=total.queued_ms.report(),
@@ -111,10 +121,10 @@ def build_report(facts: Facts) -> Report:
             finished=total.total_ms.report(),
         ),
         answer_tokens_per_s=total.tokens_per_s.report(),
-        speculation=speculation(total.drafts, total.accepted, facts.stats),
+        speculation=speculation(total.drafts, total.accepted, measured.stats),
         preemptions=total.preemptions,
-        engine=facts.stats,
-        engine_notes=dict(facts.engine_notes),
+        engine=measured.stats,
+        engine_notes=dict(measured.engine_notes),
         memory=None if engine is None else engine.memory,
         machine=host(),
         cost=_cost(facts),
@@ -133,10 +143,11 @@ def _iso(seconds: float) -> str:
 
 
 def _throughput(facts: Facts) -> Throughput:
+    measured = facts.measured
     return Throughput.of(
-        load_s=facts.load_s,
-        answer_s=facts.answer_s,
-        num_loads=int(facts.engine is not None),
+        load_s=measured.load_s,
+        answer_s=measured.answer_s,
+        num_loads=int(measured.engine is not None),
         results=facts.session.results,
         prompt_tokens=facts.session.prompt_tokens,
         completion_tokens=facts.session.completion_tokens,
@@ -144,17 +155,18 @@ def _throughput(facts: Facts) -> Throughput:
 
 
 def _time_split(facts: Facts) -> TimeSplit:
-    stats = facts.stats or EngineStats()
+    measured = facts.measured
+    stats = measured.stats or EngineStats()
     known = {
-        "read": facts.read_s,
+        "read": measured.read_s,
         "prefill": stats.prefill_s,
         "decode": stats.decode_s,
         "schedule": stats.schedule_s,
-        "write": facts.write_s,
+        "write": measured.write_s,
     }
     known = {name: round(seconds, 3) for name, seconds in known.items()}
-    other = max(0.0, facts.answer_s - sum(known.values()))
-    return TimeSplit(**known, other=round(other, 3), cpu=round(facts.cpu_s, 3))
+    other = max(0.0, measured.answer_s - sum(known.values()))
+    return TimeSplit(**known, other=round(other, 3), cpu=round(measured.cpu_s, 3))
 
 
 def speculation(drafted: int, accepted: int, stats: EngineStats | None) -> Speculation:
@@ -185,13 +197,14 @@ def speculation(drafted: int, accepted: int, stats: EngineStats | None) -> Specu
 
 
 def _cost(facts: Facts) -> Cost:
+    measured = facts.measured
     per_hour = facts.resolved.settings.cost_per_hour
-    energy = None if facts.energy_j is None else round(facts.energy_j, 1)
-    on_gpu = facts.engine is not None and facts.engine.device.startswith("cuda")
-    gpu_energy = round(facts.gpu_energy_j, 1) if on_gpu and facts.gpu_energy_j else None
+    energy = None if measured.energy_j is None else round(measured.energy_j, 1)
+    on_gpu = measured.engine is not None and measured.engine.device.startswith("cuda")
+    gpu_energy = round(measured.gpu_energy_j, 1) if on_gpu and measured.gpu_energy_j else None
     if per_hour is None:
         return Cost(energy_j=energy, gpu_energy_j=gpu_energy)
-    total = per_hour * (facts.load_s + facts.answer_s) / 3_600
+    total = per_hour * (measured.load_s + measured.answer_s) / 3_600
     tokens = facts.session.completion_tokens
     return Cost(
         per_hour=per_hour,

@@ -54,8 +54,8 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Result rows and their tokens over answer_s: the sum over the parts of the run, without parts
-    that were killed, which could not say what they measured."""
+    """Result rows and their tokens over answer_s: the sum over the parts of the run.  One that was
+    killed counts as far as it could still say what it had measured."""
 
     load_s: float = says("until the engine was ready; of all parts together")
     answer_s: float = says("from then until the last row of the part was finished; likewise")
@@ -141,7 +141,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Drafts of all result rows; from proposed_tokens on, of the parts that could tell."""
+    """Drafts of all result rows; from proposed_tokens on, as far as parts could tell."""
 
     drafted_tokens: int = says("drafts that were verified")
     accepted_tokens: int

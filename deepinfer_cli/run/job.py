@@ -7,32 +7,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from deepinfer.engine.types import EngineStats, SamplingParams
-from deepinfer.engine_facts import EngineFacts
+from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import DeepInferError
-from deepinfer.nvml import GpuEnergy
 from deepinfer.outputs import RequestOutput
-from deepinfer_cli.input.input_meter import InputMeter
 from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.journal import Journal, Record
 from deepinfer_cli.report.build import Facts, build_report
 from deepinfer_cli.report.parts import with_earlier
-from deepinfer_cli.report.report import InputFacts, Report
+from deepinfer_cli.report.report import Report
 from deepinfer_cli.report.summary import Summary
-from deepinfer_cli.report.timeline import Timeline
 from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.settings.settings import Settings
 
 from .background import every
 from .console import Console, Snapshot
-from .energy import EnergyMeter
+from .part_meter import PartMeter, TellingEngine
 from .pipeline import Pipeline, Rows
 from .stopping import STOPPED_EARLY, StopNow, StopSwitch
 from .watchdog import NO_PROGRESS, Watchdog
 
 _ERROR_ROWS = 3
 _PUBLISH_SECONDS = 1.0
+_KEEP_SECONDS = 10.0
 _STOPPED_BY = {
     129: "SIGHUP",
     130: "Ctrl-C",
@@ -42,7 +39,7 @@ _STOPPED_BY = {
 }
 
 
-class Engine(Protocol):
+class Engine(TellingEngine, Protocol):
     """What a run needs of ``OfflineEngine``."""
 
     def stream(
@@ -54,13 +51,6 @@ class Engine(Protocol):
         thinking: Any = None,
         constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]: ...
-
-    def stats(self) -> EngineStats: ...
-
-    @property
-    def notes(self) -> Mapping[str, str]: ...
-
-    def facts(self) -> EngineFacts: ...
 
     def close(self) -> None: ...
 
@@ -83,11 +73,13 @@ class Job:
         *,
         constraint: Mapping[str, Any] | None = None,
         publish: Callable[[Snapshot], None] | None = None,
+        keep: Callable[[Report], None] | None = None,
         earlier: Report | None = None,
         retried: Report | None = None,
     ) -> None:
-        """earlier: the report of the parts before this one.  retried: that of the finished run
-        whose failed rows are answered again."""
+        """keep: takes the report so far every now and then, for a part that is killed.  earlier:
+        that of the parts before this one.  retried: that of the finished run whose failed rows are
+        answered again."""
         self.reader = reader
         self.journal = journal
         self.resolved = resolved
@@ -97,11 +89,10 @@ class Job:
         self._num_recovered = 0
         self._earlier, self._retried = earlier, retried
         self._stop = StopSwitch(self.settings.time_limit)
-        self._timeline = Timeline()
-        self._input = InputMeter(reader.rows)
+        self.meter = PartMeter(reader.rows)
         self._shard = Shard.of(self.settings.shard)
         self.pipeline = Pipeline(
-            iter(self._input), journal, self.total, self.settings, self._stop, self._recorded
+            iter(self.meter.input), journal, self.total, self.settings, self._stop, self._recorded
         )
         self._on_record = on_record
         self._make_engine = make_engine
@@ -109,16 +100,9 @@ class Job:
         self._output = output
         self._constraint = constraint
         self._publish = publish
+        self._keep = keep
+        self._kept_at = time.monotonic()
         self._engine: Engine | None = None
-        self._stats: EngineStats | None = None
-        self._engine_notes: dict[str, str] = {}
-        self._facts: EngineFacts | None = None
-        self._began_at = time.time()
-        self._began = self._loaded = time.monotonic()
-        self._cpu_at_load = time.process_time()
-        self._energy, self._gpu_energy = EnergyMeter(), GpuEnergy()
-        self._ended: float | None = None
-        self._cpu_s = 0.0
 
     def recover(self, *, retry_failed: bool = False) -> None:
         """Take over the finished rows of an earlier part; with ``retry_failed`` not its errors."""
@@ -160,9 +144,8 @@ class Job:
                     with self._console.watch(self.snapshot), self._told_to_other_shells():
                         self.pipeline.run(self._answer)
                 finally:
-                    self._ended = time.monotonic()
-                    self._cpu_s = time.process_time() - self._cpu_at_load
-                    self._close_engine()
+                    self._end()
+            self.keep_report()
         except StopNow as stop:
             self._stop.exit_code = stop.exit_code
         for column in self.pipeline.missing_carry:
@@ -194,8 +177,8 @@ class Job:
 
     def _progress(self) -> object:
         """What changes as long as the engine gets on; None while it is not its turn."""
-        engine, is_over = self._engine, self._ended is not None
-        if engine is None or is_over or self.pipeline.is_outside:
+        engine = self._engine
+        if engine is None or self.meter.is_over or self.pipeline.is_outside:
             return None
         try:
             return self.pipeline.session.rows, engine.stats().num_steps
@@ -213,12 +196,11 @@ class Job:
             yield
         publish()
 
-    def _close_engine(self) -> None:
-        if self._engine is not None:
-            try:
-                self._stats = self._engine.stats()
-                self._engine_notes = dict(self._engine.notes)
-            finally:
+    def _end(self) -> None:
+        try:
+            self.meter.end()
+        finally:
+            if self._engine is not None:
                 self._engine.close()
 
     @property
@@ -237,42 +219,34 @@ class Job:
         return _STOPPED_BY.get(self.exit_code, "a signal")
 
     def _recorded(self, record: Record) -> None:
-        self._timeline.add(record)
+        self.meter.timeline.add(record)
         self._on_record(record)
+        if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
+            self.keep_report()
+
+    def keep_report(self) -> None:
+        """Let what was measured so far survive this process."""
+        if self._keep is not None and self._engine is not None:
+            self._keep(self.report("running", 0))
+        self._kept_at = time.monotonic()
 
     def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
-        now = time.monotonic()
-        ended = self._ended or now
+        """The report of the run so far, with what earlier parts of it measured."""
         num_read, num_resumed = self._rows_so_far()
         part = build_report(
             Facts(
                 status=status,
                 exit_code=exit_code,
                 message=message,
-                began=self._began_at,
-                ended=self._began_at + now - self._began,  # somebody may have set the clock since
-                input=InputFacts(
-                    name=self.reader.name,
-                    format=self.reader.format,
-                    digest=self._input.digest(),
-                ),
+                input_name=self.reader.name,
+                input_format=self.reader.format,
                 output=self._output,
                 num_rows=num_read,
                 num_resumed=num_resumed,
                 total=self.total,
                 session=self.pipeline.session,
-                load_s=self._loaded - self._began,
-                answer_s=ended - self._loaded,
-                read_s=self._input.read_s,
-                write_s=self.pipeline.write_s,
-                cpu_s=self._cpu_s,
-                energy_j=self._energy.joules(),
-                gpu_energy_j=self._gpu_energy.joules(),
                 resolved=self.resolved,
-                stats=self._stats,
-                engine_notes=self._engine_notes,
-                engine=self._facts,
-                timeline=self._timeline.report(),
+                measured=self.meter.measured(self.pipeline.write_s),
             )
         )
         return with_earlier(self._earlier, part)
@@ -294,17 +268,13 @@ class Job:
             self._console.say(f"loading {settings.model}")
         engine = self._make_engine(settings)
         self._engine = engine
-        self._engine_notes = dict(engine.notes)
-        self._facts = engine.facts()
-        for name, note in self._engine_notes.items():
+        for name, note in engine.notes.items():
             self._console.warn(f"{name}: {note}")
         stats = engine.stats()
         if stats.num_graphs:
             sizes = f"{stats.num_graphs} sizes of decode steps"
             self._console.say(f"captured {sizes} as CUDA graphs in {stats.capture_s:.1f} s")
-        self._loaded = time.monotonic()
-        self._cpu_at_load = time.process_time()
-        self._timeline.start()
+        self.meter.engine_is_ready(engine)
         return engine.stream(
             rows,
             settings.sampling(),
@@ -316,7 +286,7 @@ class Job:
     def snapshot(self) -> Snapshot:
         """How far this part of the run is.  From any thread."""
         pipeline, session = self.pipeline, self.pipeline.session
-        elapsed = time.monotonic() - self._loaded
+        elapsed = self.meter.answering_s
         finished = pipeline.num_rows - pipeline.num_running
         total = self._expected_rows()
         eta = None
@@ -330,14 +300,14 @@ class Job:
             errors=self.total.num_errors,
             tokens_per_s=self._tokens_so_far() / max(elapsed, 1e-9),
             acceptance=self.total.acceptance,
-            elapsed_s=time.monotonic() - self._began,
+            elapsed_s=self.meter.elapsed_s,
             eta_s=eta,
             rows_per_s=session.rows / max(elapsed, 1e-9),
         )
 
     def _tokens_so_far(self) -> int:
         """Answer tokens of this part, those of unfinished rows too where the engine tells."""
-        engine = self._engine if self._ended is None else None
+        engine = None if self.meter.is_over else self._engine
         decoded = 0 if engine is None else engine.stats().num_decode_tokens
         return max(self.pipeline.session.completion_tokens, decoded)
 

@@ -170,7 +170,8 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
             if state["errors"].keys() & _PASSING:
                 again = "the same command again with --retry-failed"
                 if state["is_merged"]:
-                    again = "the runs of the shards again with --retry-failed, then merge --force"
+                    command = ["deepinfer", "run", state["input"], "-o", state["output"]]
+                    again = f"{shlex.join(command)} --retry-failed, and the shards' other flags"
                 lines.append(("retry", again))
     else:
         resume = state["resume"]

@@ -176,6 +176,7 @@ def _run_to_files(
             reader, journal, resolved, make_engine, console, str(output),
             constraint=request.constraint,
             publish=status.write,
+            keep=lambda report: folder.keep_report(encode_report(report)),
             earlier=earlier_report(folder.earlier_report),
             retried=earlier_report(folder.retried_report),
         )  # fmt: skip

@@ -134,3 +134,39 @@ def test_kills_of_the_real_engine(in_tmp: Path, num_kills: int) -> None:
     _same_as_whole("out.jsonl")
     report = json.loads(Path("out.jsonl.report.json").read_bytes())
     assert 0 < report["rows"]["resumed"] < 13
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("num_kills", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_kills_of_a_retry(start: Any, process: Process, num_kills: int) -> None:
+    """Its results stay as they are through all of it, and in the end nothing has changed."""
+    chance = random.Random(num_kills)
+    rows = [b'{"prompt": "p%d"}' % index for index in range(200)]
+    for place in chance.sample(range(200), 60):
+        rows[place] = b'{"prompt": "x", "fail": "device"}'
+    Path("in.jsonl").write_bytes(b"\n".join(rows))
+    command = ("run", "in.jsonl", "-o", "out.jsonl", "-q")
+    assert process(*command).exit_code == 3
+    for path in Path().glob("out.jsonl*"):
+        shutil.copy(path, path.name.replace("out", "whole"))
+    partial, killed = Path("out.jsonl.partial"), 0
+    while killed < num_kills:
+        if chance.random() < 0.5:  # at any moment, most of them while the results are taken over
+            at = time.monotonic() + chance.uniform(0.1, 0.6)
+            is_time = lambda at=at: time.monotonic() >= at  # noqa: E731
+        else:
+            num = 140 + chance.randrange(60)
+            is_time = lambda num=num: _num_kept("out.jsonl") >= num  # noqa: E731
+        running = start(*command, "--retry-failed", seconds_per_row=0.005)
+        killed += _kill_when(running, is_time)
+        _same_as_whole("out.jsonl")
+    assert process(*command, "--retry-failed").exit_code == 3
+    _same_as_whole("out.jsonl")
+    assert not partial.exists()
+    first, last = (
+        json.loads(Path(f"{name}.jsonl.report.json").read_bytes()) for name in ("whole", "out")
+    )
+    assert last["rows"] == first["rows"] | {"resumed": last["rows"]["resumed"]}
+    for name in ("tokens", "lengths", "kinds", "errors", "finish_reasons"):
+        assert last[name] == first[name], name
+    assert last["throughput"]["results"] == first["throughput"]["results"] == 140

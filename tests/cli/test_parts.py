@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from run_files import prompts, read_report, read_rows, write_rows
 
 from deepinfer.engine.types import EngineStats, RequestTiming
+from deepinfer_cli.output.partial import PartialFolder
 from deepinfer_cli.plan.estimate import from_report
 from deepinfer_cli.report.file import read_report as stored_report
 from deepinfer_cli.report.parts import with_earlier
 from deepinfer_cli.report.timeline import TimelineReport, joined
+from deepinfer_cli.run import verb
 
 Cli = Callable[..., Any]
 _RUN = ("run", "in.jsonl", "-o", "out.jsonl")
@@ -174,6 +177,63 @@ def test_what_a_killed_part_measured_is_not_made_up(cli: Cli, left: bytes | None
     assert report["rows"]["results"] == 10
     assert report["throughput"]["results"] == 2 == report["engine"]["num_decode_steps"]
     assert report["throughput"]["num_loads"] == 1
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_killed_part_tells_what_it_had_measured_shortly_before(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had been killed at that moment: what it kept until then is all that is there."""
+    kept: list[bytes] = []
+    keep = PartialFolder.keep_report
+
+    def keeping(folder: PartialFolder, report: bytes) -> None:
+        keep(folder, report)
+        kept.append(folder.earlier_report.read_bytes())
+
+    monkeypatch.setattr(PartialFolder, "keep_report", keeping)
+    monkeypatch.setattr("deepinfer_cli.run.job._KEEP_SECONDS", 0.0)
+    write_rows("in.jsonl", prompts(9))
+    assert cli(*_RUN, window=3).exit_code == 0
+    told = [json.loads(report) for report in kept]
+    assert [report["throughput"]["results"] for report in told] == [*range(1, 10), 9]
+    assert told[-1]["engine"] == read_report()["engine"]
+    assert [report["rows"]["results"] for report in told] == [*range(1, 10), 9]
+
+    # Killed after five rows of six were kept: nothing more is made up, nothing else is lost.
+    write_rows("in.jsonl", [*prompts(6), {"crash": 1}])
+    run = ("run", "in.jsonl", "-o", "killed.jsonl")
+    assert cli(*run, window=3).exit_code == 1
+    Path("killed.jsonl.partial/report.json").unlink()
+    Path("killed.jsonl.partial/earlier.json").write_bytes(kept[4])
+    write_rows("in.jsonl", prompts(9))
+    assert cli(*run).exit_code == 0
+    report = read_report("killed.jsonl")
+    assert report["rows"] == {"input": 9, "results": 9, "errors": 0, "resumed": 6}
+    assert report["throughput"]["results"] == 5 + 3 == report["engine"]["num_decode_steps"]
+    assert Path("killed.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_kill_inside_the_finish_loses_no_measurement(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next part has nothing to answer; what the killed one left there is a copy of here."""
+    publish = verb.publish
+
+    def copying(folder: Path, *arguments: Any, **options: Any) -> None:
+        shutil.copytree(folder, "again.jsonl.partial", dirs_exist_ok=True)
+        publish(folder, *arguments, **options)
+
+    monkeypatch.setattr(verb, "publish", copying)
+    write_rows("in.jsonl", prompts(9))
+    assert cli(*_RUN).exit_code == 0
+    monkeypatch.setattr(verb, "publish", publish)
+    done = cli("run", "in.jsonl", "-o", "again.jsonl")
+    assert done.exit_code == 0 and not done.engines
+    assert _of_rows(read_report("again.jsonl")) == _of_rows(read_report())
+    assert read_report("again.jsonl")["engine"] == read_report()["engine"]
+    assert Path("again.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("stop", range(0, 12, 3))

@@ -172,7 +172,7 @@ def test_kill_9_at_random_moments_loses_and_repeats_nothing(start: Any, process:
     assert rows["input"] == 601 and rows["resumed"] >= kept - 1
 
 
-_STEPS_OF_FINISH = ["errors", "report", "results", "removed"]
+_STEPS_OF_FINISH = ["measured", "errors", "report", "results", "removed"]
 
 
 @pytest.mark.crash
@@ -202,7 +202,7 @@ shutil.rmtree = dying(shutil.rmtree)
 main(["run", "in.jsonl", "-o", "out.jsonl"], FakeEngine)
 """
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == -9
-    assert Path("out.jsonl").exists() == (step == 3)
+    assert Path("out.jsonl").exists() == (step == _STEPS_OF_FINISH.index("removed"))
     assert process("run", "in.jsonl", "-o", "out.jsonl").exit_code == 3
     for ending in ("", ".errors.jsonl"):
         assert Path("out.jsonl" + ending).read_bytes() == Path("whole.jsonl" + ending).read_bytes()

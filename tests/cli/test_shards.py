@@ -193,7 +193,7 @@ def test_wrong_use_of_merge(cli: Cli) -> None:
     assert over.exit_code == 2 and "is the input" in over.err
     assert cli("merge", "-o", "out.jsonl", "--json").exit_code == 3
     again = cli("merge", "-o", "out.jsonl")
-    assert again.exit_code == 2 and "--force" in again.err
+    assert again.exit_code == 2 and "--force" in again.err and "--retry" not in again.err
     assert cli("merge", "-o", "out.jsonl", "--force").exit_code == 3
     _run_shards(cli, 3)
     several = cli("merge", "-o", "out.jsonl", "--force")
@@ -224,3 +224,11 @@ def test_parquet_shards_have_the_schema_of_a_run(cli: Cli) -> None:
     _run_shards(cli, 2, "--n", "2", "--carry", "*", output="out.parquet")
     assert cli("merge", "-o", "out.parquet").exit_code == 3
     assert pq.read_table("out.parquet").equals(pq.read_table("whole.parquet"))
+
+
+def test_a_plan_like_merged_shards_names_what_to_give(cli: Cli) -> None:
+    _write(_ROWS)
+    _run_shards(cli, 2)
+    cli("merge", "-o", "out.jsonl")
+    done = cli("plan", "in.jsonl", "--like", "out.jsonl")
+    assert done.exit_code == 2 and "it was merged: give that of one of its shards" in done.err

@@ -140,9 +140,10 @@ def test_failed_rows_of_merged_shards_are_tried_again_as_said(cli: Cli) -> None:
     assert [cli(*run, f"{i}/2").exit_code for i in (1, 2)] == [3, 0]
     assert cli("merge", "-o", "out.jsonl").exit_code == 3
     told = cli("status", "out.jsonl").out.decode()
-    assert "the runs of the shards again with --retry-failed, then merge --force" in told
-    assert [cli(*run, f"{i}/2", "--retry-failed").exit_code for i in (1, 2)] == [3, 0]
-    assert cli("merge", "-o", "out.jsonl", "--force").exit_code == 3
+    assert "deepinfer run in.jsonl -o out.jsonl --retry-failed, and the shards' other f" in told
+    again = cli(*run[:-1], "--retry-failed")
+    assert again.exit_code == 3 and again.engines[0].rows == [2]
+    assert len(Path("out.jsonl").read_bytes().splitlines()) == 4
     assert "--retry-failed" in cli("status", "out.1-of-2.jsonl").out.decode()
 
 

@@ -111,6 +111,21 @@ def test_help_fits_80_columns_and_begins_with_examples(command: list[str], verb:
         assert lines[2] == "Examples:" and f"  deepinfer {shown} " in done.stdout
 
 
+@pytest.mark.parametrize("columns, width", [(20, 40), (60, 60), (200, 80), (0, 80)])
+@pytest.mark.parametrize("verb", [["run"], ["config"]])
+def test_help_fits_a_narrow_terminal(
+    command: list[str], verb: list[str], columns: int, width: int
+) -> None:
+    """All but the examples, which are to be copied, and options that are longer themselves."""
+    code, sent = _run_in_terminal([*command, *verb, "--help"], columns)
+    assert code == 0
+    for line in _visible(sent):
+        is_kept = re.match("  (deepinfer|cat|watch|DEEPINFER|-)|Usage: ", line)
+        assert len(line) <= (80 if is_kept else width), line
+    piped = subprocess.run([*command, *verb, "--help"], capture_output=True, text=True).stdout
+    assert "".join(sent.split()) == "".join(piped.split())
+
+
 def test_the_bare_command_prints_its_help(command: list[str]) -> None:
     bare = subprocess.run(command, capture_output=True, text=True)
     asked = subprocess.run([*command, "--help"], capture_output=True, text=True)
