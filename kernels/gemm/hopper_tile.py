@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, erfc, fsum, sqrt
+from statistics import mean
 from typing import ClassVar
 
 import triton
@@ -94,7 +96,8 @@ _MORE_ROWS: dict[int, tuple[Tile, ...]] = {
 
 
 def hopper_tile(weight: HopperWeight, rows: int) -> Tile:
-    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations."""
+    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations:
+    as many each, and at random, count the same."""
     at_once = multiprocessors(weight.values.device)
     sizes = weight.num_rows, weight.k
     form = weight_form(weight)
@@ -111,14 +114,23 @@ def _fastest_tile(
 
     def microseconds(tile: Tile) -> float:
         columns = triton.cdiv(num_rows, tile.columns)
-        tiles = members * triton.cdiv(rows, tile.rows) * columns
-        waves: int = triton.cdiv(tiles, at_once * tile.speed.programs)
-        product = waves * (k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile)
+        tiles = [float(triton.cdiv(rows, tile.rows))]
+        if members > 1:
+            tiles.append(_tiles_at_random(rows, tile.rows))
+        waves = [ceil(members * n * columns / (at_once * tile.speed.programs)) for n in tiles]
+        wave = k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile
+        product: float = mean(waves) * wave
         # Gates and ups leave one tile activated; else SwiGLU reads them again.
         apart = 0.0 if tile is WIDE_FP8 or not is_gated else _SWIGLU_US * members * rows * num_rows
         return product + apart
 
     return min(_MORE_ROWS[form], key=microseconds)
+
+
+def _tiles_at_random(rows: int, tile_rows: int) -> float:
+    """Tiles of a member on average, if its number of rows is random with this mean (Poisson)."""
+    starts = range(0, 2 * rows + tile_rows, tile_rows)
+    return fsum(erfc((start - rows) / sqrt(2 * rows)) / 2 for start in starts)
 
 
 def weight_form(weight: HopperWeight) -> int:
