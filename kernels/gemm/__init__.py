@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .dispatch import fp32_linear as fp32_linear
+from .dispatch import fp32_linear_parts as fp32_linear_parts
 from .dispatch import grouped_linear as grouped_linear
 from .dispatch import grouped_linear_quantized as grouped_linear_quantized
 from .dispatch import linear as linear
@@ -18,6 +19,7 @@ __all__ = [
     "HopperWeight",
     "Weight",
     "fp32_linear",
+    "fp32_linear_parts",
     "grouped_linear",
     "grouped_linear_quantized",
     "linear",

@@ -125,3 +125,19 @@ def fp32_linear(x: Tensor, weight: Weight) -> Tensor:
                 return plain_linear_gluon(x, weight, torch.float32)
         return fp32_linear_triton(x, weight)
     return fp32_linear_reference(x, weight)
+
+
+def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:
+    """``fp32_linear`` by equal parts of K, for whoever adds them up: [parts, T, N] f32.
+
+    On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
+    depend on T, or results would.
+    """
+    from .triton_kernel import fp32_linear_parts_triton
+
+    if _is_hopper(weight):
+        from .gluon_parts import fits_parts, fp32_linear_parts_gluon
+
+        if fits_parts(x, weight, parts):
+            return fp32_linear_parts_gluon(x, weight, parts)
+    return fp32_linear_parts_triton(x, weight, parts)

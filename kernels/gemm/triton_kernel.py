@@ -68,11 +68,7 @@ def fp32_linear_triton(x: Tensor, weight: Weight) -> Tensor:
 
 
 def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
-    """Sums over equal parts of K, for whoever adds them up: [parts, T, N] f32.
-
-    A weight of few rows keeps more of the device busy this way.  ``parts`` must not depend on T,
-    or results would.
-    """
+    """As ``fp32_linear_parts``."""
     check_operands(x, weight, weight.values, float32=True)
     out = torch.empty(parts, len(x), len(weight.values), dtype=torch.float32, device=x.device)
     x_parts = x.contiguous().view(len(x), parts, -1)

@@ -1,7 +1,8 @@
 """Choice of experts in Triton: products with the router's weight, and the best of their scores.
 
 T tokens, E experts, K chosen per token, d model width.  Logits are sums over parts of d, so that
-few columns keep a device busy.
+few columns keep a device busy.  A warp chooses for one token: all that it compares stays in its
+registers, as integers, of which it finds the largest by one instruction.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.gemm.triton_kernel import fp32_linear_parts_triton
+from deepinfer.kernels.gemm import Weight, fp32_linear_parts
 from deepinfer.kernels.launch import check_tensor
 
-_PARTS, _ROUTED_ROWS = 4, 4
+_PARTS = 4
+_LEAST = tl.constexpr(-(2**31))
 
 
 def route_triton(
@@ -35,87 +36,78 @@ def route_triton(
         raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
+    # Two powers of two that hold all experts with less to spare than one.
+    first = max(16, triton.next_power_of_2(experts) // 2)
     choice = {
         "CHOSEN": num_experts_per_tok,
         "CHOSEN_PADDED": triton.next_power_of_2(num_experts_per_tok),
-        "EXPERTS": triton.next_power_of_2(experts),
+        "FIRST": first,
+        "REST": max(16, triton.next_power_of_2(max(1, experts - first))),
         "NORMALIZE": normalize and num_experts_per_tok > 1,
     }
     if not rows:
         return ids, weights
     parts = _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1
-    logits = fp32_linear_parts_triton(x, gate, parts)
-    choice_kernel[(triton.cdiv(rows, _ROUTED_ROWS),)](
+    logits = fp32_linear_parts(x, gate, parts)
+    choice_kernel[(rows,)](
         logits, bias, ids, weights,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
-        **choice, PARTS=parts, ROWS=_ROUTED_ROWS, enable_fp_fusion=True,
+        **choice, PARTS=parts, num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return ids, weights
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def choice_kernel(
-    logits,
-    bias,
-    ids,
-    weights,
-    bias_stride,
-    num_rows,
-    num_experts,
-    scaling_factor,
-    CHOSEN: tl.constexpr,
-    CHOSEN_PADDED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    PARTS: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    _choose(
-        tl.program_id(0) * ROWS, logits, bias, ids, weights, bias_stride, num_rows, num_experts,
-        scaling_factor, CHOSEN, CHOSEN_PADDED, EXPERTS, PARTS, NORMALIZE, ROWS,
-    )  # fmt: skip
+    logits, bias, ids, weights, bias_stride, num_rows, num_experts, scaling_factor,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    PARTS: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """From parts of the logits, [PARTS, num_rows, num_experts]: a program for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * num_experts
+    bias += row * bias_stride
+    size = num_rows.to(tl.int64) * num_experts
+    expert = tl.arange(0, FIRST)
+    other = FIRST + tl.arange(0, REST)
+    key = _key(logits, bias, expert, num_experts, size, PARTS)
+    other_key = _key(logits, bias, other, num_experts, size, PARTS)
+    slot = tl.arange(0, CHOSEN_PADDED)
+    chosen = tl.full([CHOSEN_PADDED], FIRST + REST, tl.int32)
+    for choice in tl.static_range(CHOSEN):
+        best = tl.maximum(tl.max(key, axis=0), tl.max(other_key, axis=0))
+        pick = tl.min(tl.where(key == best, expert, FIRST + REST), axis=0)
+        other_pick = tl.min(tl.where(other_key == best, other, FIRST + REST), axis=0)
+        pick = tl.minimum(pick, other_pick)
+        key = tl.where(expert == pick, _LEAST, key)
+        other_key = tl.where(other == pick, _LEAST, other_key)
+        chosen = tl.where(slot == choice, pick, chosen)
+    weight = _score(logits, chosen, chosen < num_experts, size, PARTS)
+    weight = tl.where(slot < CHOSEN, weight, 0.0)
+    if NORMALIZE:
+        weight = weight / (tl.sum(weight, axis=0) + 1e-20)
+    lower = (chosen[None, :] < chosen[:, None]).to(tl.int32)
+    target = row * CHOSEN + tl.sum(lower, axis=1)
+    tl.store(ids + target, chosen.to(tl.int64), mask=slot < CHOSEN)
+    tl.store(weights + target, weight * scaling_factor, mask=slot < CHOSEN)
 
 
 @triton.jit
-def _choose(
-    first, logits, bias, ids, weights, bias_stride, num_rows, num_experts, scaling_factor,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr,
-    NORMALIZE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Rows ``first`` and on, from parts of their logits [PARTS, num_rows, num_experts]."""
-    row = first + tl.arange(0, ROWS)
-    expert = tl.arange(0, EXPERTS)[None, :]
-    valid = (row < num_rows)[:, None] & (expert < num_experts)
-    place = row.to(tl.int64)[:, None]
-    logit = tl.zeros([ROWS, EXPERTS], tl.float32)
+def _key(logits, bias, expert, num_experts, size, PARTS: tl.constexpr):
+    """Biased scores as integers in the same order; NaN is as small as an expert's can be."""
+    inside = expert < num_experts
+    score = _score(logits, expert, inside, size, PARTS)
+    key = score + tl.load(bias + expert, mask=inside, other=0.0)
+    bits = tl.where(key == key, key, float("-inf")).to(tl.int32, bitcast=True)
+    return tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), _LEAST)
+
+
+@triton.jit
+def _score(logits, expert, inside, size, PARTS: tl.constexpr):
+    logit = tl.zeros(expert.shape, tl.float32)
     for part in tl.static_range(PARTS):
-        source = (part * num_rows + place) * num_experts + expert
-        logit += tl.load(logits + source, mask=valid, other=0.0)
-    score = tl.sqrt(_softplus(logit))
-    key = score + tl.load(bias + place * bias_stride + expert, mask=valid, other=0.0)
-    key = tl.where(key == key, key, float("-inf"))
-    free = expert < num_experts
-    slot = tl.arange(0, CHOSEN_PADDED)[None, :]
-    chosen = tl.full([ROWS, CHOSEN_PADDED], EXPERTS, tl.int32)
-    weight = tl.zeros([ROWS, CHOSEN_PADDED], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    for choice in tl.static_range(CHOSEN):
-        best = tl.max(tl.where(free, key, float("-inf")), axis=1)
-        ties = free & (key == best[:, None])
-        pick = tl.min(tl.where(ties, expert, EXPERTS), axis=1)
-        taken = expert == pick[:, None]
-        plain = tl.sum(tl.where(taken, score, 0.0), axis=1)
-        free = free & (expert != pick[:, None])
-        chosen = tl.where(slot == choice, pick[:, None], chosen)
-        weight = tl.where(slot == choice, plain[:, None], weight)
-        total += plain
-    if NORMALIZE:
-        weight = weight / (total + 1e-20)[:, None]
-    lower = (chosen[:, None, :] < chosen[:, :, None]).to(tl.int32)
-    target = place * CHOSEN + tl.sum(lower, axis=2)
-    written = (row < num_rows)[:, None] & (slot < CHOSEN)
-    tl.store(ids + target, chosen.to(tl.int64), mask=written)
-    tl.store(weights + target, weight * scaling_factor, mask=written)
+        logit += tl.load(logits + part * size + expert, mask=inside, other=0.0)
+    return tl.sqrt(_softplus(logit))
 
 
 @triton.jit

@@ -95,6 +95,13 @@ def test_wide_bf16_on_hopper(name: str) -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
+def test_parts_of_bf16_on_hopper() -> None:
+    kernel = _compiled(90)["parts bf16"]
+    assert kernel["UTMALDG"] > 0
+    assert kernel["stack_bytes"] == 0
+    assert kernel["shared_bytes"] <= 227 * 1024
+
+
 @pytest.mark.parametrize("arch", [100, pytest.param(103, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fp4 x 16", "fp4 x 128", "fp8 x 128"])
 def test_block_scaled_tensor_cores_on_blackwell(name: str, arch: int) -> None:
@@ -202,10 +209,10 @@ def _add_rows(add: Add) -> None:
         "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
         {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
     )  # fmt: skip
-    choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "EXPERTS": 512, "NORMALIZE": True}
+    choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
     add(
         "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
-        choice | {"PARTS": 4, "ROWS": 4},
+        choice | {"PARTS": 4}, num_warps=1,
     )  # fmt: skip
     add(
         "count", pair_order._count_kernel, "*i64 *i32 n n16 n",
@@ -274,7 +281,7 @@ def _add_triple(add: Add) -> None:
 
 def _add_wide_bf16(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
-    from deepinfer.kernels.gemm import gluon_plain
+    from deepinfer.kernels.gemm import gluon_parts, gluon_plain
 
     for dtype, width in [("bf16", 128), ("fp32", 64), ("i16", 64)]:
         tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
@@ -283,6 +290,11 @@ def _add_wide_bf16(add: Add) -> None:
             f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
             [*tiles, descriptor(dtype, 64, width), *sizes], {"STAGES": 4, "BAND": 8},
         )  # fmt: skip
+    tiles = [descriptor("bf16", rows, 64) for rows in (128, 128, 64)]
+    add(
+        "parts bf16", gluon_parts.parts_kernel, [*tiles, "*fp32", "n", "n16", "n16"],
+        {"PARTS": 4, "STAGES": 5},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

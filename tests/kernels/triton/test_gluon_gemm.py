@@ -13,6 +13,7 @@ from deepinfer.kernels.gemm import (
     HopperWeight,
     Weight,
     fp32_linear,
+    fp32_linear_parts,
     grouped_linear,
     grouped_linear_quantized,
     native_gate_up,
@@ -21,6 +22,7 @@ from deepinfer.kernels.gemm import (
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, linear_rows_gluon
+from deepinfer.kernels.gemm.gluon_parts import fits_parts
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
     SQUARE_FP8,
@@ -35,7 +37,11 @@ from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.reference import quantized_linear_reference
-from deepinfer.kernels.gemm.triton_kernel import fp32_linear_triton, grouped_linear_triton
+from deepinfer.kernels.gemm.triton_kernel import (
+    fp32_linear_parts_triton,
+    fp32_linear_triton,
+    grouped_linear_triton,
+)
 from deepinfer.kernels.moe import experts, gated_linear, native_experts
 from deepinfer.kernels.moe.pair_order import order_tokens
 from deepinfer.kernels.moe.reference import experts_reference
@@ -141,6 +147,16 @@ def test_bf16_layers_have_the_portable_forms_bits(groups: int, n: int, k: int) -
             assert_bitwise_equal(grouped_linear(x, weight), grouped_linear_triton(x, weight))
         else:
             assert_bitwise_equal(fp32_linear(x, weight), fp32_linear_triton(x, weight))
+
+
+@pytest.mark.parametrize("n, k", [(384, 5120), (256, 512), (100, 256)])
+def test_parts_of_bf16_layers_have_the_portable_forms_bits(n: int, k: int) -> None:
+    weight = Weight((torch.randn(n, k, device=_CUDA) / k**0.5).to(torch.bfloat16))
+    for rows in (1280, 1500):
+        x = torch.randn(rows, k, device=_CUDA).to(torch.bfloat16)
+        assert fits_parts(x, weight, 4)
+        actual = fp32_linear_parts(x, weight, 4)
+        assert_bitwise_equal(actual, fp32_linear_parts_triton(x, weight, 4))
 
 
 @pytest.mark.parametrize("rows", [256, 300, 1100])
