@@ -136,7 +136,7 @@ def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:
     from .triton_kernel import fp32_linear_parts_triton
 
     if _is_hopper(weight):
-        from .gluon_parts import fits_parts, fp32_linear_parts_gluon
+        from .gluon_parts_launch import fits_parts, fp32_linear_parts_gluon
 
         if fits_parts(x, weight, parts):
             return fp32_linear_parts_gluon(x, weight, parts)

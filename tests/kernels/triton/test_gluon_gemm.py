@@ -22,7 +22,7 @@ from deepinfer.kernels.gemm import (
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, linear_rows_gluon
-from deepinfer.kernels.gemm.gluon_parts import fits_parts
+from deepinfer.kernels.gemm.gluon_parts_launch import fits_parts
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
     SQUARE_FP8,
