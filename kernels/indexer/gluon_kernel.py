@@ -24,6 +24,7 @@ from deepinfer.kernels.gluon_names import seen_as, thread_barrier
 HEADS = gl.constexpr(32)
 TILE = gl.constexpr(64)
 ROW_WORDS = gl.constexpr(17)
+POSITIVE = gl.constexpr(0x40404040)
 DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
 KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
 # Sums over heads are products, too: with ones where a column is a head of the query.
@@ -56,48 +57,45 @@ WORD_LAYOUT = gl.constexpr(
 
 
 @gluon.jit
-def decode(words, exponents, block):
+def decode(words, exponents, block, positive):
     """Words of 8 E2M1 numbers [R, 16] i32 and the row's four exponents [R] i32.
 
-    Returns the first and the last four numbers of each word as E4M3 bytes [R, 16] i32, and 2 to
-    the power of the row's largest exponent as fp32 [R].
+    Returns the first and the last four numbers of each word as E4M3 bytes [R, 16] i32 with the
+    opposite sign, which costs less and does not matter as it happens to both factors of a product,
+    and 2 to the power of the row's largest exponent as fp32 [R].  ``positive`` is POSITIVE, from
+    where the compiler does not see that: it would load the constant again and again.
     """
-    first, second = exponents & 0xFF, (exponents >> 8) & 0xFF
-    third, fourth = (exponents >> 16) & 0xFF, (exponents >> 24) & 0xFF
-    largest = gl.maximum(gl.maximum(first, second), gl.maximum(third, fourth))
     own = (exponents[:, None] >> (block * 8)[None, :]) & 0xFF
+    largest = gl.max(own, 1)
+    # Tables hold magnitudes times 2**6.  Bit 3 of a selector asks for copies of a byte's sign, and
+    # none has one: what is left in bit 6 of POSITIVE are the positive numbers.
     low, high = gl.inline_asm_elementwise(
         """
         {
         .reg .b32 t0, t1, m, x, n;
         .reg .pred p;
-        mul.lo.u32 n, $3, 0x08080808;
-        sub.u32 t1, 0x7C787470, n;
-        and.b32 n, n, 0xFFFFFF00;
-        sub.u32 t0, 0x6C686000, n;
+        mad.lo.u32 t1, $3, 0xF7F7F7F8, 0x7C787470;
+        mad.lo.u32 t0, $3, 0xF7F7F800, 0x6C686000;
         setp.gt.u32 p, $3, 11;
         selp.b32 t0, 0, t0, p;
         selp.b32 t1, 0, t1, p;
         and.b32 m, $2, 0x77777777;
-        prmt.b32 x, 0x80808080, 0x80808080, $2;
-        shl.b32 x, x, 1;
         prmt.b32 n, t0, t1, m;
-        lop3.b32 $0, x, 0x80808080, n, 0xEA;
+        prmt.b32 x, $4, $4, $2;
+        mad.lo.u32 $0, x, 2, n;
         shr.b32 m, m, 16;
-        shr.b32 x, $2, 16;
-        prmt.b32 x, 0x80808080, 0x80808080, x;
-        shl.b32 x, x, 1;
         prmt.b32 n, t0, t1, m;
-        lop3.b32 $1, x, 0x80808080, n, 0xEA;
+        shr.b32 x, $2, 16;
+        prmt.b32 x, $4, $4, x;
+        mad.lo.u32 $1, x, 2, n;
         }
         """,
-        "=&r,=&r,r,r",
-        [words, largest[:, None] - own],
+        "=&r,=&r,r,r,r",
+        [words, largest[:, None] - own, positive],
         dtype=(gl.int32, gl.int32),
         is_pure=True,
         pack=1,
     )
-    # Tables hold magnitudes times 2**6.
     return low, high, (gl.maximum(largest - 6, 1) << 23).to(gl.float32, bitcast=True)
 
 
@@ -109,7 +107,7 @@ def in_product_order(low, high):
 
 
 @gluon.jit
-def store_queries(query_ptr, weight_ptr, query, last, target):
+def store_queries(query_ptr, weight_ptr, query, last, positive, target):
     """Decodes the heads of two queries into shared memory; returns their weights, [64] bf16."""
     row = gl.arange(0, 64, gl.SliceLayout(1, ROW_LAYOUT))
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
@@ -119,7 +117,7 @@ def store_queries(query_ptr, weight_ptr, query, last, target):
         query_ptr + (place * ROW_WORDS)[:, None] + word[None, :], mask=is_row[:, None], other=0
     )
     exponents = gl.load(query_ptr + place * ROW_WORDS + 16, mask=is_row, other=0)
-    low, high, factor = decode(words, exponents, word // 4)
+    low, high, factor = decode(words, exponents, word // 4, positive)
     pairs = in_product_order(low, high)
     seen_as(target, gl.int32, [64, 32], QUERY_WORDS).store(
         gl.convert_layout(pairs, WORD_LAYOUT, assert_trivial=True)
@@ -160,39 +158,34 @@ def store_ones(ones, PAIRS: gl.constexpr):
 
 
 @gluon.jit
-def _entry_rows(table, first, num_entries, block_entries):
-    """Rows of the pool of 64 entries, and which of these are there."""
-    entry = first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
-    is_entry = entry < num_entries
-    return row_numbers(table, entry, is_entry, block_entries), is_entry
+def _entry_rows(table, first, end, BLOCK_ENTRIES: gl.constexpr):
+    """Rows of the pool, [64] u32, of 64 entries; those from ``end`` on are any that is there."""
+    place = gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
+    if BLOCK_ENTRIES % TILE == 0:  # a tile is in one block
+        block = gl.load(table + gl.minimum(first, end - 1).to(gl.uint32) // BLOCK_ENTRIES)
+        return (block.to(gl.int32) * BLOCK_ENTRIES + first % BLOCK_ENTRIES + place).to(gl.uint32)
+    entry = gl.minimum(first + place, end - 1).to(gl.uint32)
+    block = gl.load(table + entry // BLOCK_ENTRIES).to(gl.uint32)
+    return block * BLOCK_ENTRIES + entry % BLOCK_ENTRIES
 
 
 @gluon.jit
-def row_numbers(table, entry, is_entry, block_entries):
-    """Rows of the pool, [64] i32, in which entries [64] i32 lie."""
-    block = gl.load(table + entry // block_entries, mask=is_entry, other=0).to(gl.int32)
-    row = block * block_entries + entry % block_entries
+def load_rows(pool_ptr, row):
+    """Packed rows [64] u32, in the layout of rows: words [64, 16] i32, exponents [64] i32."""
     # Triton 3.6 takes rows to be aligned to 16 bytes if it sees that blocks are.
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, True, 1)
-
-
-@gluon.jit
-def load_rows(pool_ptr, row, is_row):
-    """Packed rows [64] i32, in the layout of rows: words [64, 16] i32, exponents [64] i32."""
+    row = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.uint32, True, 1)
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
     row = row.to(gl.int64) * ROW_WORDS
-    words = gl.load(pool_ptr + row[:, None] + word[None, :], mask=is_row[:, None], other=0)
-    return words, gl.load(pool_ptr + row + 16, mask=is_row, other=0)
+    words = gl.load(pool_ptr + row[:, None] + word[None, :])
+    return words, gl.load(pool_ptr + row + 16)
 
 
 @gluon.jit(
-    do_not_specialize=[
-        "num_queries", "num_entries", "stride", "table_width", "chunks", "chunk_entries",
-    ]
-)  # fmt: skip
+    do_not_specialize=["num_queries", "num_entries", "stride", "table_width", "pieces", "piece"]
+)
 def score_gluon_kernel(
     query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr, groups_ptr, scores_ptr,
-    num_queries, num_entries, stride, table_width, chunks, chunk_entries,
+    num_queries, num_entries, stride, table_width, pieces, piece,
     BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr,
 ):  # fmt: skip
     queries = gl.allocate_shared_memory(gl.float8e4nv, [PAIRS, 64, 128], QUERY_BYTES)
@@ -200,54 +193,57 @@ def score_gluon_kernel(
     # Read for each tile: registers are what there is least of.
     weights = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 64], WEIGHTS)
     store_ones(ones, PAIRS)
+    tools = (queries, ones, weights, POSITIVE | (num_queries >> 31))
     num_groups = gl.load(groups_ptr)
-    for item in range(gl.program_id(0), num_groups * chunks, gl.num_programs(0)):
-        group, chunk = item // chunks, item % chunks
+    for item in range(gl.program_id(0), num_groups * pieces, gl.num_programs(0)):
+        group, begin = item // pieces, item % pieces * piece
         query = gl.load(groups_ptr + 1 + group)
         last = num_queries
         if group + 1 < num_groups:
             last = gl.load(groups_ptr + 2 + group)
-        begin = chunk * chunk_entries
         place = gl.arange(0, 8, gl.SliceLayout(1, ROW_LAYOUT))
         seen = gl.load(visible_ptr + query + place, mask=query + place < last, other=0)
-        end = gl.minimum(
-            gl.minimum(gl.max(seen, 0), num_entries).to(gl.int32), begin + chunk_entries
-        )
+        end = gl.minimum(gl.minimum(gl.max(seen, 0), num_entries).to(gl.int32), begin + piece)
         if begin < end:
             table = table_ptr + gl.load(requests_ptr + query) * table_width
             sources = (query_ptr, weight_ptr, pool_ptr, table, scores_ptr)
             sizes = (query, last, begin, end, num_entries, stride)
-            if (PAIRS > 1) & (last - query > 2):
-                _score_tiles(sources, sizes, queries, ones, weights, BLOCK_ENTRIES, PAIRS)
+            if last - query > 2:
+                _score_tiles(sources, sizes, tools, BLOCK_ENTRIES, PAIRS)
             else:
-                _score_tiles(sources, sizes, queries, ones, weights, BLOCK_ENTRIES, 1)
+                _score_tiles(sources, sizes, tools, BLOCK_ENTRIES, 1)
 
 
 @gluon.jit
-def _score_tiles(
-    sources, sizes, queries, ones, weights, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr
-):
+def _score_tiles(sources, sizes, tools, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr):
     """Scores of the entries from begin to end, of up to 2 PAIRS queries of one request."""
     query_ptr, weight_ptr, pool_ptr, table, scores_ptr = sources
     query, last, begin, end, num_entries, stride = sizes
+    queries, ones, weights, positive = tools
+    own = query + gl.arange(0, 8, gl.SliceLayout(0, SUMS))
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
-    row, is_row = _entry_rows(table, begin, num_entries, BLOCK_ENTRIES)
-    words, exponents = load_rows(pool_ptr, row, is_row)
-    row, is_row = _entry_rows(table, begin + TILE, num_entries, BLOCK_ENTRIES)
+    words, exponents = load_rows(pool_ptr, _entry_rows(table, begin, end, BLOCK_ENTRIES))
+    row = _entry_rows(table, begin + TILE, end, BLOCK_ENTRIES)
     thread_barrier()
     for pair in gl.static_range(PAIRS):
-        weight = store_queries(query_ptr, weight_ptr, query + 2 * pair, last, queries.index(pair))
+        weight = store_queries(
+            query_ptr, weight_ptr, query + 2 * pair, last, positive, queries.index(pair)
+        )
         weights.index(pair).store(weight)
     fence_async_shared()
     thread_barrier()
     for first in range(begin, end, TILE):
-        low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4)
+        low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4, positive)
         keys = as_operand(in_product_order(low, high))
         # Which rows come next was asked for a tile ago.
-        words, exponents = load_rows(pool_ptr, row, is_row)
-        row, is_row = _entry_rows(table, first + 2 * TILE, num_entries, BLOCK_ENTRIES)
+        words, exponents = load_rows(pool_ptr, row)
+        row = _entry_rows(table, first + 2 * TILE, end, BLOCK_ENTRIES)
         sums = _head_sums(keys, queries, ones, weights, PAIRS)
-        _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride)
+        entry = first + gl.arange(0, TILE, gl.SliceLayout(1, SUMS))
+        scores = sums * gl.convert_layout(factor, gl.SliceLayout(1, SUMS))[:, None]
+        is_entry = (entry < num_entries)[:, None] & (own < last)[None, :]
+        place = own.to(gl.int64)[None, :] * stride + entry[:, None]
+        gl.store(scores_ptr + place, scores.to(gl.bfloat16), mask=is_entry)
 
 
 @gluon.jit
@@ -284,15 +280,3 @@ def as_operand(words):
         "mov.b32 $0, $1;", "=r,r,r,r,r", [words], dtype=gl.int8, is_pure=True, pack=4
     )
     return gl.convert_layout(numbers.to(gl.float8e4nv, bitcast=True), KEYS, assert_trivial=True)
-
-
-@gluon.jit
-def _store_scores(sums, factor, first, query, last, num_entries, scores_ptr, stride):
-    """Scores [64, 8] f32 of up to eight queries, of which some are there."""
-    entry = first + gl.arange(0, TILE, gl.SliceLayout(1, SUMS))
-    own = query + gl.arange(0, 8, gl.SliceLayout(0, SUMS))
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, SUMS))
-    values = (sums * factor[:, None]).to(gl.bfloat16)
-    is_entry = (entry < num_entries)[:, None] & (own < last)[None, :]
-    place = own.to(gl.int64)[None, :] * stride + entry[:, None]
-    gl.store(scores_ptr + place, values, mask=is_entry)

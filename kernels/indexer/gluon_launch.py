@@ -15,10 +15,10 @@ from .gluon_listed import score_listed_kernel
 
 _TILE_ENTRIES = 64
 # By pairs of queries that share the work on a request's keys (a token with five drafts, or with up
-# to three): blocks on a multiprocessor, and the registers that are left for each thread of them.
+# to three): blocks on a multiprocessor, and the registers of each thread of them.
 _BLOCKS = {3: (3, 168), 2: (4, 128)}
-_CHUNK_TILES = (16, 64)
-_LISTED_TILES = 64
+_LISTED_BLOCKS = 8
+_PIECE_TILES = (8, 64)
 
 
 def paged_index_scores_gluon(
@@ -43,20 +43,22 @@ def paged_index_scores_gluon(
     scores = _rows_of_scores(head_weights, num_entries)
     if not num_queries * num_entries:
         return scores
-    pairs = 3 if num_queries > 4 * len(block_table) else 2
+    requests = len(block_table)
+    pairs = 3 if num_queries > 4 * requests else 2
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
     group_kernel[(1,)](
         request_rows, groups, num_queries, SIZE=2 * pairs, TILE=1024,
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     blocks, registers = _BLOCKS[pairs]
-    blocks *= multiprocessors(pool.device)
-    chunk_entries = _TILE_ENTRIES * _chunk_tiles(num_queries, pairs, num_entries, blocks)
-    chunks = triton.cdiv(num_entries, chunk_entries)
-    score_gluon_kernel[(min(num_queries * chunks, blocks),)](
+    # Neighbours of one request share a group; where requests alternate there are more groups.
+    num_groups = min(num_queries, requests + num_queries // (2 * pairs))
+    piece = _piece_entries(num_groups, num_entries, blocks * multiprocessors(pool.device))
+    pieces = triton.cdiv(num_entries, piece)
+    score_gluon_kernel[(num_groups * pieces,)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, num_visible, groups, scores,
-        num_queries, num_entries, scores.stride(0), block_table.shape[1], chunks, chunk_entries,
+        num_queries, num_entries, scores.stride(0), block_table.shape[1], pieces, piece,
         BLOCK_ENTRIES=pool.shape[1], PAIRS=pairs,
         num_warps=4, maxnreg=registers, enable_fp_fusion=True,
     )  # fmt: skip
@@ -83,22 +85,26 @@ def listed_index_scores_gluon(
     scores = _rows_of_scores(head_weights, width * block_size)
     if not scores.numel():
         return scores
-    chunks = triton.cdiv(width * block_size, _LISTED_TILES * _TILE_ENTRIES)
-    score_listed_kernel[(min(num_queries * chunks, 6 * multiprocessors(pool.device)),)](
+    blocks_at_once = _LISTED_BLOCKS * multiprocessors(pool.device)
+    piece = _piece_entries(num_queries, width * block_size, blocks_at_once)
+    pieces = triton.cdiv(width * block_size, piece)
+    score_listed_kernel[(num_queries * pieces,)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, blocks, num_places, scores,
-        num_queries, scores.stride(0), block_table.shape[1], width, chunks,
-        BLOCK_ENTRIES=pool.shape[1], SIZE=block_size, CHUNK=_LISTED_TILES,
+        num_queries, scores.stride(0), block_table.shape[1], width, piece,
+        BLOCK_ENTRIES=pool.shape[1], SIZE=block_size,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return scores
 
 
-def _chunk_tiles(num_queries: int, pairs: int, num_entries: int, blocks: int) -> int:
-    """Tiles of a piece of work: many, but so that each block gets a few pieces."""
-    tiles = -(-num_queries // (2 * pairs)) * -(-num_entries // _TILE_ENTRIES)
-    least, most = _CHUNK_TILES
-    return max(least, min(most, tiles // (3 * blocks)))
+def _piece_entries(rows: int, entries: int, blocks: int) -> int:
+    """Entries of a piece of work of a block: many, but so that those that run at the same time get
+    a few pieces each.  Who is done first takes the next one: clocks and caches are not all alike.
+    """
+    tiles = rows * -(-entries // _TILE_ENTRIES)
+    least, most = _PIECE_TILES
+    return _TILE_ENTRIES * max(least, min(most, tiles // (3 * blocks)))
 
 
 def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:

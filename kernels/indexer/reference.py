@@ -36,7 +36,7 @@ def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor
     """The ``k`` best visible entries of each query, ascending; the lower entry wins a tie.
 
     Shapes: scores [..., N] float, num_visible [...] i64: entries from there on do not exist, and
-    entries scored -inf are never taken; returns [..., k] i64, filled up with -1.
+    entries scored -inf or NaN are never taken; returns [..., k] i64, filled up with -1.
     """
     select = partial(_select_topk, k=k)
     return by_rows(select, scores, num_visible, row_elements=max(1, scores[:1].numel()))
@@ -44,7 +44,7 @@ def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor
 
 def _select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
     entries = torch.arange(scores.shape[-1], device=scores.device)
-    hidden = (entries >= num_visible[..., None]) | torch.isneginf(scores)
+    hidden = (entries >= num_visible[..., None]) | torch.isneginf(scores) | torch.isnan(scores)
     keys = (_order_preserving(scores).masked_fill(hidden, _LOWEST) << 32) - entries
     best = torch.topk(keys, min(k, len(entries)), dim=-1, sorted=False).indices
     past_end = len(entries)
@@ -60,10 +60,11 @@ def candidate_blocks_reference(
 
     A block scores as its best visible member; the one with the newest entry is always taken.
     Shapes: scores [..., N] float, num_visible [...] i64; returns [..., num_blocks] i64, filled up
-    with -1.  The lower block wins a tie.
+    with -1.  The lower block wins a tie, and NaN counts as -inf.
     """
     entries = torch.arange(scores.shape[-1], device=scores.device)
-    visible = scores.float().masked_fill(entries >= num_visible[..., None], -torch.inf)
+    hidden = (entries >= num_visible[..., None]) | torch.isnan(scores)
+    visible = scores.float().masked_fill(hidden, -torch.inf)
     padding = -len(entries) % block_size
     padded = functional.pad(visible, (0, padding), value=-torch.inf)
     best = split_last(padded, block_size).amax(-1)

@@ -24,7 +24,7 @@ _MAX_K = 512
 _FEW_ROWS = 256  # up to so many a row's own time counts, and more warps shorten it
 # Keys of what is not there, and the least of what may be taken: above that of minus infinity.
 EMPTY = tl.constexpr(-32768)
-LEAST = tl.constexpr(-32640)
+LEAST = tl.constexpr(-0x7F7F)
 
 
 def has_few(bits: Tensor, k: int) -> bool:
@@ -84,7 +84,7 @@ def few_kernel(
         tops_ptr + row * tops_stride, found_ptr if GROUP > 1 else segments_ptr, num_tops, k, TOPS,
         MOST,
     )  # fmt: skip
-    bound = bf16_value(tl.where(low < 0, low ^ 0x7FFF, low))
+    bound = bf16_value(tl.where(low < 0, 0x8000 - low, low))
     if GROUP > 1:  # noqa: SIM102 - decided while it is compiled
         if count <= MOST:
             tl.debug_barrier()
@@ -288,6 +288,8 @@ def _run_keys(
 
 @triton.jit
 def _ordered(bits):
-    """i32 whose order is that of the bf16 values behind the bits; -0 and +0 are equal."""
-    key = tl.where(bits < 0, bits ^ 0x7FFF, bits)
-    return tl.where(bits == -32768, 0, key)
+    """i32 whose order is that of the bf16 values behind the bits; -0 and +0 are equal, and NaN is
+    below all that may be taken."""
+    magnitude = bits & 0x7FFF
+    key = tl.where(bits < 0, -magnitude, magnitude)
+    return tl.where(magnitude > 0x7F80, EMPTY, key)

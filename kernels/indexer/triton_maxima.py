@@ -23,7 +23,7 @@ def segment_best(
     ``group`` of segments (themselves if it is 1).
 
     Shapes: bits [rows, N] i16 (of bf16) or i32 (of fp32), visible [rows] i64 or None for all.
-    ``keep_newest`` makes the segment with the last visible score the best.
+    NaN counts as -inf.  ``keep_newest`` makes the segment with the last visible score the best.
     """
     rows, size = bits.shape
     width = triton.cdiv(size, segment)
@@ -65,6 +65,8 @@ def segment_best_kernel(
         bits = tl.load(place, mask=entry < end, other=MINUS_INFINITY)
     bits = bits.to(tl.int32)
     best = tl.max(bf16_value(bits) if BITS == 16 else bits.to(tl.float32, bitcast=True), 1)
+    # Maxima leave NaN out, unless there is nothing else.
+    best = tl.where(best == best, best, float("-inf"))
     if KEEP_NEWEST:
         is_newest = (visible > 0) & (segment == (visible - 1) // SEGMENT)
         best = tl.where(is_newest, float("inf"), best)

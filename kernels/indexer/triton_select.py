@@ -182,7 +182,6 @@ def _take_best(
     ``first`` [R] are first entries of runs, ascending; a thread has all of a run.
     ``bound`` is a key that k entries reach, if ``has_bound``.
     """
-    MINUS_INFINITY: tl.constexpr = -128 if BITS == 16 else -8388608
     # Integers in the order of the scores; what is not seen comes below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
@@ -199,8 +198,7 @@ def _take_best(
         bits = tl.load(place, mask=tl.expand_dims(is_run, AXIS), other=0)
     else:
         bits = tl.load(bits_ptr + entry, mask=is_there, other=0)
-    bits = tl.where(is_there, bits.to(tl.int32), MINUS_INFINITY)
-    key = tl.where(bits == MINUS_INFINITY, LOWEST, _ordered(bits, BITS))
+    key = tl.where(is_there, _ordered(bits.to(tl.int32), BITS), LOWEST)
     # The largest threshold that k keys reach, or else the lowest key.
     least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), AXIS), 0)
     low = tl.where(has_bound, bound, least)
@@ -233,9 +231,9 @@ def _take_best(
 
 @triton.jit
 def _ordered(bits, BITS: tl.constexpr):
-    """i32 whose order is that of the values behind the bits; -0 and +0 are equal."""
-    if BITS == 16:
-        key = tl.where(bits < 0, bits ^ 0x7FFF, bits)
-        return tl.where(bits == -32768, 0, key)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return tl.where(bits == -2147483648, 0, key)
+    """i32 whose order is that of the values behind the bits; -0 and +0 are equal, and what is never
+    taken is the lowest: NaN and minus infinity."""
+    INFINITY: tl.constexpr = 0x7F80 if BITS == 16 else 0x7F800000
+    magnitude = bits & (0x7FFF if BITS == 16 else 0x7FFFFFFF)
+    key = tl.where(bits < 0, -magnitude, magnitude)
+    return tl.where((magnitude > INFINITY) | (key == -INFINITY), -2147483648, key)

@@ -20,11 +20,12 @@ from deepinfer.kernels.indexer.reference import index_scores_reference
 from deepinfer.kernels.quant import fake_quantize_fp4, pack_index_rows
 from deepinfer.kernels.testing import assert_bitwise_equal
 
-SCORES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 1.0, 3.0, float("-inf")])
+NUMBERS = [-2.0, -0.0, 0.0, 0.5, 1.0, 3.0]
+SCORES = st.sampled_from([*NUMBERS, float("-inf"), float("nan"), -float("nan")])
 
 
 def naive_topk(scores, visible, k):
-    listed = [i for i in range(min(visible, len(scores))) if scores[i] != float("-inf")]
+    listed = [i for i in range(min(visible, len(scores))) if scores[i] > float("-inf")]
     best = sorted(sorted(listed, key=lambda i: (-scores[i], i))[:k])
     return best + [-1] * (k - len(best))
 
@@ -46,7 +47,7 @@ def test_topk_of_bf16_scores(seed, count, k):
 
 
 @given(
-    st.lists(SCORES.filter(lambda s: s > -3), min_size=1, max_size=40),
+    st.lists(st.sampled_from([*NUMBERS, float("nan")]), min_size=1, max_size=40),
     st.integers(1, 40),
     st.sampled_from([1, 2, 8]),
     st.integers(1, 6),
@@ -57,8 +58,9 @@ def test_candidate_blocks(scores, visible, block_size, num_blocks):
     blocks = candidate_blocks(torch.tensor([scores]), seen, block_size, num_blocks)
     best = {}
     for entry in range(visible):
-        block = entry // block_size
-        best[block] = max(best.get(block, float("-inf")), scores[entry])
+        if scores[entry] > float("-inf"):  # NaN is never a reason to take a block
+            block = entry // block_size
+            best[block] = max(best.get(block, float("-inf")), scores[entry])
     best[(visible - 1) // block_size] = float("inf")
     expected = sorted(sorted(best, key=lambda block: (-best[block], block))[:num_blocks])
     assert blocks[0].tolist() == expected + [-1] * (num_blocks - len(expected))
