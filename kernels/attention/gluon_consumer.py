@@ -28,19 +28,9 @@ from .gluon_work import (
     TILE,
     TILE_BF16,
     WEIGHTS,
+    opaque_zero,
     pairs_of,
 )
-
-
-@gluon.jit
-def _zero(x):
-    """0, which the compiler cannot know: what depends on it stays inside the loop.
-
-    It would compute the matrix descriptors of a loop before it and spill them, or unroll the loop.
-    """
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -51,19 +41,21 @@ def consume(
 ):  # fmt: skip
     """The half SIDE of the output of each item; weights of the even (0) or odd (1) tiles."""
     _, _, _, _, _, turns, barriers = shared
-    sink_ptr, _, _, log2_scale = outputs
+    sink_ptr, _, _, log2_scale, sinks = outputs
     sink = gl.load(sink_ptr + gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))) * LOG2_E
+    # Needed at the end of an item only: two registers less.
+    sinks.index(SIDE).store(sink)
     phase = 0
     query_phase = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + _zero(item)
+        num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + opaque_zero(item)
         sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
         highest = gl.full([HEADS], LOWEST, gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
         total = gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
         mbarrier.wait(barriers.index(QUERY_THERE), query_phase)
         for pair in range(num_pairs):
             is_last = pair == num_pairs - 1
-            zero = _zero(pair)
+            zero = opaque_zero(pair)
             if SIDE == 0:
                 scores = _start_scores(shared, phase, zero, SIDE, COPIES)
                 even = _weigh(shared, scores, highest, is_last, log2_scale, SIDE)
@@ -88,7 +80,7 @@ def consume(
                 highest = odd[0]
             phase ^= 1
         turn = turns.index(2 * query_phase), turns.index(2 * query_phase + 1)
-        finish(sums, highest, total, sink, turn, item, outputs, SIDE, ROTARY, PIECES)
+        finish(sums, highest, total, sinks.index(SIDE), turn, item, outputs, SIDE, ROTARY, PIECES)
         query_phase ^= 1
 
 

@@ -22,6 +22,7 @@ from .gluon_work import (
     TILE,
     TILE_BF16,
     WIDTH,
+    opaque_zero,
 )
 
 # [64 rows, 256 values]: a warp copies whole lines of 128 bytes of four rows, so that a thread needs
@@ -50,11 +51,9 @@ def copy_rows(
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
 ):  # fmt: skip
     """Fills the tiles of whole items: pairs of tiles, the last of which may be without keys."""
-    queries, keys, _, biases, _, turns, barriers = shared
+    queries, _, _, _, _, turns, barriers = shared
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     NUM_TILES: gl.constexpr = (TOTAL_TILES + 1) // 2 * 2
-    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
-    column = gl.arange(0, HALF, gl.SliceLayout(0, HALF_ROWS))[None, :]
     index = _listed_rows(gl.program_id(0), 0, num_items, sources, WINDOW_LENGTH, MAIN_LENGTH)
     phase = 1
     query_phase = 1
@@ -68,31 +67,45 @@ def copy_rows(
                 num_items, sources, WINDOW_LENGTH, MAIN_LENGTH,
             )  # fmt: skip
             rows = gl.where(tile < WINDOW_TILES, sources[1], sources[3])
-            source = rows + (index.to(gl.int64) * WIDTH)[:, None] + column
-            is_listed = (index >= 0)[:, None]
-            for half in gl.static_range(2):
-                mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
-                async_load(halves.index(2 * slot + half), source + half * HALF, mask=is_listed)
-                async_copy.mbarrier_arrive(
-                    barriers.index(FULL + 2 * slot + half), increment_count=False
-                )
-            bias = gl.where(index >= 0, 0.0, float("-inf"))
-            biases.index(slot).store(bias.to(gl.bfloat16))
-            mbarrier.arrive(barriers.index(FULL + 2 * slot + 1), count=1)
+            _copy_half(shared, rows, index, slot, 0, phase)
+            # Addresses are computed anew for the second half: fewer registers.
+            again = index + opaque_zero(tile)
             if tile == 0:
+                # The query is asked for before the right consumer has left its half.
                 mbarrier.wait(barriers.index(QUERY_READ), query_phase)
                 copy_query(sources[0], item, queries)
-            if tile == 1:
                 if ROTARY > 0:
                     TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
                     cos, sin = rotation(sources[5], sources[6], item, ROTARY, TURN, True)
-                # The rows of this tile may still be on their way, the query is there.
-                async_copy.commit_group()
-                async_copy.wait_group(1)
+                _copy_half(shared, rows, again, slot, 1, phase)
+                # Half of the rows may still be on their way, the query is there.
+                async_copy.wait_group(0)
                 if ROTARY > 0:
                     turn_query(queries, cos, sin, turns, query_phase ^ 1)
                 fence_async_shared()
                 mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
+            else:
+                _copy_half(shared, rows, again, slot, 1, phase)
             phase ^= slot
             index = next_index
         query_phase ^= 1
+
+
+@gluon.jit
+def _copy_half(shared, rows, index, slot, SIDE: gl.constexpr, phase):
+    """Starts to copy one half of the values of a tile's rows as soon as its place is empty.
+
+    With the second half comes what is added to scores: minus infinity for keys that are not there.
+    """
+    _, keys, _, biases, _, _, barriers = shared
+    halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)
+    column = SIDE * HALF + gl.arange(0, HALF, gl.SliceLayout(0, HALF_ROWS))
+    source = rows + (index.to(gl.int64) * WIDTH)[:, None] + column[None, :]
+    mbarrier.wait(barriers.index(EMPTY + 2 * slot + SIDE), phase)
+    async_load(halves.index(2 * slot + SIDE), source, mask=(index >= 0)[:, None])
+    full = barriers.index(FULL + 2 * slot + SIDE)
+    async_copy.mbarrier_arrive(full, increment_count=False)
+    if SIDE == 1:
+        bias = gl.where(index >= 0, 0.0, float("-inf"))
+        biases.index(slot).store(bias.to(gl.bfloat16))
+        mbarrier.arrive(full, count=1)

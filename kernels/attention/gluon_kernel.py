@@ -43,6 +43,7 @@ def attention_gluon_kernel(
     weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], TILE_BF16)
     biases = gl.allocate_shared_memory(gl.bfloat16, [2, TILE], VECTOR)
     states = gl.allocate_shared_memory(gl.float32, [4, HEADS], VECTOR)
+    sinks = gl.allocate_shared_memory(gl.float32, [2, HEADS], VECTOR)
     turns = gl.allocate_shared_memory(gl.float32, [4, 32], VECTOR)
     barriers = gl.allocate_shared_memory(gl.int64, [12, 1], BARRIER)
     for barrier in gl.static_range(12):
@@ -58,7 +59,7 @@ def attention_gluon_kernel(
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
     sources = (q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, cos_ptr, sin_ptr)
-    outputs = (sink_ptr, out_ptr, state_ptr, log2_scale)
+    outputs = (sink_ptr, out_ptr, state_ptr, log2_scale, sinks)
     gl.warp_specialize(
         [
             (
@@ -78,8 +79,8 @@ def attention_gluon_kernel(
             ),
         ],
         [4, 4],
-        # Decoding needs the 120 that are left for it more than the consumers do; copying needs 88.
-        [208, 208] if COPIES else [192, 192],
+        # Decoding needs the 112 that are left for it more than the consumers do; copying needs 88.
+        [208, 208] if COPIES else [200, 192],
     )  # fmt: skip
 
 

@@ -32,17 +32,18 @@ def finish(
 ):  # fmt: skip
     """Divides by the denominator, turns the last values back, stores one half of the output.
 
-    ``sink`` [64] f32 is log2 of each head's; ``turn`` is where cosine and sine [32] f32 lie.  Of a
-    piece, fp16 values for each key's share of the piece and log2 of its denominator.
+    ``sink`` is where log2 of each head's [64] f32 lies, ``turn`` where cosine and sine [32] f32 do.
+    Of a piece, fp16 values for each key's share of the piece and log2 of its denominator.
     """
     WHOLE: gl.constexpr = PIECES == 1
     TURNS: gl.constexpr = WHOLE and SIDE == 1 and ROTARY > 0
-    _, out_ptr, state_ptr, _ = outputs
+    _, out_ptr, state_ptr, _, _ = outputs
     left, right = halves_of(sums)
     first, second = halves_of(left)
     third, fourth = halves_of(right)
     if WHOLE:
-        factor = gl.where(total > 0.0, 1.0 / (total + gl.exp2(sink - highest)), 0.0)
+        log2_sink = sink.load(gl.SliceLayout(1, SCORE_LAYOUT))
+        factor = gl.where(total > 0.0, 1.0 / (total + gl.exp2(log2_sink - highest)), 0.0)
     else:
         factor = gl.where(total > 0.0, 1.0 / total, 0.0)
         if SIDE == 0:

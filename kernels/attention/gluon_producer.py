@@ -179,14 +179,15 @@ def produce(
             bias = gl.where(index >= 0, 0.0, float("-inf"))
             biases.index(slot).store(bias.to(gl.bfloat16))
         _store_part(left, left_scales, unit, slot, keys, tables, 0, WINDOW_TILES)
-        left, left_scales = _load_part(next_index, next_unit, sources, 0, WINDOW_TILES)
+        # The next rows are asked for after each fence, which would wait for them.
         if not is_window:
             fence_async_shared()
             mbarrier.arrive(barriers.index(FULL + 2 * slot), count=1)
+        left, left_scales = _load_part(next_index, next_unit, sources, 0, WINDOW_TILES)
+        if not is_window:
             half += 1
             mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
         _store_part(right, right_scales, unit, slot, keys, tables, 1, WINDOW_TILES)
-        right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES)
         if is_start:
             async_copy.wait_group(0)
             if ROTARY > 0:
@@ -195,6 +196,7 @@ def produce(
             mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
         fence_async_shared()
         mbarrier.arrive(barriers.index(FULL + 2 * slot + half), count=1)
+        right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES)
         if half == 1:
             if PIECE_TILES == 1:
                 phase ^= 1

@@ -27,6 +27,18 @@ QUERY_READ = gl.constexpr(11)
 
 
 @gluon.jit
+def opaque_zero(x):
+    """0, which the compiler cannot know: what depends on it stays where it is.
+
+    It would compute addresses and matrix descriptors of a loop before it and spill them, or unroll
+    the loop.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _first_tile(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr):
     return item % PIECES * PIECE_TILES if PIECES > 1 else 0
 
