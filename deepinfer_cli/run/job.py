@@ -116,6 +116,9 @@ class Job:
                 failed.discard(record.index)
                 self.total.add(record)
         self._add_untold()
+        if self.total.num_rows != self.journal.num_rows:  # rows that were answered again
+            self.count_again()
+            self.pipeline.total = self.total
         self._num_recovered = self.journal.num_rows
         if self.journal.num_rows:
             self._console.say(f"continuing after {self.journal.num_rows:,} finished rows")
@@ -130,6 +133,11 @@ class Job:
             self.total.add(record)
             yield record
         self._add_untold()
+
+    def count_again(self) -> None:
+        """Make the totals from the last record of each row."""
+        for _ in self.counting_again(self.journal.in_completion_order()):
+            pass
 
     def _add_untold(self) -> None:
         if self._retried is not None:
@@ -232,7 +240,7 @@ class Job:
 
     def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
         """The report of the run so far, with what earlier parts of it measured."""
-        num_read, num_resumed = self._rows_so_far()
+        num_read, num_resumed = self._rows_so_far(is_finished=status == "finished")
         part = build_report(
             Facts(
                 status=status,
@@ -251,11 +259,11 @@ class Job:
         )
         return with_earlier(self._earlier, part)
 
-    def _rows_so_far(self) -> tuple[int, int]:
+    def _rows_so_far(self, *, is_finished: bool) -> tuple[int, int]:
         """How many rows were read, and how many of them were finished before this part.  One that
         ends early may not have come to all that earlier parts have read."""
         pipeline = self.pipeline
-        if self.is_finished or not self.is_resumed:
+        if is_finished or not self.is_resumed:
             return pipeline.num_rows, pipeline.num_resumed
         known = self.journal.num_rows + pipeline.num_unrecorded
         return max(known, pipeline.num_rows), self._num_recovered - pipeline.num_changed

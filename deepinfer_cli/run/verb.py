@@ -231,8 +231,7 @@ def _basis(request: RunRequest, resolved: Resolved) -> Basis:
 def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
     """Leave the finished rows for the next part; if there are no answers, leave nothing."""
     if job.pipeline.num_changed:  # each of them has two records
-        for _ in job.counting_again(job.journal.in_completion_order()):
-            pass
+        job.count_again()
     report = job.report(status, exit_code, message)
     if job.total.results == 0:
         folder.remove()
@@ -255,14 +254,21 @@ def _other_input(partial: Path, source: str) -> str | None:
 
 
 def _check_nothing_is_lost(job: Job) -> None:
-    """Raise InputError if rows that were answered are not in the input any more: who emptied a file
-    by mistake does not want its answers thrown away."""
-    missing = job.journal.num_rows - job.pipeline.num_rows
-    if missing > 0 and job.settings.limit is None:
+    """Raise InputError if rows that were answered are not in the input any more, or beyond the
+    limit: who emptied a file by mistake does not want its answers thrown away."""
+    read, limit = job.pipeline.num_rows, job.settings.limit
+    missing = job.journal.num_rows - read
+    if missing <= 0:
+        return
+    if limit is not None and job.pipeline.next_index >= limit:
         raise InputError(
-            f"{job.reader.name} has {job.pipeline.num_rows:,} rows now, and {missing:,} more were "
-            "answered before: give the whole input again, or --force to take it as it is"
+            f"--limit {limit:,} ends before {missing:,} rows that were answered before: give a "
+            "larger one, or --force to leave them out"
         )
+    raise InputError(
+        f"{job.reader.name} has {read:,} rows now, and {missing:,} more were answered before: give "
+        "the whole input again, or --force to take it as it is"
+    )
 
 
 def _publish(job: Job, folder: PartialFolder, format: str) -> Report:

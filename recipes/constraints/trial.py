@@ -115,6 +115,7 @@ class Trial:
 
 
 _TOO_COMPLEX = ("too large", "too big", "fuel", "limit", "too many", "too complex", "too deeply")
+_AMBIGUOUS = "items; max is"
 _UNDECIDED = "unable to determine if regex is empty"
 _OVERLAPPING_ONE_OF = "oneof constraints are not supported"
 _UNSUPPORTED = (
@@ -140,7 +141,7 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
     is_in_schema = kind == "invalid_schema" and any(words in lowered for words in _NO_PATTERN)
     if is_in_schema or any(words in lowered for words in _UNSUPPORTED):
         kind = "unsupported_keyword"
-    elif any(words in lowered for words in (_UNDECIDED, *_TOO_COMPLEX)):
+    elif any(words in lowered for words in (_UNDECIDED, _AMBIGUOUS, *_TOO_COMPLEX)):
         kind = "constraint_too_complex"
     reason = _one_line(message.replace("<non-verbose/>", ""))[:500]
     anchor = _ANCHOR.search(message)
@@ -150,6 +151,11 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
         reason = f"pattern: {reason}"
     elif _NO_TEXT in lowered:
         reason = "it matches no text at all, or refers to itself without an end"
+    elif _AMBIGUOUS in lowered:
+        reason = (
+            "there are too many ways to read the same text; write repetitions that do not repeat "
+            "each other, or smaller ones"
+        )
     elif _OVERLAPPING_ONE_OF in lowered:
         reason = (
             "oneOf: it cannot be shown that its branches exclude each other; use anyOf, or give "

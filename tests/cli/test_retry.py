@@ -274,3 +274,21 @@ def test_a_retry_that_a_limit_cuts_says_so(cli: Cli) -> None:
     cli("run", "in.jsonl", "-o", "out.jsonl")
     done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", "--limit", "3")
     assert done.exit_code == 4 and "it has a row 3, --limit 3 ends before" in done.err
+
+
+def test_a_limit_throws_no_answers_away(cli: Cli) -> None:
+    """Neither those of an unfinished run, nor the results that a retry has taken over."""
+    _write([*_failing(2, 7), {"crash": 1}])
+    run = ("run", "in.jsonl", "-o", "out.jsonl")
+    assert cli(*run, window=10).exit_code == 1
+    done = cli(*run, "--limit", "4")
+    assert done.exit_code == 4 and not Path("out.jsonl").exists()
+    assert "--limit 4 ends before 16 rows that were answered before" in done.err
+    _write([*_failing(2, 7), {"prompt": "z"}])
+    assert cli(*run).exit_code == 3
+    before = _files()
+    assert cli(*run, "--retry-failed", "--time-limit", "0").exit_code == 75
+    assert cli(*run, "--limit", "4").exit_code == 4
+    assert _files() == before
+    assert cli(*run, "--limit", "4", "--force").exit_code == 3
+    assert len(Path("out.jsonl").read_bytes().splitlines()) == 3

@@ -133,6 +133,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["run", source, *stopped, "--max-tokens", "4"]) == 4
     unordered = ["--output", str(folder / "unordered.jsonl"), "--quiet", "--order", "completion"]
     assert main(["run", source, *unordered, "--limit", "1", "--max-tokens", "4"]) == 0
+    again = ["run", source, "--output", str(folder / "again.jsonl"), "--quiet", "--limit", "9"]
+    assert main([*again, "--max-tokens", "1"]) == 3
+    assert main([*again, "--max-tokens", "1", "--retry-failed", "--time-limit", "0"]) == 75
     return folder
 
 
@@ -184,3 +187,12 @@ def test_the_journal_of_a_stopped_run(validators: dict[str, Any], written: Path)
         assert len(row_digest) == 16
         kinds.add(kind)
     assert kinds == {b"result", b"error"}
+
+
+def test_the_journal_of_a_retry(validators: dict[str, Any], written: Path) -> None:
+    lines = (written / "again.jsonl.partial" / "journal").read_bytes().splitlines()
+    for line in lines:
+        facts = json.loads(line.split(b"\t", 5)[4])
+        validators["journal"].validate(facts)
+        assert facts["retold"] is True
+    assert lines

@@ -48,10 +48,11 @@ def vocabulary(golden: Tokenizer) -> ConstraintVocabulary:
         ENDLESS,
         OVERFLOWING,
         spec.regex("(a{1000}){1000}"),
+        spec.gbnf("root ::= ([a-z]{0,100}){0,100}"),
         spec.lark("start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(30))
                   + '\nT30: "a"'),
     ],
-    ids=["endless", "stack overflow", "huge repetition", "doubling"],
+    ids=["endless", "stack overflow", "huge repetition", "repeated repetition", "doubling"],
 )  # fmt: skip
 def test_hostile_constraints_are_refused(
     vocabulary: ConstraintVocabulary, hostile: spec.ConstraintSpec
