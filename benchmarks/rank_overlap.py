@@ -3,15 +3,18 @@
 The layer's MoE as the engine runs it, with weights of random codes, is timed with its exchange
 (both); on the tokens of the same exchange as they lie in memory, with nothing sent (products); the
 same with ranks that wait for each other in every turn, less that wait alone (in step); and without
-products (exchange).  They take turns, five times; medians, and how far apart the products were.
+products, results sent by a kernel of their own (exchange).  Graphs take turns, nine times; medians,
+and how far apart the products were.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+import torch
 from rank_exchange import peer_channel
 from rank_group import Bench
 from torch import Tensor
@@ -25,13 +28,15 @@ from deepinfer.engine.model.share import LocalExperts, Steps, WholeModel, only
 from deepinfer.engine.parallel.expert_balance import plain_placement
 from deepinfer.engine.parallel.peer_exchange import PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
-from deepinfer.kernels.exchange import Arrivals, end_round, receive_tokens, send_results
-from deepinfer.kernels.exchange import send_tokens as send
+from deepinfer.kernels.exchange import Arrivals, end_round, receive_tokens, sendable
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.moe.pair_order import order_pairs
 from deepinfer.kernels.norm import NormedRows
 
-_TURNS = 5
+_TURNS = 9
+_CALLS = 5  # in a graph
+_REPLAYS = 3  # in a turn
 
 
 class SomeHere(WholeModel):
@@ -47,14 +52,20 @@ class SomeHere(WholeModel):
 class Exchange:
     """The steps of one layer's exchange, without what computes in between."""
 
-    def __init__(self, routed: PeerExperts, tokens: tuple[Tensor, Tensor, Tensor]) -> None:
-        self.routed, self.tokens = routed, tokens
-        channel = routed.channel
-        self.most = channel.most_tokens
-        self.arrivals = Arrivals(channel.layout, channel.memory.own, self.most)
+    def __init__(self, routed: PeerExperts, rows: NormedRows, ids: Tensor, weights: Tensor) -> None:
+        self.local, self.channel, self.table = routed.local, routed.channel, routed.table
+        self.buffers, self.most = self.channel.buffers, self.channel.most_tokens
+        self.tokens = sendable(rows), ids, weights
+        self.arrivals = Arrivals(self.buffers, self.tokens[0], self.most)
         self.received = self._there()
-        self.whole = [range(channel.layout.hidden_size)]
-        self.results = next(routed.local.arrived(self.arrivals, *self.received, self.whole))
+        # As if all tokens came from here: nothing leaves.
+        home = torch.full_like(self.buffers.homes, self.buffers.results.data_ptr())
+        self.kept = replace(self.arrivals, buffers=replace(self.buffers, homes=home))
+        self.row = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+        members = int(self.received[0].max()) + 1
+        self.rows = order_pairs(self.received[0], members, 16)
+        shape = len(self.rows.pair), self.buffers.layout.hidden_size
+        self.outputs = torch.zeros(shape, dtype=torch.bfloat16, device=self.buffers.own.device)
         self._back()
 
     def __call__(self) -> None:
@@ -63,35 +74,28 @@ class Exchange:
 
     def meet(self) -> None:
         """Wait for all ranks, with nothing to send."""
-        channel, table = self.routed.channel, self.routed.table
-        nothing = tuple(part[:0] for part in self.tokens)
-        send(*channel.to_all, *nothing, (table.rank, table.place, table.count), 1)
-        receive_tokens(*channel.here, 1)
-        channel.rounds.add_(1)
+        end_round(self.buffers)
 
     def _there(self) -> tuple[Tensor, Tensor]:
-        channel, table = self.routed.channel, self.routed.table
-        send(*channel.to_all, *self.tokens, (table.rank, table.place, table.count), self.most)
-        return receive_tokens(*channel.here, self.most)
+        self.channel.send(*self.tokens, self.table)
+        return receive_tokens(self.buffers, self.most)
 
     def _back(self) -> None:
-        channel = self.routed.channel
-        send_results(*channel.to_all, *self.results, self.most)
-        end_round(*channel.here, self.most)
+        self.arrivals.send_back(self.outputs, self.rows)
+        self.channel.end()
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         """In place of the routed experts: those here on what lies here, at once."""
-        local = self.routed.local
 
         def compute() -> tuple[Tensor, Tensor]:
-            outputs, rows = next(local.arrived(self.arrivals, *self.received, self.whole))
-            return outputs, rows.row
+            self.local.send_back(self.kept, *self.received)
+            return self.buffers.results, self.row
 
         return only(compute)
 
 
 def time_overlap(bench: Bench) -> None:
-    """At 256 requests of each rank, one position and six of each."""
+    """At up to 256 requests of each rank, one position of each and six."""
     config = ModelConfig.flash()
     plan = config.layers[-1]
     table = RoutingTable.of(plain_placement(1, plan.n_routed_experts, bench.size), 0, bench.device)
@@ -101,46 +105,85 @@ def time_overlap(bench: Bench) -> None:
     moe = MoE(config, plan, layer)
     local = moe.routed
     assert isinstance(local, LocalExperts)
-    for count in (256, 1536):
+    for count in (16, 64, 256, 1536):
         x, ids, weights = bench.tokens(count)
         moe.route = lambda *_, found=(ids, weights): found  # type: ignore[method-assign]
         path, order = MatrixPath.of(bench.device), moe.shared_gate_up.order
         rows = NormedRows(x, quantize_activations(x, path, order))
-        for is_exact in (True, False):
-            channel = peer_channel(bench, count, is_exact=is_exact)
-            moe.routed = PeerExperts(local, table, channel)
-            exchange = Exchange(moe.routed, (x, ids, weights))
-            bench.begin_together()
-            times = in_turns(bench, moe, rows, exchange)
-            middle = {name: statistics.median(found) for name, found in times.items()}
-            alone, both, products = (middle[n] for n in ("exchange", "both", "products"))
-            in_step = middle["in step"] - middle["wait"]
-            bench.say(time="exchange beside experts", tokens_per_rank=count, exact=is_exact,
-                      exchange_us=alone, products_us=products, in_step_us=in_step, both_us=both,
-                      products_apart_us=max(times["products"]) - min(times["products"]),
-                      percent_hidden=100 * (1 - (both - products) / alone),
-                      percent_hidden_in_step=100 * (1 - (both - in_step) / alone))  # fmt: skip
+        channel = peer_channel(bench, count)
+        routed = PeerExperts(local, table, channel)
+        exchange = Exchange(routed, rows, ids, weights)
+        middle, apart = in_turns(bench, layer_calls(moe, rows, routed, exchange))
+        alone, both, products = (middle[n] for n in ("exchange", "both", "products"))
+        in_step = middle["in step"] - middle["wait"]
+        bench.say(time="exchange beside experts", tokens_per_rank=count, exchange_us=alone,
+                  products_us=products, in_step_us=in_step, both_us=both,
+                  products_apart_us=apart["products"], both_apart_us=apart["both"],
+                  percent_hidden=100 * (1 - (both - products) / alone),
+                  percent_hidden_in_step=100 * (1 - (both - in_step) / alone))  # fmt: skip
+
+
+def layer_calls(
+    moe: MoE, rows: NormedRows, routed: PeerExperts, exchange: Exchange
+) -> dict[str, Callable[[], object]]:
+    def layer(experts: PeerExperts | Exchange) -> None:
+        moe.routed = experts
+        moe(rows, None)
+
+    def met() -> None:
+        layer(exchange)
+        exchange.meet()
+
+    return {
+        "both": partial(layer, routed),
+        "products": partial(layer, exchange),
+        "in step": met,
+        "wait": exchange.meet,
+        "exchange": exchange,
+    }
 
 
 def in_turns(
-    bench: Bench, moe: MoE, rows: NormedRows, exchange: Exchange
-) -> dict[str, list[float]]:
-    """Microseconds of the slower rank, five of each."""
-    layer = partial(moe, rows, None)
+    bench: Bench, calls: Mapping[str, Callable[[], object]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds of the slower rank: the median of each, and how far apart they were."""
+    graphs = {name: captured(bench, call) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(_TURNS + 1):
+        for name, graph in graphs.items():
+            us = replayed_us(bench, graph)
+            if turn:  # the first one warms up
+                times[name].append(us)
+    slower = {}
+    for name, found in times.items():
+        everyone = bench.group.all_gather(torch.tensor(found, device=bench.device))
+        slower[name] = everyone.amax(0).tolist()
+    return (
+        {name: statistics.median(found) for name, found in slower.items()},
+        {name: max(found) - min(found) for name, found in slower.items()},
+    )
 
-    def met() -> None:
-        layer()
-        exchange.meet()
 
-    calls = {
-        "both": (exchange.routed, layer),
-        "products": (exchange, layer),
-        "in step": (exchange, met),
-        "wait": (exchange, exchange.meet),
-        "exchange": (exchange, exchange),
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_TURNS):
-        for name, (moe.routed, call) in calls.items():
-            times[name].append(bench.worst(bench.device_us(call, repeats=25)))
-    return times
+def captured(bench: Bench, call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    bench.begin_together()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(_CALLS):
+            call()
+    return graph
+
+
+def replayed_us(bench: Bench, graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    bench.begin_together()
+    begin.record()
+    for _ in range(_REPLAYS):
+        graph.replay()
+    end.record()
+    bench.wait()
+    return begin.elapsed_time(end) * 1e3 / (_REPLAYS * _CALLS)

@@ -81,9 +81,9 @@ class Recorder:
         self.routed = routed
         self.counts = counts
 
-    def begin(self, x: Any, ids: Any, weights: Any) -> Any:
+    def begin(self, rows: Any, ids: Any, weights: Any) -> Any:
         self.counts += np.bincount(ids.flatten().numpy(), minlength=len(self.counts))
-        return self.routed.begin(x, ids, weights)
+        return self.routed.begin(rows, ids, weights)
 
 
 def sample(popularity: NDArray[np.float64], tokens: int, generator: np.random.Generator) -> Counts:

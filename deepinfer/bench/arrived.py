@@ -5,41 +5,68 @@ E4M3 codes below 2 and scales of 1, so that they have about the size of normalis
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import replace
 
-from deepinfer.kernels.exchange import Arrivals, ExchangeLayout, token_block
+import torch
+
+from deepinfer.kernels.exchange import Arrivals, Buffers, ExchangeLayout, token_block
+from deepinfer.kernels.gemm.activations import Activations
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
 _ONE_E8M0 = 127
 
 
-def fill_tokens(rows: Tensor, layout: ExchangeLayout) -> None:
-    """Random tokens, and zeros for who chose them, into rows [..., row_bytes] u8 of arrivals."""
-    width, scales = layout.hidden_size, layout.hidden_size // layout.block
-    rows[..., :width].random_(0, 256)
-    rows[..., :width] &= 0xBF  # magnitudes below 2, no NaN
-    rows[..., width : width + scales] = _ONE_E8M0
+def fill_tokens(buffers: Buffers, rank: int) -> None:
+    """Random tokens of ``rank``, and zeros for who chose them."""
+    layout = buffers.layout
+    values, heads = buffers.own[buffers.values_of(rank)], buffers.own[buffers.heads_of(rank)]
+    values.random_(0, 256)
+    values &= 0xBF  # magnitudes below 2, no NaN
+    heads.zero_()
+    heads.view(layout.capacity, -1)[:, : layout.hidden_size // layout.block] = _ONE_E8M0
 
 
 class ArrivedTokens:
     """As many as any layer asks for, in one buffer for all of them: layers take turns, and none
-    finds in a cache what the one before has read if it is larger than that."""
+    finds in a cache what the one before has read if it is larger than that.
+
+    Results go to one buffer, a row for each choice of this rank's tokens, as if all of them came
+    from here: so many are written there as go to all ranks, and read as come back from all.
+    """
 
     def __init__(self) -> None:
-        self._rows = torch.empty(0, 0, dtype=torch.uint8)
+        self._arrivals: list[Arrivals] = []
 
-    def tokens(self, count: int, width: int, num_choices: int, device: torch.device) -> Arrivals:
-        """The first ``count`` tokens; their choices are not in them.  What was given out before
-        stays valid."""
+    def tokens(
+        self, count: int, own: int, width: int, num_choices: int, device: torch.device
+    ) -> Arrivals:
+        """At least ``count`` tokens, without choices, where this rank has ``own`` ones.  What was
+        given out before stays valid."""
+        for found in self._arrivals:
+            layout = found.buffers.layout
+            is_fitting = (layout.hidden_size, layout.num_choices) == (width, num_choices)
+            if is_fitting and layout.capacity >= own and layout.num_ranks * own >= count:
+                return replace(found, most_tokens=own)
         layout = ExchangeLayout(
-            num_ranks=1,
-            capacity=count,
+            num_ranks=-(-count // own),
+            capacity=own,
             num_choices=num_choices,
             hidden_size=width,
-            is_exact=False,
             block=token_block(device),
         )
-        if len(self._rows) < count or self._rows.shape[1] != layout.row_bytes:
-            self._rows = torch.zeros(count, layout.row_bytes, dtype=torch.uint8, device=device)
-            fill_tokens(self._rows, layout)
-        return Arrivals(layout, self._rows.flatten(), count)
+        memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        home = memory.data_ptr() + layout.results
+        buffers = Buffers(
+            layout=layout,
+            rank=-1,  # none of the tokens are its own
+            own=memory,
+            peers={},
+            homes=torch.full((layout.num_ranks,), home, dtype=torch.int64, device=device),
+            rounds=torch.zeros(1, dtype=torch.int32, device=device),
+        )
+        for rank in range(layout.num_ranks):
+            fill_tokens(buffers, rank)
+        nothing = Activations.empty(0, width, MatrixPath.of(device), KOrder.PLAIN, device)
+        self._arrivals.insert(0, Arrivals(buffers, nothing, own))
+        return self._arrivals[0]

@@ -8,6 +8,7 @@ works as in the whole deployment, only bytes for absent ones cross no link.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from deepinfer.engine.parallel.fixed_exchange import FixedCapacityExperts
 from deepinfer.engine.parallel.groups import Group
 from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
-from deepinfer.kernels.exchange import ExchangeLayout, token_block
+from deepinfer.kernels.exchange import Buffers, ExchangeLayout, token_block
 
 from .arrived import fill_tokens
 from .plan import padded_experts
@@ -69,7 +70,7 @@ class PresentShare:
         if choices not in self._channels:
             layout = ExchangeLayout(
                 num_ranks=self.ranks, capacity=self.capacity, num_choices=choices,
-                hidden_size=width, is_exact=False, block=token_block(tensors.device),
+                hidden_size=width, block=token_block(tensors.device),
             )  # fmt: skip
             channel = PartChannel(self.group, layout, tensors.device, plan.n_routed_experts)
             self._channels[choices] = channel
@@ -132,28 +133,24 @@ class PartChannel(PeerChannel):
             return
         self._nowhere = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
         nowhere = self.memory.addresses.new_full((absent,), self._nowhere.data_ptr())
-        addresses = torch.cat([self.memory.addresses, nowhere])
-        self.to_all = (layout, addresses, group.rank, self.rounds)
-        write_arrivals(layout, self.memory.own, group, num_experts)
+        homes = torch.cat([self.buffers.homes, nowhere + layout.results])
+        self.buffers = replace(self.buffers, homes=homes)
+        write_arrivals(self.buffers, group.size, num_experts)
 
 
-def write_arrivals(layout: ExchangeLayout, own: Tensor, group: Group, num_experts: int) -> None:
-    """The tokens of the absent ranks into the buffer ``own`` of a rank of ``group``, and that they
-    have sent and returned all they ever will."""
-    shape, present = (layout.num_ranks, layout.capacity), group.size
-    rows = own[: layout.results].view(*shape, layout.row_bytes)[present:]
-    fill_tokens(rows, layout)
-    width, scales = layout.hidden_size, layout.hidden_size // layout.block
+def write_arrivals(buffers: Buffers, present: int, num_experts: int) -> None:
+    """The tokens of the absent ranks, from ``present`` on, into a rank's buffer, and that they have
+    sent and returned all they ever will."""
+    layout, own = buffers.layout, buffers.own
     choices, held = layout.num_choices, padded_experts(num_experts, layout.num_ranks)
-    first = (width + scales + 3) // 4
-    words = own[: layout.results].view(torch.int32).view(*shape, -1)[present:]
-    for places in words[..., first : first + choices].unbind():
+    first = -(-layout.hidden_size // layout.block // 4)  # word of the owners
+    for rank in range(present, layout.num_ranks):
+        fill_tokens(buffers, rank)
+        heads = own[buffers.heads_of(rank)].view(layout.capacity, -1)
         chances = torch.rand(layout.capacity, num_experts, device=own.device)
         experts = chances.topk(choices).indices.sort(-1).values
-        is_here = experts // held == group.rank
-        places.copy_(torch.where(is_here, experts % held, -1))
-    factors = own[: layout.results].view(torch.float32).view(*shape, -1)[present:]
-    factors[..., first + choices : first + 2 * choices] = 1 / choices
-    for start, end in ((layout.sent, layout.returned), (layout.returned, layout.num_bytes)):
-        flags = own[start:end].view(torch.int32)
-        flags.view(-1, layout.num_ranks, layout.PROGRAMS)[:, present:] = _ALWAYS
+        owners = (experts // held << 16) + experts % held
+        heads.view(torch.int32)[:, first : first + choices] = owners.int()
+        heads.view(torch.float32)[:, first + choices : first + 2 * choices] = 1 / choices
+    buffers.sent[present:] = _ALWAYS
+    buffers.returned[present:] = _ALWAYS

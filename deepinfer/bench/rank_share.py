@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from deepinfer.engine.checkpoint.random_weights import random_tensor
 from deepinfer.engine.model.config import ModelConfig
@@ -27,7 +28,9 @@ from deepinfer.engine.model.share import (
 )
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
 from deepinfer.engine.parallel.exchange import PresentExperts
+from deepinfer.kernels.exchange import Arrivals
 from deepinfer.kernels.moe import sum_rows
+from deepinfer.kernels.norm import NormedRows
 
 from .arrived import ArrivedTokens
 from .plan import padded_experts
@@ -139,19 +142,29 @@ class SliceShare:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Table:
-    """What the other ranks send when this one has T tokens: N tokens, with choices [N, K] i64 and
-    factors [N, K] f32.  back [T copies] i32: the results that a token of this rank gets back."""
+    """What the other ranks send when this one has T tokens: N tokens, with choices [N, K] i64, of
+    which ``num_pairs`` are here, and factors [N, K] f32.
+
+    back [T copies] i32: the results that a token of this rank gets back.  ``arrivals``: where the
+    tokens lie on a GPU, with -1 for the choices of those that there are not.
+    """
 
     choices: Tensor
     factors: Tensor
+    num_pairs: int
     back: Tensor
     copies: int
+    arrivals: Arrivals | None = None
 
 
 class ReceivedTokens:
-    """Local experts at work on the tokens that all ranks would send; as many results as would come
-    back are added up.  On a GPU they lie there from the beginning, as tokens of other ranks do once
-    they have come; on a CPU they are copies of this rank's own."""
+    """Local experts at work on the tokens that all ranks would send, with results for as many
+    tokens as come back.
+
+    On a GPU it is as between the GPUs of a host: tokens lie there from the beginning, and a result
+    of each choice comes back.  On a CPU they are copies of this rank's own, and results of a rank
+    are added up before they are sent.
+    """
 
     def __init__(self, local: LocalExperts, share: SliceShare, plan: LayerPlan) -> None:
         self.local = local
@@ -160,18 +173,17 @@ class ReceivedTokens:
         self._tables: dict[tuple[str, int], _Table] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)()(), len(x))
+        return added_up(self.begin(NormedRows(x, x), ids, weights)()(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+        x = rows.values
         table = self._table(len(x), x.device)
-        count, choices = table.choices.shape
 
         def compute() -> Outputs:
-            if x.is_cuda:
-                arrivals = self._share.arrived.tokens(count, x.shape[1], choices, x.device)
-                pairs = self.local.pairs(arrivals, table.choices, table.factors)
-                return sum_rows(*pairs, choices, torch.bfloat16), table.back
-            received = x[torch.arange(count) % len(x)]
+            if table.arrivals is not None:
+                self.local.send_back(table.arrivals, table.choices, table.factors, table.num_pairs)
+                return table.arrivals.buffers.results, table.back
+            received = x[torch.arange(len(table.choices)) % len(x)]
             experts = PresentExperts(self.local)
             results = experts(received, table.choices, table.factors).to(torch.bfloat16)
             return sum_rows(results, table.back, table.copies)
@@ -185,14 +197,37 @@ class ReceivedTokens:
         key = self._share.routing, num_tokens
         if key not in self._tables:
             choices = self._share.traffic(self._plan).choices(num_tokens).to(device)
-            count = len(choices)
-            copies = -(-count // num_tokens)
-            back = torch.arange(copies * num_tokens, dtype=torch.int32, device=device)
-            back = torch.where(back < count, back, -1).view(copies, num_tokens).t()
-            self._tables[key] = _Table(
-                choices=choices,
-                factors=torch.full(choices.shape, 1 / choices.shape[1], device=device),
-                back=back.flatten(),
-                copies=copies,
-            )
+            make = self._on_gpu if device.type == "cuda" else self._on_cpu
+            self._tables[key] = make(choices, num_tokens)
         return self._tables[key]
+
+    def _on_gpu(self, choices: Tensor, num_tokens: int) -> _Table:
+        (count, per_token), device = choices.shape, choices.device
+        width = self.local.down.num_rows
+        arrivals = self._share.arrived.tokens(count, num_tokens, width, per_token, device)
+        # Choices that are here come last in a token.  Turned by another number for each rank that
+        # sends, they write all results of this rank's tokens.
+        source = torch.arange(count, device=device)[:, None] // num_tokens
+        turned = torch.arange(per_token, device=device) - source - 1
+        choices = choices.gather(1, turned % per_token)
+        return _Table(
+            choices=functional.pad(choices, (0, 0, 0, len(arrivals) - count), value=-1),
+            factors=torch.full((len(arrivals), per_token), 1 / per_token, device=device),
+            num_pairs=int((choices >= 0).sum()),
+            back=torch.arange(num_tokens * per_token, dtype=torch.int32, device=device),
+            copies=per_token,
+            arrivals=arrivals,
+        )
+
+    def _on_cpu(self, choices: Tensor, num_tokens: int) -> _Table:
+        count = len(choices)
+        copies = -(-count // num_tokens)
+        back = torch.arange(copies * num_tokens, dtype=torch.int32)
+        back = torch.where(back < count, back, -1).view(copies, num_tokens).t()
+        return _Table(
+            choices=choices,
+            factors=torch.full(choices.shape, 1 / choices.shape[1]),
+            num_pairs=int((choices >= 0).sum()),
+            back=back.flatten(),
+            copies=copies,
+        )

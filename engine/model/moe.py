@@ -40,9 +40,8 @@ class MoE:
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
         """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
         is_image [T, 1] bool or None."""
-        x = rows.values
-        ids, weights = self.route(x, is_image)
-        compute = self.routed.begin(x, ids, weights)
+        ids, weights = self.route(rows.values, is_image)
+        compute = self.routed.begin(rows, ids, weights)
         activated = gated_linear(rows.operand, self.shared_gate_up, self.limit, self.shared_down)
         collect = compute()
         shared = quantized_linear(activated, self.shared_down)

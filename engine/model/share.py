@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import (
-    can_split,
     expert_pairs,
-    expert_parts,
     experts,
     native_experts,
+    send_back_experts,
     sum_rows,
 )
 from deepinfer.kernels.placement import on_accelerator
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
-    from deepinfer.kernels.gemm.expert_rows import ExpertRows
+    from deepinfer.kernels.norm import NormedRows
 
     from .layer_tensors import LayerTensors
     from .schedule import LayerPlan
 
-
-# Tokens of a rank from which two launches of the last product may pay: with 256 they do not.
-_PARTED_TOKENS = 1024
 
 # What experts give: [T, d] f32, or on a GPU rows [R, d] bf16 that are not added up yet and those of
 # each token, [T S] i32 with -1 for none.
@@ -61,7 +57,7 @@ class RoutedExperts(Protocol):
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
         ...
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         """Send tokens to where their experts are.  The first step after that launches experts here
         and sends what they give, the second waits for what comes back.  Other work between the
         steps hides the exchange."""
@@ -128,6 +124,7 @@ class LocalExperts:
             as_fp8=tensors.experts_as_fp8,
         )
         self.limit = limit
+        self.num_members = len(members)
         self._share = min(1.0, len(members) / num_experts)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -141,24 +138,18 @@ class LocalExperts:
             x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
         )
 
-    def parts(self, num_tokens: int) -> list[range]:
-        """Columns in which a pass of so many tokens per rank is best computed: most of them, whose
-        way to other ranks the rest hides, if those are worth a launch."""
-        width = self.down.num_rows
-        most = width * 3 // 4
-        if num_tokens < _PARTED_TOKENS or not can_split(self.down) or most % 256:
-            return [range(width)]
-        return [range(most), range(most, width)]
+    def send_back(
+        self, arrivals: Arrivals, places: Tensor, weights: Tensor, num_pairs: int | None = None
+    ) -> None:
+        """``kernels.moe.send_back_experts`` of the tokens of all ranks, places [N, K] i64; of their
+        choices about ``num_pairs`` are here, by default this rank's share."""
+        if num_pairs is None:
+            num_pairs = round(places.numel() * self._share)
+        common = (arrivals, places, weights, self.gate_up, self.down, self.limit)
+        send_back_experts(*common, num_pairs=num_pairs)
 
-    def arrived(
-        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
-    ) -> Iterator[tuple[Tensor, ExpertRows]]:
-        """``kernels.moe.expert_parts`` of the tokens of all ranks, places [N, K] i64."""
-        num_pairs = round(places.numel() * self._share)
-        common = (x, places, weights, self.gate_up, self.down, self.limit)
-        return expert_parts(*common, parts=parts, num_pairs=num_pairs)
-
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+        x = rows.values
         if on_accelerator(x) and len(x):
             return only(lambda: self.pairs(x, ids, weights))
         return only(lambda: self(x, ids, weights))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.engine.model.share import RoutedExperts, Steps, added_up, only
+from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.placement import on_accelerator
 
 from .groups import Group
@@ -51,7 +52,7 @@ class ExchangedExperts:
         self.is_exact = is_exact
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)()(), len(x))
+        return added_up(self.begin(NormedRows(x, x), ids, weights)()(), len(x))
 
     def assist(self) -> None:
         device = self.table.rank.device
@@ -59,8 +60,9 @@ class ExchangedExperts:
         ids = torch.empty(0, self.num_choices, dtype=torch.int64, device=device)
         self(x, ids, ids.float())
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         """Send the tokens; the last step gives [T, d] f32."""
+        x = rows.values
         ranks, places = self.table.route(ids, self.group.rank)
         wanted = torch.stack([(ranks == rank).any(-1) for rank in range(self.group.size)])
         owner, token = wanted.nonzero(as_tuple=True)
@@ -75,8 +77,8 @@ class ExchangedExperts:
             if self.is_exact:
                 return self._combine_exact(ids.shape, here, token, send, receive,
                                            *self._pairs(hidden, chosen, factors))  # fmt: skip
-            rows = self.local(hidden, chosen, factors).to(torch.bfloat16)
-            returning = self.group.all_to_all(rows, receive, send)
+            sums = self.local(hidden, chosen, factors).to(torch.bfloat16)
+            returning = self.group.all_to_all(sums, receive, send)
             return lambda: self._add_by_rank(len(ids), token, send, returning())
 
         return compute
@@ -139,8 +141,8 @@ class PresentExperts:
         by_choice[row, choice] = pairs
         return add_choices(by_choice)
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
-        return only(lambda: self(x, ids, weights))
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+        return only(lambda: self(rows.values, ids, weights))
 
     def assist(self) -> None:
         self.local.assist()

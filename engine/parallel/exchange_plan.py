@@ -3,7 +3,6 @@ have: a part of ``engine.kernel_plan``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from itertools import product
 
@@ -14,25 +13,29 @@ from deepinfer.engine.model.moe import MoE
 from deepinfer.engine.model.share import LocalExperts
 from deepinfer.kernels.exchange import (
     Arrivals,
+    Buffers,
     ExchangeLayout,
     copy_blocks,
     end_round,
+    make_heads,
     receive_tokens,
-    send_results,
-    send_tokens,
+    sendable,
     token_block,
 )
+from deepinfer.kernels.norm import NormedRows
 
 from .handover import block_rows, ring_rows
 
 _RANKS = (2, 4, 8)
 _NUM_TOKENS = 3
+# Rows of each expert, on both sides of every choice of a tile.
+_EXPERT_ROWS = (1, 17, 33, 65, 81, 97, 129, 193, 257, 513)
 _ADDRESS = 1 << 44  # of a peer's memory
 
 
 def rehearse_exchanges(layers: Iterable[MoE], hidden_size: int, cache: KVCache) -> None:
     """Launch each of them, inside a rehearsal: the code of a kernel depends on the ranks, the width
-    and the choices of a token, and whether each choice returns by itself.
+    and the choices of a token.
 
     ``layers`` are whole ones, one of each number of choices.
     """
@@ -40,14 +43,13 @@ def rehearse_exchanges(layers: Iterable[MoE], hidden_size: int, cache: KVCache) 
         copy_blocks(part.table, part.rows, _ADDRESS, part.rows)
     if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
         return
-    for layer, num_ranks, is_exact in product(layers, _RANKS, (True, False)):
+    for layer, num_ranks in product(layers, _RANKS):
         assert isinstance(layer.routed, LocalExperts)
         layout = ExchangeLayout(
             num_ranks=num_ranks,
             capacity=_NUM_TOKENS,
             num_choices=layer.num_experts_per_tok,
             hidden_size=hidden_size,
-            is_exact=is_exact,
             block=token_block(cache.history.device),
         )
         _exchange(layout, layer.routed)
@@ -58,14 +60,22 @@ def _exchange(layout: ExchangeLayout, experts: LocalExperts) -> None:
     ids = torch.zeros(_NUM_TOKENS, layout.num_choices, dtype=torch.int64)
     # Each expert once: rank, place, and how many replicas.
     table = (ids[:, :1].contiguous(), ids[:, :1].contiguous(), ids[:, 0].contiguous())
-    peers = torch.zeros(layout.num_ranks, dtype=torch.int64)
-    own = torch.zeros(layout.num_bytes, dtype=torch.uint8)
-    rounds = torch.zeros(1, dtype=torch.int32)
-    to_all, here = (layout, peers, 0, rounds), (layout, own, rounds)
-    send_tokens(*to_all, x, ids, ids.float(), table, _NUM_TOKENS)
-    received = receive_tokens(*here, _NUM_TOKENS)
-    arrivals = Arrivals(layout, own, _NUM_TOKENS)
-    for parts in (experts.parts(1), experts.parts(sys.maxsize)):
-        for part, results in enumerate(experts.arrived(arrivals, *received, parts)):
-            send_results(*to_all, *results, _NUM_TOKENS, part, parts[part].start)
-        end_round(*here, _NUM_TOKENS, len(parts))
+    buffers = Buffers(
+        layout=layout,
+        rank=0,
+        own=torch.zeros(layout.num_bytes, dtype=torch.uint8),
+        peers={},
+        homes=torch.zeros(layout.num_ranks, dtype=torch.int64),
+        rounds=torch.zeros(1, dtype=torch.int32),
+    )
+    tokens = sendable(NormedRows(x, x))
+    make_heads(buffers, tokens, ids, ids.float(), table, _NUM_TOKENS)
+    received = receive_tokens(buffers, _NUM_TOKENS)
+    experts.send_back(Arrivals(buffers, tokens, _NUM_TOKENS), *received)
+    end_round(buffers)
+    if layout.num_ranks == _RANKS[0]:  # the code of the products does not depend on the ranks
+        for rows in _EXPERT_ROWS:
+            most = -(-rows * experts.num_members // (layout.num_ranks * layout.num_choices))
+            arrivals = Arrivals(buffers, tokens, most)
+            places = torch.zeros(len(arrivals), layout.num_choices, dtype=torch.int64)
+            experts.send_back(arrivals, places, places.float())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deepinfer.engine.model.share import RoutedExperts, Steps
 from deepinfer.errors import EngineError
+from deepinfer.kernels.norm import NormedRows
 
 from .exchange import ExchangedExperts, add_choices
 from .groups import Group
@@ -48,8 +49,9 @@ class FixedCapacityExperts(ExchangedExperts):
         )
         self.capacity = capacity
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         """Send the tokens; the last step gives [T, d] f32."""
+        x = rows.values
         count, choices = ids.shape
         if count > self.capacity:
             raise EngineError(
@@ -60,9 +62,9 @@ class FixedCapacityExperts(ExchangedExperts):
         everyone = torch.arange(self.group.size, device=ids.device)[:, None, None]
         here = ids.new_full((self.group.size, self.capacity, choices), -1)
         here[:, :count] = torch.where(ranks == everyone, places, -1)
-        rows = quantize_rows(x)
-        padded = rows.new_zeros(self.capacity, rows.shape[1])
-        padded[:count] = rows
+        codes = quantize_rows(x)
+        padded = codes.new_zeros(self.capacity, codes.shape[1])
+        padded[:count] = codes
         factors = weights.new_zeros(self.capacity, choices)
         factors[:count] = weights
         payload = torch.stack([pack(padded, part, factors) for part in here.unbind()])
@@ -71,8 +73,8 @@ class FixedCapacityExperts(ExchangedExperts):
         def compute() -> Callable[[], Tensor]:
             hidden, chosen, factors = unpack(arriving(), self.hidden_size)
             if not self.is_exact:
-                rows = self.local(hidden, chosen, factors).to(torch.bfloat16)
-                returning = self.group.all_to_all(rows, None, None)
+                sums = self.local(hidden, chosen, factors).to(torch.bfloat16)
+                returning = self.group.all_to_all(sums, None, None)
                 by_rank = (self.group.size, self.capacity)
                 return lambda: add_choices(
                     torch.unflatten(returning(), 0, by_rank)[:, :count].transpose(0, 1)

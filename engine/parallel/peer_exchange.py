@@ -1,14 +1,14 @@
-"""The exchange between GPUs of one host by writing into each other's memory: no host and no copies
-in between, any of it part of a graph.
+"""The exchange between GPUs of one host through each other's memory: no host in between, any of it
+part of a graph.
 
-What is sent goes through a stream of its own, before what computes: tokens while the shared expert
-begins, most columns of the results while experts compute the others, and those while it ends.
+Tokens travel by copy engines, which take nothing from what computes, while the shared expert
+begins.  The last product of the experts stores each row of results where its token came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,47 +17,77 @@ from deepinfer.engine.model.share import Outputs, Steps, added_up
 from deepinfer.errors import EngineError
 from deepinfer.kernels.exchange import (
     Arrivals,
+    Buffers,
     ExchangeLayout,
+    copy_tokens,
     end_round,
+    make_heads,
     receive_tokens,
-    send_results,
-    send_tokens,
+    sendable,
 )
-from deepinfer.kernels.gemm.expert_rows import ExpertRows
+from deepinfer.kernels.norm import NormedRows
 
 from .groups import Group
 from .peer_memory import PeerMemory
 from .routing_table import RoutingTable
 
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
+
 
 class ArrivalExperts(Protocol):
     """Experts of this rank for tokens of all ranks: see ``engine.model.share.LocalExperts``."""
 
-    def parts(self, num_tokens: int) -> Sequence[range]: ...
-
-    def arrived(
-        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
-    ) -> Iterator[tuple[Tensor, ExpertRows]]: ...
+    def send_back(self, arrivals: Arrivals, places: Tensor, weights: Tensor) -> None: ...
 
 
 class PeerChannel:
     """The buffers of one exchange at a time between the ranks of a host; layers take turns.
 
     ``most_tokens`` is how many tokens any rank brings to the exchanges that follow, the same on all
-    ranks.  ``rounds`` [1] i32: exchanges ended so far.  All ranks make the same ones in the same
-    order, and end each before the next.
+    ranks.  All ranks make the same ones in the same order, and end each before the next.
     """
 
     def __init__(self, group: Group, layout: ExchangeLayout, device: torch.device) -> None:
         """Made by all ranks of ``group`` at once.  Raises: EngineError as ``PeerMemory``."""
-        self.layout = layout
         self.memory = PeerMemory(group, layout.num_bytes, device)
-        self.rounds = torch.zeros(1, dtype=torch.int32, device=device)
-        self.to_all = (layout, self.memory.addresses, group.rank, self.rounds)
-        self.here = (layout, self.memory.own, self.rounds)
+        self.buffers = Buffers(
+            layout=layout,
+            rank=group.rank,
+            own=self.memory.own,
+            peers=self.memory.peers,
+            homes=self.memory.addresses + layout.results,
+            rounds=torch.zeros(1, dtype=torch.int32, device=device),
+        )
         self.most_tokens = layout.capacity
-        # Its few programs are there first, so that the others fill what they leave.
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._streams: dict[int, torch.cuda.Stream] = {
+            peer: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for peer in self.memory.peers
+        }
+
+    def send(
+        self, tokens: Activations, ids: Tensor, weights: Tensor, table: RoutingTable
+    ) -> Tensor:
+        """Begin to copy tokens to all other ranks; returns where their results will be, as
+        ``make_heads_triton``."""
+        replicas = (table.rank, table.place, table.count)
+        most, main = self.most_tokens, torch.cuda.current_stream()
+        result_row = make_heads(self.buffers, tokens, ids, weights, replicas, most)
+        for peer, stream in self._streams.items():
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                copy_tokens(self.buffers, tokens, peer, most)
+        return result_row
+
+    def end(self) -> None:
+        """Wait for all results."""
+        end_round(self.buffers)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until what was sent may be overwritten."""
+        for stream in self._streams.values():
+            torch.cuda.current_stream().wait_stream(stream)
 
 
 class PeerExperts:
@@ -72,48 +102,33 @@ class PeerExperts:
         self.channel = channel
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)()(), len(x))
+        return added_up(self.begin(NormedRows(x, x), ids, weights)()(), len(x))
 
     def assist(self) -> None:
-        layout, device = self.channel.layout, self.table.rank.device
+        layout, device = self.channel.buffers.layout, self.table.rank.device
         x = torch.empty(0, layout.hidden_size, dtype=torch.bfloat16, device=device)
         ids = torch.empty(0, layout.num_choices, dtype=torch.int64, device=device)
-        self.begin(x, ids, ids.float())()()
+        self.begin(NormedRows(x, x), ids, ids.float())()()
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         """Send the tokens; the last step gives rows of what other ranks sent back, which hold until
         the next exchange begins."""
-        channel = self.channel
-        most = channel.most_tokens
-        if len(x) > most:
+        channel, most, count = self.channel, self.channel.most_tokens, len(rows.values)
+        if count > most:
             raise EngineError(
-                f"{len(x)} tokens in a step, but the exchange has room for {most} per rank: raise "
+                f"{count} tokens in a step, but the exchange has room for {most} per rank: raise "
                 "its capacity or lower max_num_seqs"
             )
-        # What was allocated on a stream is used again only after it has waited for the other one.
-        channel.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(channel.stream):
-            replicas = (self.table.rank, self.table.place, self.table.count)
-            result_row = send_tokens(*channel.to_all, x, ids, weights, replicas, most)
-        return lambda: self._compute(result_row, most)
+        tokens = sendable(rows)
+        result_row = channel.send(tokens, ids, weights, self.table)
+        return lambda: self._compute(Arrivals(channel.buffers, tokens, most), result_row)
 
-    def _compute(self, result_row: Tensor, most: int) -> Callable[[], Outputs]:
-        """Results of the first columns are on their way while the others are computed."""
-        channel, main = self.channel, torch.cuda.current_stream()
-        arrivals = Arrivals(channel.layout, channel.memory.own, most)
-        received = receive_tokens(*channel.here, most)
-        parts = self.local.parts(most)
-        kept = []  # until all of it was used: on the other stream, too
-        for part, results in enumerate(self.local.arrived(arrivals, *received, parts)):
-            channel.stream.wait_stream(main)
-            with torch.cuda.stream(channel.stream):
-                send_results(*channel.to_all, *results, most, part, parts[part].start)
-            kept.append(results)
+    def _compute(self, arrivals: Arrivals, result_row: Tensor) -> Callable[[], Outputs]:
+        received = receive_tokens(arrivals.buffers, arrivals.most_tokens)
+        self.local.send_back(arrivals, *received)
 
         def collect() -> Outputs:
-            end_round(*channel.here, most, len(parts))
-            main.wait_stream(channel.stream)
-            kept.clear()
-            return channel.layout.results_of(channel.memory.own), result_row
+            self.channel.end()
+            return self.channel.buffers.results, result_row
 
         return collect

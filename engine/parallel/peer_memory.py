@@ -16,7 +16,8 @@ from .groups import Group, translated
 class PeerMemory:
     """One buffer of ``num_bytes`` zeros on each rank of ``group``, mapped into all of them.
 
-    own [num_bytes] u8 this rank's; addresses [R] i64 where the ranks' buffers are for kernels here.
+    own [num_bytes] u8 this rank's; addresses [R] i64 where the ranks' buffers are for kernels here;
+    peers, by rank, the others' [num_bytes] u8 as tensors, which copies from this GPU reach.
     Made by all ranks at once.  NVLink multicast is not used: the addresses are plain ones.
     Raises: EngineError if the GPUs cannot reach each other's memory.
     """
@@ -37,6 +38,11 @@ class PeerMemory:
             ) from error
         self.own = buffer
         self.addresses = torch.tensor(self._mapping.buffer_ptrs, device=device)
+        self.peers: dict[int, Tensor] = {
+            rank: self._mapping.get_buffer(rank, (num_bytes,), torch.uint8)
+            for rank in range(group.size)
+            if rank != group.rank
+        }
         with translated():
             group.all_reduce(torch.zeros(1, device=device))  # all are zero before anybody writes
         torch.cuda.synchronize(device)

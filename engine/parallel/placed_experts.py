@@ -14,6 +14,7 @@ from torch import Tensor
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
+from deepinfer.kernels.norm import NormedRows
 
 from .exchange import ExchangedExperts, PresentExperts
 from .expert_balance import Placement, plain_placement, rebalance
@@ -84,12 +85,12 @@ class PlacedExperts:
         self._exchange, self._fixed = self._make_exchanges()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)()(), len(x))
+        return added_up(self.begin(NormedRows(x, x), ids, weights)()(), len(x))
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
         flat = ids.flatten()
         self.counts.index_add_(0, flat, torch.ones_like(flat))
-        return self._form().begin(x, ids, weights)
+        return self._form().begin(rows, ids, weights)
 
     def assist(self) -> None:
         self._form().assist()

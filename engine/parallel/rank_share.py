@@ -12,6 +12,7 @@ from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.schedule import LayerPlan
 from deepinfer.engine.model.share import LocalExperts, RoutedExperts, Steps, added_up
 from deepinfer.kernels.exchange import ExchangeLayout, token_block
+from deepinfer.kernels.norm import NormedRows
 
 from .groups import Group
 from .peer_exchange import PeerChannel
@@ -99,7 +100,6 @@ class RankShare:
                 capacity=self.capacity,
                 num_choices=choices,
                 hidden_size=hidden_size,
-                is_exact=self.is_exact,
                 block=token_block(tensors.device),
             )
             made = PeerChannel(self.experts, layout, tensors.device)
@@ -115,23 +115,24 @@ class SharedTokens:
         self.heads = heads
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return added_up(self.begin(x, ids, weights)()(), len(x))
+        return added_up(self.begin(NormedRows(x, x), ids, weights)()(), len(x))
 
     def assist(self) -> None:
         self.routed.assist()
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+        x = rows.values
         share = -(-len(x) // self.heads.size)
         part = slice(self.heads.rank * share, (self.heads.rank + 1) * share)
-        own = self.routed.begin(x[part], ids[part], weights[part])
+        own = self.routed.begin(rows.at(part), ids[part], weights[part])
 
         def compute() -> Callable[[], Tensor]:
             collect = own()
 
             def gather() -> Tensor:
-                rows = added_up(collect(), len(x[part]))
-                padded = rows.new_zeros(share, x.shape[1])
-                padded[: len(rows)] = rows
+                found = added_up(collect(), len(x[part]))
+                padded = found.new_zeros(share, x.shape[1])
+                padded[: len(found)] = found
                 return self.heads.all_gather(padded).flatten(0, 1)[: len(x)]
 
             return gather

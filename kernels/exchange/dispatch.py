@@ -9,11 +9,12 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 
-from .layout import ExchangeLayout
+from .buffers import Buffers
 from .reference import copy_blocks_reference
 
 if TYPE_CHECKING:
-    from deepinfer.kernels.gemm.expert_rows import ExpertRows
+    from deepinfer.kernels.gemm.activations import Activations
+    from deepinfer.kernels.norm import NormedRows
 
 
 def token_block(device: torch.device) -> int:
@@ -23,57 +24,62 @@ def token_block(device: torch.device) -> int:
     return MatrixPath.of(device).block
 
 
-def send_tokens(
-    layout: ExchangeLayout,
-    peers: Tensor,
-    rank: int,
-    rounds: Tensor,
-    x: Tensor,
+def sendable(rows: NormedRows) -> Activations:
+    """Tokens quantised as experts on their device take them: often the norm has done that."""
+    from deepinfer.kernels.gemm.activations import Activations, quantize_activations
+    from deepinfer.kernels.gemm.k_order import KOrder
+    from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+    found = rows.operand
+    if isinstance(found, Activations) and found.scales is not None and found.order is KOrder.PLAIN:
+        return found
+    is_fp8 = MatrixPath.of(rows.values.device) is MatrixPath.FP8
+    path = MatrixPath.FP8 if is_fp8 else MatrixPath.SCALED
+    return quantize_activations(rows.values, path, KOrder.PLAIN)
+
+
+def make_heads(
+    buffers: Buffers,
+    tokens: Activations,
     ids: Tensor,
     weights: Tensor,
     table: tuple[Tensor, Tensor, Tensor],
     most_tokens: int,
 ) -> Tensor:
-    """``send_tokens_triton``."""
-    from .triton_launch import send_tokens_triton
+    """``make_heads_triton``."""
+    from .triton_launch import make_heads_triton
 
-    return send_tokens_triton(layout, peers, rank, rounds, x, ids, weights, table, most_tokens)
+    return make_heads_triton(buffers, tokens, ids, weights, table, most_tokens)
 
 
-def receive_tokens(
-    layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int
-) -> tuple[Tensor, Tensor]:
+def copy_tokens(buffers: Buffers, tokens: Activations, peer: int, most_tokens: int) -> None:
+    """Copies of this rank's tokens to ``peer``, of their heads, and then of the round's number.
+
+    On a GPU these are copy engines' work, one after the other on the current stream.
+    """
+    own, there, layout = buffers.own, buffers.peers[peer], buffers.layout
+    values = tokens.values.view(torch.uint8).flatten()
+    start = buffers.values_of(buffers.rank).start
+    there[start : start + len(values)].copy_(values)
+    start = buffers.heads_of(buffers.rank).start
+    heads = slice(start, start + most_tokens * layout.head_bytes)
+    there[heads].copy_(own[heads])
+    number = buffers.sent_by(buffers.rank)
+    there[number].copy_(own[number])
+
+
+def receive_tokens(buffers: Buffers, most_tokens: int) -> tuple[Tensor, Tensor]:
     """``receive_tokens_triton``."""
     from .triton_launch import receive_tokens_triton
 
-    return receive_tokens_triton(layout, own, rounds, most_tokens)
+    return receive_tokens_triton(buffers, most_tokens)
 
 
-def send_results(
-    layout: ExchangeLayout,
-    peers: Tensor,
-    rank: int,
-    rounds: Tensor,
-    outputs: Tensor,
-    rows: ExpertRows,
-    most_tokens: int,
-    part: int = 0,
-    first_column: int = 0,
-) -> None:
-    """``send_results_triton``."""
-    from .triton_launch import send_results_triton
-
-    place = (layout, peers, rank, rounds)
-    send_results_triton(*place, outputs, rows, most_tokens, part, first_column)
-
-
-def end_round(
-    layout: ExchangeLayout, own: Tensor, rounds: Tensor, most_tokens: int, num_parts: int = 1
-) -> None:
+def end_round(buffers: Buffers) -> None:
     """``end_round_triton``."""
     from .triton_launch import end_round_triton
 
-    end_round_triton(layout, own, rounds, most_tokens, num_parts)
+    end_round_triton(buffers)
 
 
 def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:

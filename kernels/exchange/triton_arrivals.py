@@ -14,9 +14,11 @@ from deepinfer.kernels.quant.triton_bits import bf16_pair, e4m3_value, e8m0_valu
 from .triton_kernel import words_at
 
 
-@triton.jit(do_not_specialize=["scale_stride", "most_tokens", "capacity"])
+@triton.jit(do_not_specialize=["scale_stride", "most_tokens", "capacity", "rank"])
 def gather_kernel(
-    arrivals,
+    arrived,
+    heads,
+    tokens,
     row_pair,
     used,
     values,
@@ -24,38 +26,46 @@ def gather_kernel(
     scale_stride,
     most_tokens,
     capacity,
+    rank,
     CHOICES: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROW_BYTES: tl.constexpr,
+    HEAD_BYTES: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCKS: tl.constexpr,
     PATH: tl.constexpr,
     ORDER: tl.constexpr,
 ):
-    """Arrivals as rows of experts, in the form in which ``quantize_activations`` gives them."""
+    """Arrivals as rows of experts, in the form in which ``quantize_activations`` gives them; values
+    of this rank's own tokens are in ``tokens``."""
     word = tl.arange(0, WORDS)
     inside = word < WIDTH // 4
-    pair = tl.arange(0, 2 * WORDS)
-    is_pair = pair < WIDTH // 2
+    half = tl.arange(0, 2 * WORDS)
+    is_half = half < WIDTH // 2
     block = tl.arange(0, BLOCKS)
     is_block = block < WIDTH // BLOCK
     end = tl.load(used)
     for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
         row = tl.cast(place, tl.int64)
-        # Rows that only fill a tile take any token.
-        token = tl.maximum(tl.load(row_pair + row), 0) // CHOICES
-        arrival = (token // most_tokens * capacity + token % most_tokens).to(tl.int64)
-        start = arrivals + arrival * ROW_BYTES
+        pair = tl.load(row_pair + row)
+        token = tl.maximum(pair, 0) // CHOICES  # rows that only fill a tile take any
+        source, number = token // most_tokens, token % most_tokens
+        arrival = (source * capacity + number).to(tl.int64)
+        start = tl.where(
+            (source == rank) & (pair >= 0), tokens + number.to(tl.int64) * WIDTH,
+            arrived + arrival * WIDTH,
+        )  # fmt: skip
+        start = tl.multiple_of(start, 16)
+        head = heads + arrival * HEAD_BYTES
         if PATH == 0:
-            codes = tl.load(words_at(start, tl.int16) + pair, mask=is_pair, other=0)
-            exponent = tl.load(start + WIDTH + pair // (BLOCK // 2), mask=is_pair, other=0)
+            codes = tl.load(words_at(start, tl.int16) + half, mask=is_half, other=0)
+            exponent = tl.load(head + half // (BLOCK // 2), mask=is_half, other=0)
             scale = e8m0_value(exponent)
             decoded = bf16_pair(_value(codes) * scale, _value(codes >> 8) * scale)
-            tl.store(values + row * (WIDTH // 2) + pair, decoded, mask=is_pair)
+            tl.store(values + row * (WIDTH // 2) + half, decoded, mask=is_half)
         else:
             codes = _codes(words_at(start, tl.int32), word, inside, ORDER)
-            exponent = tl.load(start + WIDTH + block, mask=is_block, other=0)
+            exponent = tl.load(head + block, mask=is_block, other=0)
             tl.store(values + row * (WIDTH // 4) + word, codes, mask=inside)
             if PATH == 1:
                 target = block.to(tl.int64) * scale_stride + row

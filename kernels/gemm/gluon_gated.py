@@ -28,8 +28,8 @@ def multiply_gated(
 ):  # fmt: skip
     """Tiles of 256 columns to ``out`` [R, N / 4] i16, pairs of E4M3 of N / 2 activations in the
     given order of K, and their scales [N / 256, out_stride] f32."""
-    tile_expert, num_row_tiles, N, member_rows, K = work
-    out, factors, o_tiles, row_pair = sums
+    tile_expert, num_row_tiles, N, K = work
+    out, factors, o_tiles, row_pair, home = sums
     FIRST: gl.constexpr = HALF * 64
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = N // 256
@@ -38,7 +38,7 @@ def multiply_gated(
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         row = row_tile * 128 + FIRST
-        w_row = weight_row(tile_expert, row_tile, column * 256, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * 256, N, GROUPED)
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         left, right = sum_pieces(tiles, step, groups, FIRST, layout)
         factor, next_factor = gl.load(place), gl.load(place + 128)

@@ -7,6 +7,7 @@ time in fp32, in both kernels and all tiles: which of them runs does not reach t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -28,6 +29,9 @@ from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
 
+if TYPE_CHECKING:
+    from deepinfer.kernels.exchange import Arrivals
+
 
 def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Tensor:
     """As ``quantized_linear_reference``."""
@@ -42,23 +46,29 @@ def linear_rows_gluon(
     weight: HopperWeight,
     rows: ExpertRows | None,
     tile: Tile,
-    columns: range | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Tensor:
-    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, columns] bf16."""
+    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16.
+
+    With ``arrivals``, of which these are rows, they go back to the ranks that those came from, and
+    what is returned are this rank's results.
+    """
     assert acts.scales is not None and acts.order is weight.order
-    columns = range(weight.num_rows) if columns is None else columns
-    out = torch.empty(
-        len(acts.values), len(columns), dtype=torch.bfloat16, device=acts.values.device
-    )
-    if not len(out):
+    shape = len(acts.values), weight.num_rows
+    if arrivals is None:
+        out = torch.empty(shape, dtype=torch.bfloat16, device=acts.values.device)
+    else:
+        out = arrivals.buffers.results
+    if not shape[0]:
         return out
     if isinstance(tile, NarrowTile):
-        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, columns.start)
+        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, arrivals=arrivals)
     elif isinstance(tile, TripleTile):
-        _launch_triple(acts.values, acts.scales, weight, rows, out, tile, columns.start)
+        assert arrivals is None, "these tiles do not send"
+        _launch_triple(acts.values, acts.scales, weight, rows, out, tile)
     else:
         box = described_tiles(out, 64, 128)
-        _launch_wide(acts.values, acts.scales, weight, rows, box, out.shape, tile, columns.start)
+        _launch_wide(acts.values, acts.scales, weight, rows, box, shape, tile, arrivals=arrivals)
     return out
 
 
@@ -128,22 +138,22 @@ def _launch_narrow(
     expert_rows: ExpertRows | None,
     out: Tensor,
     tile: NarrowTile,
-    first: int = 0,
     *,
+    arrivals: Arrivals | None = None,
     weights: Tensor | None = None,
     gated: tuple[Tensor, Tensor] | None = None,
     gate_stride: int = 0,
     limit: float = 0.0,
     gate: int = UNGATED.value,
 ) -> None:
-    rows, n = out.shape
+    rows, n = len(values), weight.num_rows
     form = weight_form(weight)
-    factors = weight.factors[first:]
-    steps = factors if weight.steps is None else weight.steps[first // 64 :].view(-1)
+    factors = weight.factors
+    steps = factors if weight.steps is None else weight.steps.view(-1)
     narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
-        described_tiles(weight.values[first:], 64, 256 if form == 1 else 32),
+        described_tiles(weight.values, 64, 256 if form == 1 else 32),
         described_tiles(steps, 128),
         out,
         factors,
@@ -152,17 +162,19 @@ def _launch_narrow(
         *((factors, factors) if gated is None else gated),
         factors if weights is None else weights,
         factors if gated is None or weight.turns is None else weight.turns,
+        factors if arrivals is None else arrivals.buffers.homes,
         rows,
         n,
-        weight.num_rows,
         weight.k,
         gate_stride,
         limit,
+        1 if arrivals is None else arrivals.most_tokens,
         FORMAT=form,
         TOKENS=tile.rows,
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
         GATE=int(gate),
+        CHOICES=_choices(expert_rows, arrivals),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -176,8 +188,8 @@ def _launch_wide(
     out: TensorDescriptor,
     shape: Sequence[int],
     tile: WideTile,
-    first: int = 0,
     *,
+    arrivals: Arrivals | None = None,
     weights: Tensor | None = None,
     out_scales: Tensor | None = None,
     out_stride: int = 0,
@@ -186,17 +198,17 @@ def _launch_wide(
 ) -> None:
     rows, n = shape
     form = weight_form(weight)
-    factors = weight.factors[first:]
+    factors = weight.factors
     count = triton.cdiv(rows, tile.rows)
     columns = tile.columns if gate == UNGATED.value else 256
     programs = min(count * triton.cdiv(n, columns), multiprocessors(values.device))
     wide_kernel[(programs,)](
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
-        described_tiles(weight.values[first:], tile.columns, 128 if form == 1 else 16),
+        described_tiles(weight.values, tile.columns, 128 if form == 1 else 16),
         described_tiles(factors, 128)
         if weight.steps is None
-        else described_tiles(weight.steps[first // 64 :].flatten(1), tile.columns // 64, 128),
+        else described_tiles(weight.steps.flatten(1), tile.columns // 64, 128),
         out,
         factors,
         factors if expert_rows is None else expert_rows.expert,
@@ -204,16 +216,18 @@ def _launch_wide(
         factors if expert_rows is None else expert_rows.used,
         factors if weights is None else weights,
         factors if out_scales is None else out_scales,
+        factors if arrivals is None else arrivals.buffers.homes,
         count,
         n,
-        weight.num_rows,
         weight.k,
         scales.stride(0),
         out_stride,
         limit,
+        1 if arrivals is None else arrivals.most_tokens,
         FORMAT=form,
         GROUPED=expert_rows is not None,
         GATE=int(gate),
+        CHOICES=_choices(expert_rows, arrivals),
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,
@@ -227,16 +241,15 @@ def _launch_triple(
     expert_rows: ExpertRows | None,
     out: Tensor,
     tile: TripleTile,
-    first: int,
 ) -> None:
     rows, n = out.shape
-    factors = weight.factors[first:]
+    factors = weight.factors
     count = triton.cdiv(rows, tile.rows)
     programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(values.device))
     triple_kernel[(programs,)](
         described_tiles(values, 64, 128),
         described_tiles(scales.view(-1), 64),
-        described_tiles(weight.values[first:], tile.columns, 128),
+        described_tiles(weight.values, tile.columns, 128),
         described_tiles(out, 64, tile.columns),
         factors,
         factors if expert_rows is None else expert_rows.expert,
@@ -245,7 +258,6 @@ def _launch_triple(
         rows,
         count,
         n,
-        weight.num_rows,
         weight.k,
         scales.stride(0),
         STAGES=tile.stages,
@@ -255,3 +267,8 @@ def _launch_triple(
         num_warps=4,
         enable_fp_fusion=True,
     )
+
+
+def _choices(rows: ExpertRows | None, arrivals: Arrivals | None) -> int:
+    """Of a token, if its results go back to where it came from."""
+    return 0 if rows is None or arrivals is None else rows.per_token

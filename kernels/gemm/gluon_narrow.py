@@ -21,20 +21,21 @@ from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED
 from .gluon_last import activate_last
+from .gluon_results import home_of
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_rows", "gate_stride"])
+@gluon.jit(do_not_specialize=["num_rows", "gate_stride", "most_tokens"])
 def narrow_kernel(
     x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
-    num_rows, N, member_rows, K, gate_stride, limit,
+    homes, num_rows, N, K, gate_stride, limit, most_tokens,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    GATE: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
-    ``member_rows`` is N, or more if these are only some of the rows of each of the E.
     GATE, unless it is UNGATED: see ``activate_last``.
+    CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``.
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
@@ -43,8 +44,8 @@ def narrow_kernel(
         expert = gl.load(tile_expert + row_tile)
     if expert >= 0:
         _tile(
-            x, x_scales, w, steps, out, w_scales, expert * member_rows, row_tile, column, num_rows,
-            N, K, FORMAT, TOKENS, STAGES,
+            x, x_scales, w, steps, out, w_scales, expert * N, row_tile, column, num_rows,
+            N, K, (row_pair, homes, most_tokens), FORMAT, TOKENS, STAGES, CHOICES,
         )  # fmt: skip
         if GATE != UNGATED:
             gate = (values, scales, gate_stride, weights, turns, limit)
@@ -54,7 +55,7 @@ def narrow_kernel(
 @gluon.jit
 def _tile(
     x, x_scales, w, steps, out, w_scales, w_base, row_tile, column, num_rows, N, K,
-    FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+    home, FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, CHOICES: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, TOKENS, 256], x.layout)
@@ -114,8 +115,12 @@ def _tile(
     result = gl.convert_layout(sums.to(gl.bfloat16).permute((1, 0)), stored)
     r = row_tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, stored))
     n = column + gl.arange(0, 64, gl.SliceLayout(0, stored))
-    inside = (r < num_rows)[:, None] & (n < N)[None, :]
-    gl.store(out + r.to(gl.int64)[:, None] * N + n[None, :], result, mask=inside)
+    inside = r < num_rows
+    place = out + r.to(gl.int64) * N
+    if CHOICES != 0:
+        inside, place = home_of(home, r, inside, N, CHOICES)
+    inside = inside[:, None] & (n < N)[None, :]
+    gl.store(place[:, None] + n[None, :], result, mask=inside)
 
 
 @gluon.jit

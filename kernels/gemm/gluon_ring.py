@@ -35,9 +35,9 @@ def place_in_band(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
 
 
 @gluon.jit
-def weight_row(tile_expert, row_tile, column, member_rows, GROUPED: gl.constexpr):
+def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
     """First row of the weight's tile."""
     row = column
     if GROUPED:
-        row += gl.load(tile_expert + row_tile) * member_rows
+        row += gl.load(tile_expert + row_tile) * N
     return row

@@ -28,7 +28,7 @@ PIECES = gl.constexpr(3)
 @gluon.jit(do_not_specialize=["num_rows", "num_row_tiles", "scale_stride"])
 def triple_kernel(
     x, x_scales, w, out, factors, tile_expert, row_pair, used, num_rows, num_row_tiles, N,
-    member_rows, K, scale_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
+    K, scale_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As ``wide_kernel``; boxes of ``x`` and ``x_scales`` are 64 rows."""
@@ -40,7 +40,7 @@ def triple_kernel(
     fence_async_shared()
     if GROUPED:
         num_row_tiles = gl.load(used) // (64 * PIECES)
-    work = (tile_expert, num_row_tiles, N, member_rows, K)
+    work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
     sums = (out, factors, o_tiles, row_pair, num_rows)
     gl.warp_specialize(
@@ -57,14 +57,14 @@ def triple_kernel(
 
 @gluon.jit
 def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     ROW_BYTES: gl.constexpr = x.block_type.nbytes + x_scales.block_type.nbytes
     num_columns = gl.cdiv(N, 128)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * 128, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * 128, N, GROUPED)
         for group in range(K // 128):
             stage = step % w_tiles.shape[0]
             bar = full.index(stage)
@@ -98,7 +98,7 @@ def _multiply_third(work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr
 def _multiply(
     work, tiles, sums, PIECE: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr
 ):  # fmt: skip
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     out, factors, o_tiles, row_pair, num_rows = sums
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
@@ -107,7 +107,7 @@ def _multiply(
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * 128, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * 128, N, GROUPED)
         row = (row_tile * PIECES + PIECE) * 64
         if _has_rows(row_pair, row, num_rows, GROUPED):
             factor = factors_ahead(factors, w_row)

@@ -23,6 +23,7 @@ from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
+from .gluon_results import send_piece
 from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
 from .gluon_sums import (
     factors_ahead,
@@ -36,22 +37,22 @@ from .gluon_sums import (
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride"])
+@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride", "most_tokens"])
 def wide_kernel(
     x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, weights, out_scales,
-    num_row_tiles, N, member_rows, K, scale_stride, out_stride, limit,
+    homes, num_row_tiles, N, K, scale_stride, out_stride, limit, most_tokens,
     FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
     RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
-    GATE: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
-    ``member_rows`` is N, or more if these are only some of the rows of each of the E.
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
     ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
     walk over tiles in bands of BAND row tiles that share columns.
     GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
+    CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -63,16 +64,16 @@ def wide_kernel(
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
         num_row_tiles = gl.load(used) // ROWS
-    work = (tile_expert, num_row_tiles, N, member_rows, K)
+    work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
-    sums = (out, factors, o_tiles, row_pair)
+    sums = (out, factors, o_tiles, row_pair, (row_pair, homes, most_tokens))
     gate = (weights, out_scales, out_stride, limit)
     if FORMAT == 1:
         fence_async_shared()
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
-                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
+                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
             ],
             [4, 1],
@@ -90,8 +91,8 @@ def wide_kernel(
         source = (x, x_scales, w, steps)
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
-                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE)),
+                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
+                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (_decode, (work, tiles, packed)),
                 (
                     _fetch_packed,
@@ -105,7 +106,7 @@ def wide_kernel(
 
 @gluon.jit
 def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
@@ -113,7 +114,7 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
@@ -129,7 +130,7 @@ def _fetch_packed(
     source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
 ):
     x, x_scales, w, steps = source
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -138,7 +139,7 @@ def _fetch_packed(
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         for group in range(K // 128):
             slot = step % c_tiles.shape[0]
             bar = c_full.index(slot)
@@ -165,7 +166,7 @@ def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
 
 @gluon.jit
 def _decode(work, tiles, packed):
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     c_tiles, d_tiles, c_full, c_empty = packed
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -195,9 +196,10 @@ def _decode(work, tiles, packed):
 def _multiply_first(
     work, tiles, sums, gate,
     GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
+    CHOICES: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN)
+        _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN, CHOICES)
     else:
         multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, GATE)
 
@@ -206,9 +208,10 @@ def _multiply_first(
 def _multiply_second(
     work, tiles, sums, gate,
     GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
+    CHOICES: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN)
+        _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN, CHOICES)
     else:
         multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, GATE)
 
@@ -216,11 +219,11 @@ def _multiply_second(
 @gluon.jit
 def _multiply(
     work, tiles, sums, HALF: gl.constexpr,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr,
+    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, CHOICES: gl.constexpr,
 ):  # fmt: skip
-    tile_expert, num_row_tiles, N, member_rows, K = work
+    tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    out, factors, o_tiles, row_pair = sums
+    out, factors, o_tiles, row_pair, home = sums
     ROWS: gl.constexpr = x_tiles.shape[1]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     FIRST: gl.constexpr = HALF * 64
@@ -232,25 +235,34 @@ def _multiply(
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         n = column * COLUMNS
-        w_row = weight_row(tile_expert, row_tile, n, member_rows, GROUPED)
+        w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
         row = row_tile * ROWS + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
             factor = factors_ahead(factors, w_row)
             total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
-            store_piece(out, buffer, scaled(total, factor), row, n)
+            _store(sums, buffer, scaled(total, factor), row, n, N, CHOICES)
         elif COLUMNS == 256:  # shared memory has no room to exchange factors
             left, right = sum_pieces(tiles, step, groups, FIRST, layout)
             factor, next_factor = gl.load(place), gl.load(place + 128)
-            store_piece(out, buffer, left * factor[None, :], row, n)
-            store_piece(out, buffer, right * next_factor[None, :], row, n + 128)
+            _store(sums, buffer, left * factor[None, :], row, n, N, CHOICES)
+            _store(sums, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
         elif has_pair(row_pair, row + 128, GROUPED):
             upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
             factor = gl.load(place)
-            store_piece(out, buffer, upper * factor[None, :], row, n)
-            store_piece(out, buffer, lower * factor[None, :], row + 128, n)
+            _store(sums, buffer, upper * factor[None, :], row, n, N, CHOICES)
+            _store(sums, buffer, lower * factor[None, :], row + 128, n, N, CHOICES)
         else:
             total = sum_first_piece(tiles, step, groups, FIRST, layout)
-            store_piece(out, buffer, total * gl.load(place)[None, :], row, n)
+            _store(sums, buffer, total * gl.load(place)[None, :], row, n, N, CHOICES)
         step += groups
     tma.store_wait(0)
+
+
+@gluon.jit
+def _store(sums, buffer, total, row, column, N, CHOICES: gl.constexpr):
+    out, factors, o_tiles, row_pair, home = sums
+    if CHOICES == 0:
+        store_piece(out, buffer, total, row, column)
+    else:
+        send_piece(home, buffer, total, row, column, N, CHOICES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +23,6 @@ from .reference import experts_reference, route_reference, sum_rows_reference, s
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
     from deepinfer.kernels.gemm.activations import Activations
-    from deepinfer.kernels.gemm.expert_rows import ExpertRows
 
 
 def route(
@@ -139,38 +137,41 @@ def expert_pairs(
 ) -> tuple[Tensor, Tensor]:
     """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
     -1 where its expert is not here."""
-    common = (x, ids, weights, gate_up, down, limit)
-    outputs, rows = next(expert_parts(*common, parts=[range(down.num_rows)], num_pairs=num_pairs))
+    if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
+        from .gluon_experts import expert_pairs_gluon
+
+        outputs, rows = expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
+    else:
+        from .triton_kernel import expert_pairs_triton
+
+        assert isinstance(gate_up, Weight) and isinstance(down, Weight)
+        outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
     return outputs, rows.row
 
 
-def expert_parts(
-    x: Tensor | Arrivals,
-    ids: Tensor,
+def send_back_experts(
+    arrivals: Arrivals,
+    places: Tensor,
     weights: Tensor,
     gate_up: Weight | HopperWeight,
     down: Weight | HopperWeight,
     limit: float,
     *,
-    parts: Sequence[range],
     num_pairs: int | None = None,
-) -> Iterator[tuple[Tensor, ExpertRows]]:
-    """The same rows, some columns at a time, and all that is known of them; each part is launched
-    when it is asked for.  ``parts`` are what ``can_split`` allows."""
+) -> None:
+    """The same rows, of tokens that came from other GPUs: each goes back to where its token came
+    from, on Hopper while the others are computed."""
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
-        from .gluon_experts import expert_parts_gluon
+        from .gluon_experts import send_back_experts_gluon
 
-        yield from expert_parts_gluon(x, ids, weights, gate_up, down, limit, num_pairs, parts)
+        send_back_experts_gluon(arrivals, places, weights, gate_up, down, limit, num_pairs)
         return
-    assert isinstance(gate_up, Weight) and isinstance(down, Weight) and len(parts) == 1
     from .triton_kernel import expert_pairs_triton
 
-    yield expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
-
-
-def can_split(down: Weight | HopperWeight) -> bool:
-    """Whether ``expert_parts`` takes parts, by multiples of 256 columns, or the whole only."""
-    return isinstance(down, HopperWeight)
+    assert isinstance(gate_up, Weight) and isinstance(down, Weight)
+    arrivals.send_back(
+        *expert_pairs_triton(arrivals, places, weights, gate_up, down, limit, num_pairs)
+    )
 
 
 def sum_rows(

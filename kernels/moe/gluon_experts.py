@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,7 @@ from deepinfer.kernels.gemm.gluon_kernel import (
     gated_rows_gluon,
     linear_rows_gluon,
 )
-from deepinfer.kernels.gemm.hopper_tile import Tile, hopper_tile
+from deepinfer.kernels.gemm.hopper_tile import Tile, TripleTile, hopper_tile
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
@@ -45,7 +44,7 @@ def experts_gluon(
 
 
 def expert_pairs_gluon(
-    x: Tensor,
+    x: Tensor | Arrivals,
     ids: Tensor,
     weights: Tensor,
     gate_up: HopperWeight,
@@ -54,11 +53,29 @@ def expert_pairs_gluon(
     num_pairs: int | None = None,
 ) -> tuple[Tensor, ExpertRows]:
     """As ``expert_pairs_triton``."""
-    whole = range(down.num_rows)
-    return next(expert_parts_gluon(x, ids, weights, gate_up, down, limit, num_pairs, [whole]))
+    activated, rows, tile = _first_half(x, ids, weights, gate_up, down, limit, num_pairs)
+    return linear_rows_gluon(activated, down, rows, tile), rows
 
 
-def expert_parts_gluon(
+def send_back_experts_gluon(
+    arrivals: Arrivals,
+    places: Tensor,
+    weights: Tensor,
+    gate_up: HopperWeight,
+    down: HopperWeight,
+    limit: float,
+    num_pairs: int | None = None,
+) -> None:
+    """The same rows; the last product stores each where its token came from."""
+    common = (arrivals, places, weights, gate_up, down, limit, num_pairs)
+    activated, rows, tile = _first_half(*common)
+    if isinstance(tile, TripleTile):
+        arrivals.send_back(linear_rows_gluon(activated, down, rows, tile), rows)
+    else:
+        linear_rows_gluon(activated, down, rows, tile, arrivals)
+
+
+def _first_half(
     x: Tensor | Arrivals,
     ids: Tensor,
     weights: Tensor,
@@ -66,9 +83,8 @@ def expert_parts_gluon(
     down: HopperWeight,
     limit: float,
     num_pairs: int | None,
-    parts: Sequence[range],
-) -> Iterator[tuple[Tensor, ExpertRows]]:
-    """The same, some columns at a time, each launched when it is asked for."""
+) -> tuple[Activations, ExpertRows, Tile]:
+    """Rows of experts before their last product."""
     if isinstance(x, Tensor):
         check_rows(x, gate_up)
     check_tensor("ids", ids, torch.int64, (len(x), None), ids)
@@ -76,9 +92,7 @@ def expert_parts_gluon(
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     rows, acts = order_experts(x, ids, gate_up.members, tile.rows, MatrixPath.FP8, gate_up.order)
-    activated = _activated(acts, gate_up, tile, down.order, limit, rows, weights)
-    for columns in parts:
-        yield linear_rows_gluon(activated, down, rows, tile, columns), rows
+    return _activated(acts, gate_up, tile, down.order, limit, rows, weights), rows, tile
 
 
 def gated_linear_gluon(

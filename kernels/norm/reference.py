@@ -20,8 +20,8 @@ class NormedRows(NamedTuple):
     values: Tensor
     operand: Tensor | Activations
 
-    def at(self, kept: Tensor) -> NormedRows:
-        """Only the rows ``kept`` [K] i64."""
+    def at(self, kept: Tensor | slice) -> NormedRows:
+        """Only the rows ``kept`` [K] i64, or some in a row."""
         values = self.values[kept]
         return NormedRows(values, values)
 

@@ -14,6 +14,8 @@ _UNPLANNED = {
     "_sum_kernel",
     # The product with the mixing weights: a part of the Hopper form of the streams.
     "mix_kernel",
+    # Results of experts that are not sent by the Hopper form of their last product.
+    "send_rows_kernel",
     # Before the Hopper form of attention, which takes the released model's sizes.
     "unpack_kernel",
 }

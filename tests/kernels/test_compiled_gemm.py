@@ -62,7 +62,11 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
         ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
         ("narrow fp4 x 128", 128), ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128),
         ("narrow gated fp4 x 16", 16), ("narrow gated fp4 x 64", 64),
-        ("wide fp4 256 x 128", 128), ("wide fp8 192 x 128", 128),
+        ("wide fp8 192 x 128", 128),
+        ("wide fp4 256 x 128", 128), ("narrow returning fp4 x 16", 16),
+        ("narrow returning fp4 x 64", 64), ("narrow returning fp4 x 128", 128),
+        ("narrow returning fp8 x 64", 64), ("wide returning fp8 128 x 256", 128),
+        ("wide returning fp8 128 x 128", 128), ("wide returning fp4 256 x 128", 128),
     ],
 )  # fmt: skip
 def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
@@ -235,14 +239,14 @@ def _add_narrow(add: Add) -> None:
     for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
         rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
         w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
-        ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32"]
-        ends += ["n", "n16", "n16", "n16", "n", "fp32"]
+        ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32", "*i64"]
+        ends += ["n", "n16", "n16", "n", "fp32", "n"]
         constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
-        for gate in (-1, 2):
+        for kind, gate, choices in (("", -1, 0), ("gated ", 2, 0), ("returning ", -1, 6)):
             add(
-                f"narrow {'' if gate < 0 else 'gated '}fp{8 // form} x {tokens}",
+                f"narrow {kind}fp{8 // form} x {tokens}",
                 gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                {**constants, "GATE": gate},
+                {**constants, "GATE": gate, "CHOICES": choices},
             )  # fmt: skip
 
 
@@ -255,15 +259,16 @@ def _add_wide(add: Add) -> None:
         rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
         w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
         steps = descriptor("i32", columns // 64, 128)
-        ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32"]
-        ends += ["n", "n16", "n16", "n16", "n", "n", "fp32"]
+        ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32", "*i64"]
+        ends += ["n", "n16", "n16", "n", "n", "fp32", "n"]
         constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
-        outs = [(-1, descriptor("bf16", 64, 128)), (2, descriptor("i16", 64, 64))]
-        for gate, out in outs if tile is hopper_tile.WIDE_FP8 else outs[:1]:
+        out, gated = descriptor("bf16", 64, 128), descriptor("i16", 64, 64)
+        kinds = [("", -1, out, 0), ("returning ", -1, out, 6), ("gated ", 2, gated, 0)]
+        for kind, gate, out, choices in kinds if tile is hopper_tile.WIDE_FP8 else kinds[:2]:
             add(
-                f"wide {'' if gate < 0 else 'gated '}fp{8 // form} {count} x {columns}",
+                f"wide {kind}fp{8 // form} {count} x {columns}",
                 gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
-                {**constants, "GATE": gate},
+                {**constants, "GATE": gate, "CHOICES": choices},
             )  # fmt: skip
 
 
@@ -274,7 +279,7 @@ def _add_triple(add: Add) -> None:
     tile = hopper_tile.TRIPLE
     tiles = [descriptor("fp8e4nv", 64, 128), descriptor("fp32", 64)]
     tiles += [descriptor("fp8e4nv", 128, 128), descriptor("bf16", 64, 128)]
-    ends = ["*fp32", "*i32", "*i32", "*i32", "n", "n", "n16", "n16", "n16", "n"]
+    ends = ["*fp32", "*i32", "*i32", "*i32", "n", "n", "n16", "n16", "n"]
     constants = {"STAGES": tile.stages, "GROUPED": True, "BAND": 8, "REGISTERS": tile.registers}
     add("wide fp8 192 x 128", gluon_triple.triple_kernel, [*tiles, *ends], constants)
 

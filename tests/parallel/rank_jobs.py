@@ -21,6 +21,7 @@ from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.errors import EngineError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import experts
+from deepinfer.kernels.norm import NormedRows
 
 LINKS: dict[int, Connection] = {}  # to each other rank of the pool
 EXPERTS, CHOSEN, HIDDEN, INNER, LIMIT = 8, 3, 64, 32, 10.0
@@ -61,8 +62,8 @@ class SomeExperts:
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return experts(x, ids, weights, self.gate_up, self.down, LIMIT)
 
-    def begin(self, x: Tensor, ids: Tensor, weights: Tensor) -> Steps:
-        return only(lambda: self(x, ids, weights))
+    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+        return only(lambda: self(rows.values, ids, weights))
 
     def assist(self) -> None:
         pass

@@ -21,10 +21,9 @@ from deepinfer.kernels.exchange.triton_arrivals import gather_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
     copy_blocks_kernel,
     end_round_kernel,
+    heads_kernel,
     receive_tokens_kernel,
     send_rows_kernel,
-    send_sums_kernel,
-    send_tokens_kernel,
 )
 from deepinfer.kernels.hyper_connection.triton_finish import finish_kernel
 from deepinfer.kernels.hyper_connection.triton_kernel import mix_kernel, stream_kernel
@@ -37,7 +36,6 @@ from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
 
-SENT_RESULTS = "*i64 *i32 i32 i32 i64 i64"
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
@@ -254,30 +252,26 @@ def _sampling() -> dict[str, Case]:
 
 
 def _exchange() -> dict[str, Case]:
-    exchange = {"CHOICES": 6, "WIDTH": 5120, "RANKS": 8, "PROGRAMS": 128}
-    arrivals = {"PADDED": 8, "BLOCK": 128, "ROW_BYTES": 5216}
-    results = exchange | {"PART": 3840, "COLUMNS": 4096}
+    sizes = {"CHOICES": 6, "PADDED": 8, "SCALES": 40, "HEAD_BYTES": 96}
     return {
-        "send_tokens": Case(
-            send_tokens_kernel,
-            "*i32 *i64 *fp32 *i64 *i64 *i64 *i64 *i32 *i32 i32 i32 i32 i32 i32 i64 i32",
-            exchange | arrivals | {"BLOCKS": 64, "TOKENS": 2, "NATIVE": True, "IS_EXACT": True},
-            8,
-            multiples_of_16=("row_stride",),
+        "heads": Case(
+            heads_kernel,
+            "*i64 *fp32 *fp32 *i64 *i64 *i64 *u8 *i32 *i32 *i32 i32 i32 i32 i32 i32",
+            sizes | {"BLOCKS": 64, "PATH": 1, "TOKENS": 4},
         ),
         "receive_tokens": Case(
             receive_tokens_kernel,
             "*u8 *i32 *i32 *i64 *fp32 i32 i32 i32",
-            exchange | arrivals | {"ROWS": 128, "FLAGS": 1024},
+            sizes | {"RANKS": 8, "ROWS": 32, "FLAGS": 128},
         ),
         "gather": Case(
             gather_kernel,
-            "*u8 *i32 *i32 *i32 *fp32 i32 i32 i32",
+            "*u8 *u8 *u8 *i32 *i32 *i32 *fp32 i32 i32 i32 i32",
             {
                 "CHOICES": 6,
                 "WIDTH": 5120,
                 "BLOCK": 128,
-                "ROW_BYTES": 5216,
+                "HEAD_BYTES": 96,
                 "WORDS": 2048,
                 "BLOCKS": 64,
                 "PATH": 1,
@@ -285,10 +279,12 @@ def _exchange() -> dict[str, Case]:
             },
         ),
         "send_rows": Case(
-            send_rows_kernel, f"*i16 *i32 *i32 {SENT_RESULTS}", results | {"ROWS": 4}, 8
+            send_rows_kernel,
+            "*i16 *i32 *i32 *i64 i32",
+            {"CHOICES": 6, "WIDTH": 5120, "COLUMNS": 8192, "ROWS": 4},
+            8,
         ),
-        "send_sums": Case(send_sums_kernel, f"*i16 *i32 {SENT_RESULTS}", results | {"ROWS": 2}, 8),
-        "end_round": Case(end_round_kernel, "*i32 *i32 i32 i32", {"PROGRAMS": 128, "FLAGS": 2048}),
+        "end_round": Case(end_round_kernel, "*i32 *i64 *i32 i32 i32", {"RANKS": 8, "FLAGS": 32}, 1),
         "copy_blocks": Case(
             copy_blocks_kernel, "*i32 *i64 i64 *i64 i32", {"IS_WIDE": True, "TILE": 2048}
         ),

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
+from deepinfer.kernels.exchange import (
+    Arrivals,
+    Buffers,
+    ExchangeLayout,
+    copy_tokens,
+    make_heads,
+    receive_tokens,
+    sendable,
+)
 from deepinfer.kernels.gemm import (
     HopperWeight,
     Weight,
@@ -42,10 +52,17 @@ from deepinfer.kernels.gemm.triton_kernel import (
     fp32_linear_triton,
     grouped_linear_triton,
 )
-from deepinfer.kernels.moe import experts, gated_linear, native_experts
+from deepinfer.kernels.moe import (
+    experts,
+    gated_linear,
+    native_experts,
+    send_back_experts,
+    sum_rows,
+)
 from deepinfer.kernels.moe.pair_order import order_tokens
 from deepinfer.kernels.moe.reference import experts_reference
 from deepinfer.kernels.moe.triton_swiglu import swiglu_for_triton, swiglu_of_rows
+from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -117,7 +134,7 @@ def test_every_tile_has_the_same_bits(rows: int) -> None:
 
 @pytest.mark.parametrize("tokens", [7, 90, 400, 1300])
 def test_every_tile_of_experts_has_the_same_bits(tokens: int) -> None:
-    """Experts with few, many and no rows, some columns of each at a time."""
+    """Experts with few, many and no rows."""
     packed = native_weight(_fp4(5, 768, 512))
     assert isinstance(packed, HopperWeight)
     ids = _choices(tokens, 2, 7) - 1  # -1 and 5 are elsewhere
@@ -128,11 +145,46 @@ def test_every_tile_of_experts_has_the_same_bits(tokens: int) -> None:
         for tile in tiles:
             path = MatrixPath.FP8
             rows, acts = order_tokens(x, ids, 5, tile.rows, path, weight.order)
-            out = linear_rows_gluon(acts, weight, rows, tile, range(256, 768))
+            out = linear_rows_gluon(acts, weight, rows, tile)
             here = rows.row >= 0
             results.append((str(tile), out[rows.row[here].long()]))
     for name, result in results[1:]:
         assert_bitwise_equal(result, results[0][1], name)
+
+
+@pytest.mark.parametrize("tokens", [6, 64, 700])
+def test_every_tile_sends_results_back(tokens: int) -> None:
+    """Rows of two ranks' tokens, to the buffers of both, which are on this GPU here."""
+    packed = native_weight(_fp4(5, 768, 512))
+    assert isinstance(packed, HopperWeight)
+    layout = ExchangeLayout(
+        num_ranks=2, capacity=tokens + 3, num_choices=2, hidden_size=768, block=128
+    )
+    memory = torch.empty(2, layout.num_bytes, dtype=torch.uint8, device=_CUDA)
+    homes = torch.tensor([own[layout.results :].data_ptr() for own in memory], device=_CUDA)
+    buffers = Buffers(
+        layout=layout, rank=0, own=memory[0], peers={1: memory[1]}, homes=homes, rounds=homes
+    )
+    buffers_1 = replace(buffers, own=memory[1])
+    ids = _choices(2 * tokens, 2, 7) - 1
+    x = _rows(2 * tokens, 512)
+    sending = [tile for tile in _FP8_TILES if tile is not TRIPLE]
+    for weight, tiles in ((packed, _FP4_TILES), (recast_weight(packed), sending)):
+        for tile in tiles:
+            rows, acts = order_tokens(x, ids, 5, tile.rows, MatrixPath.FP8, weight.order)
+            wanted = linear_rows_gluon(acts, weight, rows, tile)
+            memory.fill_(7)
+            linear_rows_gluon(acts, weight, rows, tile, Arrivals(buffers, acts, tokens))
+            results = torch.cat([b.results[: 2 * tokens] for b in (buffers, buffers_1)])
+            row = rows.row
+            assert_bitwise_equal(results[row >= 0], wanted[row[row >= 0].long()], str(tile))
+            assert bool((_bytes(results[row < 0]) == 7).all()), "of no expert here"
+            assert bool((memory[:, : layout.results] == 7).all())
+            assert bool((memory[:, layout.sent :] == 7).all())
+
+
+def _bytes(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
 
 
 @pytest.mark.parametrize("groups, n, k", [(8, 1024, 4096), (3, 256, 64), (0, 5000, 512)])
@@ -295,3 +347,41 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(TensorError, match="ids: expected"):
         ids = torch.zeros(2, 2, dtype=torch.int32, device=_CUDA)
         experts(_rows(2, 256), ids, torch.zeros(2, 2, device=_CUDA), gate_up, down, _LIMIT)
+
+
+@pytest.mark.parametrize("tokens", [16, 300, 1500, 5000])
+def test_experts_of_two_ranks_have_the_bits_of_one(tokens: int) -> None:
+    """The whole exchange, both ranks on this GPU one after the other: heads, copies, tokens read
+    where they landed, results stored where they belong."""
+    width, inner, members, choices = 512, 256, 12, 3
+    gate_up = _fp4(members, 2 * inner, width)
+    down = _fp4(members, width, inner)
+    halves = [slice(0, members // 2), slice(members // 2, members)]
+    x, ids = _rows(2 * tokens, width), _choices(2 * tokens, choices, members)
+    weights = torch.rand(2 * tokens, choices, device=_CUDA)
+    everyone = native_experts(gate_up, down)
+    wanted = experts(x, ids, weights, *everyone, 10.0)
+    layout = ExchangeLayout(
+        num_ranks=2, capacity=tokens + 1, num_choices=choices, hidden_size=width, block=128
+    )
+    memory = torch.zeros(2, layout.num_bytes, dtype=torch.uint8, device=_CUDA)
+    homes = torch.tensor([own[layout.results :].data_ptr() for own in memory], device=_CUDA)
+    number = torch.arange(members, device=_CUDA)[:, None]
+    table = (number // 6, number % 6, torch.ones(members, dtype=torch.int64, device=_CUDA))
+    sent = []
+    for rank in range(2):
+        buffers = Buffers(
+            layout=layout, rank=rank, own=memory[rank], peers={1 - rank: memory[1 - rank]},
+            homes=homes, rounds=torch.zeros(1, dtype=torch.int32, device=_CUDA),
+        )  # fmt: skip
+        mine = slice(rank * tokens, (rank + 1) * tokens)
+        own = sendable(NormedRows(x[mine], x[mine]))
+        row = make_heads(buffers, own, ids[mine], weights[mine], table, tokens)
+        copy_tokens(buffers, own, 1 - rank, tokens)
+        sent.append((Arrivals(buffers, own, tokens), row))
+    for arrivals, _ in sent:
+        half = halves[arrivals.buffers.rank]
+        local = native_experts(*(Weight(w.values[half], w.scales[half]) for w in (gate_up, down)))
+        send_back_experts(arrivals, *receive_tokens(arrivals.buffers, tokens), *local, 10.0)
+    found = [sum_rows(arrivals.buffers.results, row, choices) for arrivals, row in sent]
+    assert_bitwise_equal(torch.cat(found), wanted)

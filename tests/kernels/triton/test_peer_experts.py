@@ -3,7 +3,7 @@ the rank's own memory stands for the peers'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +18,6 @@ from deepinfer.engine.parallel.peer_exchange import PeerChannel, PeerExperts
 from deepinfer.engine.parallel.routing_table import RoutingTable
 from deepinfer.errors import EngineError
 from deepinfer.kernels.exchange import Arrivals, ExchangeLayout
-from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe.pair_order import order_pairs
@@ -42,25 +41,18 @@ class OwnMemory:
     def __init__(self, group: Group, num_bytes: int, device: torch.device) -> None:
         self.own = torch.zeros(num_bytes, dtype=torch.uint8)
         self.addresses = torch.tensor([self.own.data_ptr()])
+        self.peers: dict[int, Tensor] = {}
 
 
 class Scaled:
     """Experts that multiply by the weight of the choice and add their number."""
 
-    def parts(self, num_tokens: int) -> list[range]:
-        if num_tokens < 5:
-            return [range(WIDTH)]
-        return [range(96), range(96, WIDTH)]
-
-    def arrived(
-        self, x: Arrivals, places: Tensor, weights: Tensor, parts: Sequence[range]
-    ) -> Iterator[tuple[Tensor, ExpertRows]]:
+    def send_back(self, arrivals: Arrivals, places: Tensor, weights: Tensor) -> None:
         rows = order_pairs(places, EXPERTS, 4)
         pair = rows.pair.clamp(min=0).long()
-        values = x.activations(MatrixPath.DECODED, KOrder.PLAIN, rows).values
-        whole = output(values, places.flatten()[pair], weights.flatten()[pair])
-        for columns in parts:
-            yield whole[:, columns.start : columns.stop].contiguous(), rows
+        values = arrivals.activations(MatrixPath.DECODED, KOrder.PLAIN, rows).values
+        outputs = output(values, places.flatten()[pair], weights.flatten()[pair])
+        arrivals.send_back(outputs, rows)
 
 
 def output(x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
@@ -78,13 +70,12 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def routed(is_exact: bool) -> tuple[PeerExperts, PeerChannel]:
+def routed() -> tuple[PeerExperts, PeerChannel]:
     layout = ExchangeLayout(
         num_ranks=1,
         capacity=CAPACITY,
         num_choices=CHOICES,
         hidden_size=WIDTH,
-        is_exact=is_exact,
         block=32,
     )
     channel = PeerChannel(Group.single(), layout, torch.device("cpu"))
@@ -92,10 +83,8 @@ def routed(is_exact: bool) -> tuple[PeerExperts, PeerChannel]:
     return PeerExperts(Scaled(), table, channel), channel
 
 
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_passes_of_all_sizes_one_after_the_other(is_exact: bool) -> None:
-    """Results of small ones come in one part, those of large ones in two."""
-    experts, channel = routed(is_exact)
+def test_passes_of_all_sizes_one_after_the_other() -> None:
+    experts, channel = routed()
     for most, count in ((8, 7), (8, 3), (3, 3), (2, 0), (8, 8)):
         channel.most_tokens = most
         if not count:
@@ -108,13 +97,11 @@ def test_passes_of_all_sizes_one_after_the_other(is_exact: bool) -> None:
         first, second = (
             output(rounded, ids[:, choice], weights[:, choice]).float() for choice in range(CHOICES)
         )
-        total = first + second
-        wanted = total if is_exact else total.bfloat16().float()
-        assert_bitwise_equal(experts(x, ids, weights), wanted)
+        assert_bitwise_equal(experts(x, ids, weights), first + second)
 
 
 def test_more_tokens_than_agreed_upon_are_refused() -> None:
-    experts, channel = routed(True)
+    experts, channel = routed()
     channel.most_tokens = 2
     x, ids = torch.zeros(3, WIDTH).bfloat16(), torch.zeros(3, CHOICES, dtype=torch.int64)
     with pytest.raises(EngineError, match="3 tokens in a step, but the exchange has room for 2"):
