@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
+from deepinfer_cli.run.talk import data_stream
 from deepinfer_cli.typed_json import to_json
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check
@@ -26,13 +26,14 @@ _COLOURS = {OK: "32", NOTE: "2", WARNING: "33", PROBLEM: "31"}
 
 def doctor(flags: Mapping[str, object], config: str | None, *, as_json: bool) -> int:
     """Print all checks; 0 if ``deepinfer run`` with these flags would start, else 1."""
+    stream = data_stream()
     checks = list(_all_checks(flags, config))
     problems = [check for check in checks if check.state == PROBLEM]
     if as_json:
         shown = {"schema": SCHEMA, "ready": not problems, "checks": to_json(checks)}
         print(json.dumps(shown, ensure_ascii=False, indent=1))
     else:
-        print_checks(checks, sys.stdout)
+        print_checks(checks, stream)
     return 1 if problems else 0
 
 

@@ -12,6 +12,7 @@ from deepinfer.errors import ConfigError, InputError, on_one_line
 from deepinfer_cli.input.sharding import Shard, shards_beside
 from deepinfer_cli.report.merged import merged_report
 from deepinfer_cli.report.report import Report, encode_report
+from deepinfer_cli.run.talk import data_stream
 from deepinfer_cli.settings.settings import FIELDS
 
 from .basis import Basis
@@ -44,6 +45,8 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
     Returns the exit code.  Raises: InputError about the shards, ConfigError about the output.
     """
     format = output_format(output)
+    if as_json:
+        data_stream()  # before anything is written
     outputs = open_shards(output, files)
     paths = OutputPaths(output)
     for shard in outputs:
@@ -57,7 +60,7 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
         finally:
             folder.remove()
     if as_json:
-        sys.stdout.buffer.write(encode_report(report) + b"\n")
+        data_stream().buffer.write(encode_report(report) + b"\n")
     else:
         rows = report.rows
         failed = f", {rows.errors:,} failed" if rows.errors else ""

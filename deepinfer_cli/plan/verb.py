@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import closing
 
@@ -15,6 +14,7 @@ from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.report.file import read_report
 from deepinfer_cli.report.report import InputFacts, SettingReport
 from deepinfer_cli.run.console import Snapshot, duration, make_console
+from deepinfer_cli.run.talk import data_stream
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved
@@ -34,7 +34,7 @@ def plan(
     source: str, resolved: Resolved, *, like: str | None, seconds: float, as_json: bool, quiet: bool
 ) -> int:
     """Print the plan; return 0, or 3 if some rows would fail.  Raises: DeepInferError."""
-    settings = resolved.settings
+    settings, stream = resolved.settings, data_stream()
     console = make_console(quiet=quiet)
     constraint = run_constraint(resolved)
     spec = constraint_of(constraint)
@@ -79,7 +79,7 @@ def plan(
     if as_json:
         print(json.dumps(to_json(made), ensure_ascii=False, indent=1))
     else:
-        print_plan(made, sys.stdout)
+        print_plan(made, stream)
     return _ERROR_ROWS if made.failing else 0
 
 

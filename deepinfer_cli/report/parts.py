@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.types import EngineStats
-from deepinfer_cli.typed_json import from_json
+from deepinfer_cli.typed_json import from_json, to_json
 
 from .build import speculation
 from .report import Cost, Report, Throughput, TimeSplit
 from .timeline import joined
 
+_MEASURED = (
+    *("rows", "tokens", "throughput", "time_s", "timeline", "lengths", "latency_ms", "engine"),
+    *("answer_tokens_per_s", "speculation", "preemptions", "memory", "cost"),
+)
+_MOST = 1e18
 # Of the engine that ran last; of all engines the highest; everything else is a sum.
 _LATEST = {"most_running", "num_blocks", "num_graphs", "expert_imbalance_after"}
 _HIGHEST = {"peak_blocks", "expert_imbalance_before"}
@@ -24,11 +29,24 @@ _STRETCHES = {"decode_batches", "verify_lengths"}  # means over equal stretches 
 
 
 def earlier_report(path: Path) -> Report | None:
-    """What the parts before have left there; None if there is nothing that can be read."""
+    """What the parts before have left there; None if there is nothing sound: a damaged file must
+    not stop the run that it is about."""
     try:
-        return from_json(Report, json.loads(path.read_bytes()))
+        report = from_json(Report, json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError):
         return None
+    measured = (getattr(report, name) for name in _MEASURED)
+    is_sound = report.timeline.stretch_s > 0 and all(_is_sound(to_json(part)) for part in measured)
+    return report if is_sound else None
+
+
+def _is_sound(value: Any) -> bool:
+    """No number below 0 or without end."""
+    if isinstance(value, int | float):
+        return bool(0 <= value < _MOST)
+    if isinstance(value, dict | list):
+        return all(map(_is_sound, value.values() if isinstance(value, dict) else value))
+    return True
 
 
 def with_earlier(earlier: Report | None, part: Report) -> Report:
@@ -138,7 +156,7 @@ def _stretches(
         for values, num in ((first, num_first), (second, num_second))
         for value in values
     ]
-    if not first or not second:
+    if not first or not second or not num_first or not num_second:
         return tuple(first or second)
     width = (num_first + num_second) / max(len(first), len(second))
     means, amount, room = [], 0.0, width

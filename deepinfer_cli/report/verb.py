@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
+from deepinfer_cli.run.talk import data_stream
 from deepinfer_cli.typed_json import to_json
 
 from .file import StoredReport, read_report
@@ -22,6 +22,8 @@ def report_run(run: str, outputs: Sequence[str], *, as_json: bool, force: bool) 
     Raises: ConfigError.
     """
     stored = read_report(run)
+    if not outputs:
+        data_stream()  # before anything is written
     if as_json:
         _print(encode_report(stored.report).decode())
     elif outputs:
@@ -98,7 +100,6 @@ def _write(output: str, make: Callable[[], str], *, force: bool) -> None:
 
 
 def _print(text: str) -> None:
-    if sys.stdout is None:
-        raise ConfigError("stdout is closed; give a file (-o FILE)")
-    sys.stdout.buffer.write(text.encode("utf-8", "replace") + b"\n")
-    sys.stdout.buffer.flush()
+    stream = data_stream().buffer
+    stream.write(text.encode("utf-8", "replace") + b"\n")
+    stream.flush()

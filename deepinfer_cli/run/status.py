@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from deepinfer_cli.report.file import read_report
 
 from .console import duration
 from .status_file import current_folder, read_status
+from .talk import data_stream
 from .verb import default_output
 
 _PASSING = {"engine_error"}  # kinds that the same row may not meet again
@@ -29,9 +29,10 @@ def show_status(target: str, *, as_json: bool) -> None:
 
     Raises: ConfigError if there is no such run.
     """
+    stream = data_stream()
     state = run_state(find_run(target))
     if as_json:
-        json.dump(state, sys.stdout, indent=1, ensure_ascii=False)
+        json.dump(state, stream, indent=1, ensure_ascii=False)
         print()
         return
     for label, text in _lines(state):

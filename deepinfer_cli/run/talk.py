@@ -1,4 +1,5 @@
-"""stderr for talk that must never end a run: its disk may be full, its terminal or reader gone."""
+"""stdout for data; stderr for talk that must never end a run: its disk may be full, its terminal or
+reader gone."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import IO, cast
+from typing import IO, TextIO, cast
 
-from deepinfer.errors import printable
+from deepinfer.errors import ConfigError, printable
 
 
 class Talk(io.TextIOBase):
@@ -35,6 +36,13 @@ class Talk(io.TextIOBase):
             while left:
                 left = left[os.write(self._descriptor, left) :]
         return len(text)
+
+
+def data_stream() -> TextIO:
+    """stdout.  Raises: ConfigError if that was closed when the program began."""
+    if sys.stdout is None:
+        raise ConfigError("stdout is closed; redirect it to a file, or to /dev/null")
+    return sys.stdout
 
 
 def talk() -> IO[str] | None:

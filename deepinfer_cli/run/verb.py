@@ -35,6 +35,7 @@ from deepinfer_cli.settings.users_words import in_users_words
 from .console import Console, make_console
 from .job import Job, MakeEngine
 from .status_file import StatusFile, command_line, read_status
+from .talk import data_stream
 
 _AGAIN = "run the same command again to continue"
 _CLOSED_PIPE = 141
@@ -78,6 +79,8 @@ def model_folder(settings: Settings) -> Path | None:
 
 def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     output = default_output(request.source) if request.output is None else request.output
+    if request.json:
+        data_stream()
     if output == "-" and request.json:
         raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
     if output == "-" and request.retry_failed:

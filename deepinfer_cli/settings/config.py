@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from deepinfer.errors import ConfigError
+from deepinfer_cli.run.talk import data_stream
 
 from .layers import Resolved
 from .settings import FIELDS, Settings, plain
@@ -25,6 +26,7 @@ _HEAD = """\
 
 def show(resolved: Resolved, *, origin: bool, as_json: bool) -> None:
     """Print every setting on stdout, as YAML or JSON, with where its value came from."""
+    data_stream()
     if as_json:
         rows = resolved.report()
         shown: Any = rows if origin else {name: entry["value"] for name, entry in rows.items()}
@@ -55,7 +57,7 @@ def example() -> str:
 def init(path: Path, *, force: bool) -> None:
     """Write the example to ``path``; ``-`` is stdout.  Raises: ConfigError if it exists."""
     if str(path) == "-":
-        sys.stdout.write(example())
+        data_stream().write(example())
         return
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,3 +78,23 @@ def test_the_same_rows_from_everywhere(in_tmp: Path, program: list[str]) -> None
         assert len(set(files)) == 1
     assert files[0].count(b"\n") == (2 if program is _REAL else 1)
     assert Path("cron.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["plan in.jsonl --calibrate 0", "status in.jsonl", "status in.jsonl --json", "doctor",
+     "doctor --json", "report in.out.jsonl", "report in.out.jsonl --json", "config show",
+     "config show --json", "config init -", "run in.jsonl --json --force", "run in.jsonl -o -",
+     "merge -o m.jsonl s.1-of-1.jsonl --json"],
+)  # fmt: skip
+def test_a_closed_stdout_is_told_before_anything_is_done(
+    process: Callable[..., Any], command: list[str], verb: str
+) -> None:
+    Path("in.jsonl").write_bytes(b'{"prompt": "a"}\n')
+    assert process("run", "in.jsonl").exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
+    line = " ".join(map(shlex.quote, [*command, *verb.split()]))
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, timeout=60)
+    told = done.stderr.decode()
+    assert done.returncode == 2 and "stdout is closed" in told and told.count("\n") == 1, told
+    assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before

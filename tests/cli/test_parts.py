@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import re
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -19,7 +21,9 @@ from deepinfer.engine.types import EngineStats, RequestTiming
 from deepinfer_cli.output.partial import PartialFolder
 from deepinfer_cli.plan.estimate import from_report
 from deepinfer_cli.report.file import read_report as stored_report
-from deepinfer_cli.report.parts import with_earlier
+from deepinfer_cli.report.parts import earlier_report, with_earlier
+from deepinfer_cli.report.report import encode_report
+from deepinfer_cli.report.summary import Summary
 from deepinfer_cli.report.timeline import TimelineReport, joined
 from deepinfer_cli.run import verb
 
@@ -234,6 +238,37 @@ def test_a_kill_inside_the_finish_loses_no_measurement(
     assert _of_rows(read_report("again.jsonl")) == _of_rows(read_report())
     assert read_report("again.jsonl")["engine"] == read_report()["engine"]
     assert Path("again.jsonl").read_bytes() == Path("out.jsonl").read_bytes()
+
+
+@pytest.mark.usefixtures("measured")
+def test_no_damage_to_what_was_measured_stops_a_run(cli: Cli) -> None:
+    """Each number replaced by odd ones, and bytes flipped: a report is made all the same."""
+    write_rows("in.jsonl", [*prompts(5), b"bad"])
+    assert cli(*_RUN, "--timing").exit_code == 3
+    part, data = stored_report("out.jsonl").report, Path("out.jsonl.report.json").read_bytes()
+    numbers = list(re.finditer(rb"(?<=[ \[])-?\d+(\.\d+)?(?=[,\n\]])", data))
+    damaged = [
+        data[: found.start()] + odd + data[found.end() :]
+        for found in random.Random(1).sample(numbers, 60)
+        for odd in (b"0", b"-1", b"1e999", b"NaN", b"1" * 400, b"0.5", b'"x"', b"null")
+    ]
+    chance = random.Random(0)
+    for _ in range(100):
+        place = chance.randrange(len(data))
+        flipped = bytes([data[place] ^ 1 << chance.randrange(8)])
+        damaged.append(data[:place] + flipped + data[place + 1 :])
+    num_used = 0
+    for text in damaged:
+        Path("earlier.json").write_bytes(text)
+        earlier = earlier_report(Path("earlier.json"))
+        num_used += earlier is not None
+        encode_report(with_earlier(earlier, part))  # strict JSON: no NaN
+        if earlier is not None:
+            total = Summary()
+            total.num_retold = earlier.rows.results
+            total.add_untold(earlier)
+            total.answer_lengths.report()
+    assert len(numbers) > 100 and 0 < num_used < len(damaged)
 
 
 @pytest.mark.parametrize("stop", range(0, 12, 3))
