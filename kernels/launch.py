@@ -51,6 +51,16 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and capability(device) == (9, 0)
 
 
+def cdiv(amount: int, size: int) -> int:
+    """Pieces of ``size`` that hold ``amount``: Triton's own takes as long as a small launch."""
+    return -(-amount // size)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is at least ``number``, which is 1 or more."""
+    return 1 << (number - 1).bit_length()
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many blocks of threads run at once if each needs all shared memory."""
     count: int = _asked(torch.cuda.get_device_properties, device).multi_processor_count

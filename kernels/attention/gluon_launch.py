@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
 
 from .checks import check_operands
@@ -63,12 +63,12 @@ def sparse_attention_gluon(
     if not num_queries:
         return out
     lengths = (window_index.shape[1], main_index.shape[1])
-    num_tiles = sum(triton.cdiv(length, _TILE_KEYS) for length in lengths)
+    num_tiles = sum(cdiv(length, _TILE_KEYS) for length in lengths)
     piece_tiles = num_tiles + num_tiles % 2
     if piece_keys is not None:
-        pairs = triton.cdiv(piece_keys, 2 * _TILE_KEYS)
+        pairs = cdiv(piece_keys, 2 * _TILE_KEYS)
         piece_tiles = min(piece_tiles, 1 if piece_keys <= _TILE_KEYS else 2 * pairs)
-    num_pieces = max(1, triton.cdiv(num_tiles, max(1, piece_tiles)))
+    num_pieces = max(1, cdiv(num_tiles, max(1, piece_tiles)))
     is_whole = num_pieces == 1
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
@@ -93,7 +93,7 @@ def sparse_attention_gluon(
     if not is_whole:
         combine_pieces_kernel[(num_queries, _HEADS)](
             parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
-            PIECES=num_pieces, TILE_PIECES=triton.next_power_of_2(num_pieces),
+            PIECES=num_pieces, TILE_PIECES=next_power_of_2(num_pieces),
             H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, num_warps=2,
             launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip

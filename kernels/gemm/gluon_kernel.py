@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import describe, multiprocessors
+from deepinfer.kernels.launch import cdiv, describe, multiprocessors
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
@@ -150,7 +149,7 @@ def _launch_narrow(
     form = weight_form(weight)
     factors = weight.factors
     steps = factors if weight.steps is None else weight.steps.view(-1)
-    narrow_kernel[(triton.cdiv(n, 64), triton.cdiv(rows, tile.rows))](
+    narrow_kernel[(cdiv(n, 64), cdiv(rows, tile.rows))](
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
         described_tiles(weight.values, 64, 256 if form == 1 else 32),
@@ -199,9 +198,9 @@ def _launch_wide(
     rows, n = shape
     form = weight_form(weight)
     factors = weight.factors
-    count = triton.cdiv(rows, tile.rows)
+    count = cdiv(rows, tile.rows)
     columns = tile.columns if gate == UNGATED.value else 256
-    programs = min(count * triton.cdiv(n, columns), multiprocessors(values.device))
+    programs = min(count * cdiv(n, columns), multiprocessors(values.device))
     wide_kernel[(programs,)](
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
@@ -244,8 +243,8 @@ def _launch_triple(
 ) -> None:
     rows, n = out.shape
     factors = weight.factors
-    count = triton.cdiv(rows, tile.rows)
-    programs = min(count * triton.cdiv(n, tile.columns), multiprocessors(values.device))
+    count = cdiv(rows, tile.rows)
+    programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
     triple_kernel[(programs,)](
         described_tiles(values, 64, 128),
         described_tiles(scales.view(-1), 64),

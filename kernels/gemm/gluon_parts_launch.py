@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .gluon_parts import INPUTS, NARROW, ROWS, WIDE, parts_kernel
 from .gluon_tiles import described_tiles
@@ -33,7 +32,7 @@ def fp32_linear_parts_gluon(x: Tensor, weight: Weight, parts: int) -> Tensor:
     check_operands(x, weight, values, float32=True)
     rows, (n, k) = len(x), values.shape
     out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
-    tiles = triton.cdiv(rows, ROWS.value) * parts * triton.cdiv(n, WIDE.value + NARROW.value)
+    tiles = cdiv(rows, ROWS.value) * parts * cdiv(n, WIDE.value + NARROW.value)
     parts_kernel[(min(tiles, multiprocessors(x.device)),)](
         described_tiles(x.contiguous(), ROWS.value, INPUTS.value),
         described_tiles(values, WIDE.value, INPUTS.value),

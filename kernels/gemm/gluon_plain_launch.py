@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .activations import Activations
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
@@ -58,8 +57,8 @@ def _launch(
     check_operands(x, weight, values[0] if values.dim() == 3 else values)
     n, k = values.shape[-2:]
     rows, width = len(x), _width(weight)
-    count = triton.cdiv(rows, ROWS.value)
-    programs = min(count * triton.cdiv(width, COLUMNS.value), multiprocessors(x.device))
+    count = cdiv(rows, ROWS.value)
+    programs = min(count * cdiv(width, COLUMNS.value), multiprocessors(x.device))
     plain_kernel[(programs,)](
         described_tiles(x.reshape(rows, -1), ROWS.value, INPUTS.value),
         described_tiles(values.view(width, k), COLUMNS.value, INPUTS.value),

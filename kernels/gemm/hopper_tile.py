@@ -11,9 +11,7 @@ from math import ceil, erfc, fsum, sqrt
 from statistics import mean
 from typing import ClassVar
 
-import triton
-
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .hopper_weights import HopperWeight
 
@@ -113,8 +111,8 @@ def _fastest_tile(
         return few
 
     def microseconds(tile: Tile) -> float:
-        columns = triton.cdiv(num_rows, tile.columns)
-        tiles = [float(triton.cdiv(rows, tile.rows))]
+        columns = cdiv(num_rows, tile.columns)
+        tiles = [float(cdiv(rows, tile.rows))]
         if members > 1:
             tiles.append(_tiles_at_random(rows, tile.rows))
         waves = [ceil(members * n * columns / (at_once * tile.speed.programs)) for n in tiles]

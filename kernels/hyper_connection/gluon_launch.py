@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
 from deepinfer.kernels.gemm.gluon_tiles import described_tiles
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .gluon_kernel import PADDED_ROWS, TOKENS, WIDTH, advance_kernel
 from .reference import HyperMix, Mixer
@@ -34,7 +33,7 @@ def pass_streams_gluon(
     pieces = len(squares)
     # As many programs as run at once, a whole number of them for each piece.
     most = max(1, multiprocessors(streams.device) // pieces)
-    advance_kernel[(pieces, min(most, triton.cdiv(tokens, TOKENS.value)))](
+    advance_kernel[(pieces, min(most, cdiv(tokens, TOKENS.value)))](
         x,
         kept if output is None else described_tiles(output, *tile),
         described_tiles(fn, PADDED_ROWS.value, WIDTH.value),

@@ -16,11 +16,13 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.launch import (
+    cdiv,
     check_tensor,
     describe,
     is_hopper,
     is_interpreted,
     matrix_dtype,
+    next_power_of_2,
 )
 from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.norm import NormedRows
@@ -86,7 +88,7 @@ def _enter(
     check_tensor("fn", mixer.fn.values, torch.float32, (rows, num_streams * width), streams)
     collapsed = streams.new_empty(tokens, width)
     is_hopper_form = _fits_hopper(streams)
-    pieces = triton.cdiv(width, _HOPPER_PIECE if is_hopper_form else _PIECE)
+    pieces = cdiv(width, _HOPPER_PIECE if is_hopper_form else _PIECE)
     products = pre.new_empty(pieces, tokens, rows)
     squares = pre.new_empty(pieces, tokens)
     if tokens and is_hopper_form:
@@ -143,7 +145,7 @@ def _pass_streams(
     bits = streams.view(torch.int16)
     if tokens:
         # Pieces of the same tokens follow each other, so that memory is read in whole rows.
-        stream_kernel[(triton.cdiv(width, _PIECE), triton.cdiv(tokens, _TILE_TOKENS))](
+        stream_kernel[(cdiv(width, _PIECE), cdiv(tokens, _TILE_TOKENS))](
             bits, bits if output is None else output.view(torch.int16),
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
@@ -163,10 +165,10 @@ def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> No
     pieces, tokens, rows = products.shape
     # The interpreter's products of more rows depend on where a row stands.
     tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
-    mix_kernel[(triton.cdiv(tokens, tile), pieces)](
+    mix_kernel[(cdiv(tokens, tile), pieces)](
         streams.view(torch.int16), mixer.fn.bf16_parts.view(torch.int16), products, squares,
         tokens, streams.shape[2], streams.stride(0), streams.stride(1),
-        S=streams.shape[1], ROWS=rows, TILE_ROWS=max(16, triton.next_power_of_2(rows)),
+        S=streams.shape[1], ROWS=rows, TILE_ROWS=max(16, next_power_of_2(rows)),
         PIECE=_PIECE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
         enable_fp_fusion=True,
     )  # fmt: skip
@@ -193,13 +195,13 @@ def _finish(
     acts = Activations.empty_for(entrance.linear, tokens, width)
     pairs, weight = norm_operands(collapsed, entrance.weight)
     if tokens:
-        finish_kernel[(tokens + triton.cdiv(tokens, _TILE_TOKENS_SUM),)](
+        finish_kernel[(tokens + cdiv(tokens, _TILE_TOKENS_SUM),)](
             pairs, weight, normed.view(torch.int32), *acts.writer,
             acts.scale_stride, entrance.eps,
             products, squares, mixer.scale, mixer.base, *mix,
             tokens, len(squares), 1.0 / (num_streams * width), mixer.eps,
             S=num_streams, ROUNDS=mixer.iterations, TILE_T=_TILE_TOKENS_SUM,
-            TILE_PIECES=triton.next_power_of_2(len(squares)), **norm_layout(width, acts),
+            TILE_PIECES=next_power_of_2(len(squares)), **norm_layout(width, acts),
             num_warps=norm_warps(width), enable_fp_fusion=True,
         )  # fmt: skip
     return Entry(mix, NormedRows(normed, acts))

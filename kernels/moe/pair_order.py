@@ -18,7 +18,7 @@ from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import kept_pairs, quantized, store_codes
-from deepinfer.kernels.launch import bf16_pairs
+from deepinfer.kernels.launch import bf16_pairs, cdiv, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 
 _BLOCK = 1024  # pairs that are counted together
@@ -46,7 +46,7 @@ def order_tokens(
     acts = Activations.empty(len(rows.pair), x.shape[1], path, order, x.device)
     pairs, layout = bf16_pairs("x", x), acts.layout
     moved = (pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0))
-    layout |= {"WIDTH": triton.next_power_of_2(layout["NUM_BLOCKS"])}
+    layout |= {"WIDTH": next_power_of_2(layout["NUM_BLOCKS"])}
     _arrange(ids, num_experts, rows, moved, layout)
     return rows, acts
 
@@ -71,17 +71,17 @@ def _arrange(
     tokens, per_token = ids.shape
     if not ids.numel():
         return
-    blocks = triton.cdiv(ids.numel(), _BLOCK)
+    blocks = cdiv(ids.numel(), _BLOCK)
     counts = torch.empty(blocks + 1, num_experts, dtype=torch.int32, device=ids.device)
-    _count_kernel[(triton.cdiv(num_experts, _COUNTED_EXPERTS),)](
+    _count_kernel[(cdiv(num_experts, _COUNTED_EXPERTS),)](
         ids, counts, ids.numel(), num_experts, blocks, EXPERTS=_COUNTED_EXPERTS, PAIRS=_BLOCK,
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     _place_kernel[(tokens + num_experts + 1,)](
         ids, counts, rows.pair, rows.row, rows.expert, rows.used, *moved,
         tokens, num_experts, blocks, len(rows.expert),
-        PER_TOKEN=per_token, CHOICES=triton.next_power_of_2(per_token), TILE_ROWS=rows.tile_rows,
-        EXPERTS=triton.next_power_of_2(num_experts), BLOCK_PAIRS=_BLOCK, PAIRS=_COMPARED,
+        PER_TOKEN=per_token, CHOICES=next_power_of_2(per_token), TILE_ROWS=rows.tile_rows,
+        EXPERTS=next_power_of_2(num_experts), BLOCK_PAIRS=_BLOCK, PAIRS=_COMPARED,
         **layout, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
 

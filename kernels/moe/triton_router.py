@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear_parts
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import check_tensor, next_power_of_2
 
 _PARTS = 4
 _LEAST = tl.constexpr(-(2**31))
@@ -37,12 +37,12 @@ def route_triton(
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
     # Two powers of two that hold all experts with less to spare than one.
-    first = max(16, triton.next_power_of_2(experts) // 2)
+    first = max(16, next_power_of_2(experts) // 2)
     choice = {
         "CHOSEN": num_experts_per_tok,
-        "CHOSEN_PADDED": triton.next_power_of_2(num_experts_per_tok),
+        "CHOSEN_PADDED": next_power_of_2(num_experts_per_tok),
         "FIRST": first,
-        "REST": max(16, triton.next_power_of_2(max(1, experts - first))),
+        "REST": max(16, next_power_of_2(max(1, experts - first))),
         "NORMALIZE": normalize and num_experts_per_tok > 1,
     }
     if not rows:

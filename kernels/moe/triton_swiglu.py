@@ -14,7 +14,7 @@ from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import block_tile, kept_pairs, store_quantized
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, sigmoid
 
 _PLAIN_BLOCK = 128
@@ -30,7 +30,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
     if rows:
         words = out.view(torch.int32)
         layout = {
-            "NUM_BLOCKS": triton.cdiv(both // 2, _PLAIN_BLOCK),
+            "NUM_BLOCKS": cdiv(both // 2, _PLAIN_BLOCK),
             "BLOCK": _PLAIN_BLOCK,
             "PATH": -1,
             "ORDER": 0,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.triton_blocks import kept_pairs, store_quantized
-from deepinfer.kernels.launch import bf16_pairs, check_tensor
+from deepinfer.kernels.launch import bf16_pairs, check_tensor, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16
 
 _PAIRS_PER_WARP = 512
@@ -24,12 +24,12 @@ def norm_operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 def norm_layout(width: int, acts: Activations) -> dict[str, int]:
     """Compile-time arguments of a kernel that calls ``normed_row``."""
     layout = acts.layout
-    return layout | {"D": width, "BLOCKS": triton.next_power_of_2(layout["NUM_BLOCKS"])}
+    return layout | {"D": width, "BLOCKS": next_power_of_2(layout["NUM_BLOCKS"])}
 
 
 def norm_warps(width: int) -> int:
     """Warps that share a row."""
-    warps: int = triton.next_power_of_2(width // 2) // _PAIRS_PER_WARP
+    warps: int = next_power_of_2(width // 2) // _PAIRS_PER_WARP
     return max(1, min(4, warps))
 
 

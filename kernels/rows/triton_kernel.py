@@ -11,7 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_or_f32, bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import (
+    bf16_or_f32,
+    bf16_pairs,
+    cdiv,
+    check_tensor,
+    describe,
+    has_native_fp8,
+    next_power_of_2,
+)
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e2m1_code,
@@ -145,11 +153,11 @@ def _launch(
             raise TensorError(f"rope: {tokens} positions do not divide {len(x)} rows")
     if not len(x):
         return
-    tile_pairs = max(16, triton.next_power_of_2(width // 2))
+    tile_pairs = max(16, next_power_of_2(width // 2))
     tile_rows = max(1, _TILE_PAIRS // tile_pairs)
     cos, sin = rope if rope is not None else (x, x)
     scales = x if scales is None else scales
-    row_kernel[(triton.cdiv(len(x), tile_rows),)](
+    row_kernel[(cdiv(len(x), tile_rows),)](
         pairs, _words(x if weight is None else weight), cos, sin, rows,
         values, scales, len(x), pairs.stride(0), values.stride(-2), scales.stride(-2),
         len(x) // max(tokens, 1), eps,

@@ -10,7 +10,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.launch import bf16_pairs, check_tensor, describe
+from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, next_power_of_2
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, normed_row
 
@@ -47,12 +47,12 @@ def split_projection_triton(
     check_tensor("kv_norm", kv_norm, torch.bfloat16, (width,), both)
     kv_pairs = bf16_pairs("kv", kv)
     if tokens:
-        projection_kernel[(tokens + triton.cdiv(tokens, _TILE_ROWS),)](
+        projection_kernel[(tokens + cdiv(tokens, _TILE_ROWS),)](
             q_pairs, q_weight, bf16_pairs("normed", normed), *acts.writer, acts.scale_stride,
             kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values,
             scales, tokens, q_pairs.stride(0), values.stride(0), scales.stride(0), eps,
             WIDTH=width, ROTARY=rope[0].shape[1] // 2, FP8_PAIRS=values.dtype == torch.int16,
-            TILE_ROWS=_TILE_ROWS, TILE_PAIRS=max(16, triton.next_power_of_2(width // 2)),
+            TILE_ROWS=_TILE_ROWS, TILE_PAIRS=max(16, next_power_of_2(width // 2)),
             **norm_layout(q.shape[1], acts), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return NormedRows(normed, acts)
