@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from deepinfer.engine.cache.kv_cache import HISTORY_RING_SIZE
-from deepinfer.kernels.compressor import pool_pairs
+from deepinfer.kernels.compressor import pool_tokens
 from deepinfer.kernels.gemm import Weight, fp32_linear, linear
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.rows import store_latents
@@ -42,7 +41,7 @@ class Compressor:
         new = kv.new_entries(self.plan.ratio)
         pooled = linear(x, self.wkv_gate) if self.plan.ratio == 1 else self._pool(x, tokens, kv)
         latent = rms_norm(pooled, self.norm, self.eps)
-        rope = kv.rotary.table(self.plan, new.positions)
+        rope = kv.entry_rope(self.plan)
         pools = kv.cache.main[layer], kv.cache.index[layer]
         main, index = (pool.view(-1, pool.shape[-1]) for pool in pools)
         store_latents(latent, rope, "main", main, new.rows)
@@ -56,8 +55,7 @@ class Compressor:
         """
         ring = kv.cache.partial[self.plan.layer_id]
         key_gate = torch.unflatten(fp32_linear(x, self.wkv_gate), -1, (2, -1))
-        earlier = ring[tokens.slots, (tokens.positions - 1) % HISTORY_RING_SIZE]
-        in_pass = (tokens.offsets > 0)[:, None, None]
-        first = torch.where(in_pass, key_gate[tokens.places - 1], earlier)
+        places = (tokens.slots, tokens.positions, tokens.offsets, tokens.places)
+        pooled = pool_tokens(key_gate, ring, *places)
         tokens.store_newest(ring, key_gate)
-        return pool_pairs(first, key_gate)
+        return pooled

@@ -14,7 +14,8 @@ from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.batch import ForwardBatch
 from deepinfer.engine.execution.staging import send
 
-from .rotary import Rotary
+from .rotary import Rotary, rope_key
+from .schedule import LayerPlan
 
 # A pass with so many tokens of a request copies its requests' entries out of the pool if they are
 # at most so many for each token: they are then listed many times, and kernels decode them once.
@@ -67,6 +68,18 @@ class GlobalKV:
 
     @cached_property
     def _new_entries(self) -> dict[int, NewEntries]:
+        return {}
+
+    def entry_rope(self, plan: LayerPlan) -> tuple[Tensor, Tensor]:
+        """Rotary table of a producer's new entries, made once for all that share it."""
+        key = (plan.ratio, *rope_key(plan))
+        if key not in self._entry_ropes:
+            positions = self.new_entries(plan.ratio).positions
+            self._entry_ropes[key] = self.rotary.table(plan, positions)
+        return self._entry_ropes[key]
+
+    @cached_property
+    def _entry_ropes(self) -> dict[tuple[int, float, bool], tuple[Tensor, Tensor]]:
         return {}
 
     def _find_new_entries(self, ratio: int) -> NewEntries:

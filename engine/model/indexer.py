@@ -57,7 +57,7 @@ class Indexer:
         Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora].
         """
         ratio = self.plan.ratio
-        visible = (tokens.positions + 1).div(ratio, rounding_mode="floor")
+        visible = tokens.num_visible(ratio)
         if max(kv.batch.context_lens) // ratio <= self.topk:
             # Nothing to choose: a list takes every visible entry, whatever the scores.
             entries = torch.arange(self.topk, device=x.device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,6 +38,17 @@ class Tokens:
     window: Window
     is_image: Tensor | None = None
     piece_keys: int | None = None
+
+    def num_visible(self, ratio: int) -> Tensor:
+        """[T] i64: compressed entries that each token sees; made once for all layers of a ratio."""
+        if ratio not in self._num_visible:
+            entries = (self.positions + 1).div(ratio, rounding_mode="floor")
+            self._num_visible[ratio] = entries
+        return self._num_visible[ratio]
+
+    @cached_property
+    def _num_visible(self) -> dict[int, Tensor]:
+        return {}
 
     def starting_at(self, window: Window) -> Tokens:
         """The same tokens with another window."""

@@ -18,3 +18,23 @@ def pool_pairs_reference(first: Tensor, second: Tensor) -> Tensor:
     total = early + late
     pooled = first[:, 0] * (early / total) + second[:, 0] * (late / total)
     return pooled.to(torch.bfloat16)
+
+
+def pool_tokens_reference(
+    key_gate: Tensor,
+    ring: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    offsets: Tensor,
+    places: Tensor,
+) -> Tensor:
+    """``pool_pairs`` of each token and the one before it, which may be of an earlier pass.
+
+    Shapes: key_gate [T, 2, D] f32 of this pass; ring [num_slots, H, 2, D] f32 of earlier ones, with
+    position p in place p % H of its request's slot; slots, positions, offsets (number in its
+    request's part of this pass) and places (row in ``key_gate``) [T] i64; returns [T, D] bf16.
+    Batch-invariant: yes.
+    """
+    earlier = ring[slots, (positions - 1) % ring.shape[1]]
+    first = torch.where((offsets > 0)[:, None, None], key_gate[places - 1], earlier)
+    return pool_pairs_reference(first, key_gate)

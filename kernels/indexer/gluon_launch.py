@@ -18,7 +18,8 @@ _TILE_ENTRIES = 64
 # to three): blocks on a multiprocessor, and the registers of each thread of them.
 _BLOCKS = {3: (3, 168), 2: (4, 128)}
 _LISTED_BLOCKS = 8
-_PIECE_TILES = (8, 64)
+_PIECE_TILES = (4, 64)
+_LITTLE = 48
 
 
 def paged_index_scores_gluon(
@@ -51,11 +52,12 @@ def paged_index_scores_gluon(
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     blocks, registers = _BLOCKS[pairs]
-    # Neighbours of one request share a group; where requests alternate there are more groups.
-    num_groups = min(num_queries, requests + num_queries // (2 * pairs))
+    # Neighbours of one request share a group, of which a request has one or more.
+    num_groups = max(requests, triton.cdiv(num_queries, 2 * pairs))
     piece = _piece_entries(num_groups, num_entries, blocks * multiprocessors(pool.device))
     pieces = triton.cdiv(num_entries, piece)
-    score_gluon_kernel[(num_groups * pieces,)](
+    most_groups = min(num_queries, requests + num_queries // (2 * pairs))
+    score_gluon_kernel[(most_groups * pieces,)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, num_visible, groups, scores,
         num_queries, num_entries, scores.stride(0), block_table.shape[1], pieces, piece,
@@ -99,12 +101,16 @@ def listed_index_scores_gluon(
 
 
 def _piece_entries(rows: int, entries: int, blocks: int) -> int:
-    """Entries of a piece of work of a block: many, but so that those that run at the same time get
-    a few pieces each.  Who is done first takes the next one: clocks and caches are not all alike.
+    """Entries of a piece of work of a block of threads, of which ``blocks`` run at the same time.
+
+    Little work is shared out at once.  Of more, each block gets a few pieces: who is done first
+    takes the next one, as clocks and caches are not all alike.
     """
-    tiles = rows * -(-entries // _TILE_ENTRIES)
-    least, most = _PIECE_TILES
-    return _TILE_ENTRIES * max(least, min(most, tiles // (3 * blocks)))
+    row_tiles = triton.cdiv(entries, _TILE_ENTRIES)
+    tiles = triton.cdiv(row_tiles, max(1, blocks // rows))
+    if tiles > _LITTLE:
+        tiles = rows * row_tiles // (2 * blocks)
+    return _TILE_ENTRIES * max(_PIECE_TILES[0], min(_PIECE_TILES[1], tiles))
 
 
 def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:

@@ -23,7 +23,7 @@ OPERATIONS = {
     "store_latents", "sparse_attention", "paged_index_scores", "select_topk", "candidate_blocks",
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
     "engram_lookup", "engram_gate", "expert_pairs", "route", "gated_linear", "markov_logits",
-    "confidence_logits", "sample", "pool_pairs", "split_projection", "grouped_linear_quantized",
+    "confidence_logits", "sample", "pool_tokens", "split_projection", "grouped_linear_quantized",
     "listed_index_scores", "pool_rows",
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.attention.triton_kernel import sparse_attention_triton
+from deepinfer.kernels.compressor.triton_kernel import pool_tokens_triton
 from deepinfer.kernels.engram import triton_kernel as engram
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm import triton_kernel as gemm
@@ -244,6 +245,10 @@ def _tokens() -> Iterator[tuple[str, Entry]]:
     yield "noise", Entry(lambda **t: exponential_noise_triton(**t, vocab_size=9), drawn)
     masked = {"logits": _new(F32, 2, 40), "masks": _new(I32, 1, 2), "rows": _new(I64, 1)}
     yield "masks", Entry(mask_logits_triton, masked, {"logits": (0, 1)})
+    pooled = {"key_gate": _new(F32, 3, 2, 64), "ring": _new(F32, 2, 4, 2, 64)} | {
+        name: _new(I64, 3) for name in ("slots", "positions", "offsets", "places")
+    }
+    yield "pooled tokens", Entry(pool_tokens_triton, pooled, {"ring": (0, 1)})
     hashed = {
         "lookback": _new(I64, 3, 4), "multipliers": _new(I64, 4), "primes": 1 + _new(I64, 3, 3),
         "offsets": _new(I64, 3, 3),
