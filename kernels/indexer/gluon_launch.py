@@ -106,8 +106,8 @@ def _piece_entries(rows: int, entries: int, blocks: int) -> int:
     Little work is shared out at once.  Of more, each block gets a few pieces: who is done first
     takes the next one, as clocks and caches are not all alike.
     """
-    row_tiles = triton.cdiv(entries, _TILE_ENTRIES)
-    tiles = triton.cdiv(row_tiles, max(1, blocks // rows))
+    row_tiles = -(-entries // _TILE_ENTRIES)
+    tiles = -(-row_tiles // max(1, blocks // rows))
     if tiles > _LITTLE:
         tiles = rows * row_tiles // (2 * blocks)
     return _TILE_ENTRIES * max(_PIECE_TILES[0], min(_PIECE_TILES[1], tiles))
