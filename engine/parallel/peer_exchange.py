@@ -129,6 +129,6 @@ class PeerExperts:
 
         def collect() -> Outputs:
             self.channel.end()
-            return self.channel.buffers.results, result_row
+            return arrivals.buffers.results, result_row  # tokens are kept as long as copies read
 
         return collect
