@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
 
@@ -19,12 +18,11 @@ from .cache.kv_cache import KVCache
 from .checkpoint.safetensors_file import MAP_NORESERVE
 from .execution.batch import ForwardBatch
 from .execution.decode_step import pieces_for
-from .model.block import Block
 from .model.config import ModelConfig
 from .model.model import Model
 from .model.moe import MoE
-from .model.residual import Residual
 from .model.schedule import LayerPlan
+from .model.share import WHOLE_MODEL, Share, WholeModel
 from .model.tensors import expected_tensors
 from .parallel.exchange_plan import rehearse_exchanges
 
@@ -46,10 +44,11 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
 
     The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
     """
-    model = _model_of_zeros(config, device)
+    share = _OneOfEachKind(config)
+    model = model_of_zeros(config, device, share)
     forms = [model]
     if device.capability == (9, 0):
-        forms.append(_model_of_zeros(config, device, experts_as_fp8=True))
+        forms.append(model_of_zeros(config, device, share, experts_as_fp8=True))
     longest = max(_contexts(config))
     with rehearse(device) as launches, torch.inference_mode():
         for context in _contexts(config):
@@ -71,7 +70,7 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
 def _experts(model: Model) -> list[MoE]:
     """One layer's of each number of choices."""
     drafts = model.draft_model.blocks if model.draft_model is not None else []
-    layers = [block.moe for block in (*model.blocks, *drafts) if isinstance(block, Block)]
+    layers = [block.moe for block in (*model.blocks, *drafts)]
     return list({layer.num_experts_per_tok: layer for layer in layers}.values())
 
 
@@ -89,40 +88,21 @@ def _contexts(config: ModelConfig) -> list[int]:
     return [length for length in lengths if length < config.max_position_embeddings]
 
 
-def _leave_out_repeats(model: Model) -> None:
-    """Layers that only use what others left are alike: one of each kind is enough."""
-    seen = set()
-    for number, block in enumerate(model.blocks):
-        plan = block.plan
-        is_source = plan.is_kv_source or plan.is_index_source
-        kind = (plan.ratio, plan.kv_source is None, plan.n_routed_experts)
-        if not is_source and plan.tap is None and kind in seen:
-            model.blocks[number] = _PassOn(plan)  # type: ignore[call-overload]
-        seen.add(kind)
+class _OneOfEachKind(WholeModel):
+    """The last layer of each kind, those that it reads from, and those that drafts read."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        last = {_kind(plan): plan for plan in config.layers}.values()
+        read = {source for plan in last for source in (plan.kv_source, plan.index_source)}
+        self._layer_ids = read | {plan.layer_id for plan in last}
+
+    def has_layer(self, plan: LayerPlan) -> bool:
+        return plan.layer_id in self._layer_ids or plan.tap is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _PassOn:
-    """A layer that does nothing."""
-
-    plan: LayerPlan
-
-    def enter(self, residual: Residual) -> _Passing:
-        return _Passing(residual)
-
-    def write_global_kv(self, *unused: object) -> None:
-        """It has none."""
-
-    def run(self, passing: _Passing, *unused: object) -> Residual:
-        return passing.residual
-
-
-@dataclass(frozen=True, slots=True)
-class _Passing:
-    """Inside of a layer that does nothing."""
-
-    residual: Residual
-    rows = NormedRows(torch.empty(0), torch.empty(0))  # of which nothing is used
+def _kind(plan: LayerPlan) -> tuple[object, ...]:
+    has_engram = plan.engram_index is not None
+    return plan.mode, plan.ratio, plan.is_decoder, has_engram, plan.n_routed_experts
 
 
 def _pass(
@@ -197,11 +177,14 @@ def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
 
 
-def _model_of_zeros(
-    config: ModelConfig, device: PretendedDevice, *, experts_as_fp8: bool = False
+def model_of_zeros(
+    config: ModelConfig,
+    device: PretendedDevice,
+    share: Share = WHOLE_MODEL,
+    *,
+    experts_as_fp8: bool = False,
 ) -> Model:
-    """A model of layers of each kind whose weights are all the same zeros, which no memory is
-    spent on."""
+    """A model whose weights are all the same zeros, which no memory is spent on."""
     specs = expected_tensors(config)
     tensors = {
         name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -210,12 +193,16 @@ def _model_of_zeros(
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
     with pretend(device):  # weights take the form that the device wants
         model = Model(
-            config, tensors, device="meta", token_map=token_map, experts_as_fp8=experts_as_fp8
+            config,
+            tensors,
+            device="meta",
+            token_map=token_map,
+            share=share,
+            experts_as_fp8=experts_as_fp8,
         )
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)
     _materialise(model, memory)
-    _leave_out_repeats(model)
     return model
 
 

@@ -22,6 +22,7 @@ from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.execution.batch import ForwardBatch
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.residual import Settled
+from deepinfer.engine.model.share import WholeModel
 from deepinfer.engine.model.streams import initial_streams
 from deepinfer.kernels import rehearsal
 
@@ -48,8 +49,13 @@ def note(kernel, *unused, **named):
 layer, requests, length = map(int, json.loads(sys.argv[1]))
 config = ModelConfig.flash()
 device = rehearsal.PretendedDevice((9, 0))
-kernel_plan._leave_out_repeats = lambda model: None  # all layers are wanted
-model = kernel_plan._model_of_zeros(config, device)
+
+class Two(WholeModel):
+    def has_layer(self, plan):
+        return plan.layer_id in (layer - 1, layer)
+
+model = kernel_plan.model_of_zeros(config, device, Two())
+before, wanted = model.blocks
 zeros, tokens = np.zeros(requests, dtype=np.int64), requests * length
 with rehearsal.rehearse(device), torch.inference_mode():
     blocks = torch.arange(requests * 32).view(requests, 32)  # of 64 tokens, each request its own
@@ -63,12 +69,12 @@ with rehearsal.rehearse(device), torch.inference_mode():
     views, kv = model._begin(batch, batch.encoder_start, cache)
     embedded = torch.zeros(tokens, config.hidden_size, dtype=torch.bfloat16)
     residual = Settled(*initial_streams(embedded, config.hc_mult))
-    for number in (layer - 1, layer, layer):  # twice, since some forms of weights are made once
-        block, launched[:] = model.blocks[number], []
+    for block in (before, wanted, wanted):  # twice, since some forms of weights are made once
+        launched.clear()
         with rehearsal._replaced(JITFunction, "_do_compile", note), Torch():
             entered = block.enter(residual)
             block.write_global_kv(entered.rows.values, views, kv)
-            residual = block.run(entered, views, cache.window[number], kv)
+            residual = block.run(entered, views, cache.window[block.plan.layer_id], kv)
 print(json.dumps(launched))
 """
 
