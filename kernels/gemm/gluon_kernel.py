@@ -20,10 +20,20 @@ from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
 from .gluon_gated import UNGATED
 from .gluon_narrow import narrow_kernel
+from .gluon_slim_launch import launch_slim
 from .gluon_tiles import described_tiles
 from .gluon_triple import triple_kernel
 from .gluon_wide import wide_kernel
-from .hopper_tile import WIDE_FP8, NarrowTile, Tile, TripleTile, WideTile, hopper_tile, weight_form
+from .hopper_tile import (
+    WIDE_FP8,
+    NarrowTile,
+    SlimTile,
+    Tile,
+    TripleTile,
+    WideTile,
+    hopper_tile,
+    weight_form,
+)
 from .hopper_weights import HopperWeight
 from .k_order import KOrder
 from .matrix_path import MatrixPath
@@ -62,6 +72,9 @@ def linear_rows_gluon(
         return out
     if isinstance(tile, NarrowTile):
         _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, arrivals=arrivals)
+    elif isinstance(tile, SlimTile):
+        assert rows is None
+        launch_slim(acts.values, acts.scales, weight, out, tile)
     elif isinstance(tile, TripleTile):
         assert arrivals is None, "these tiles do not send"
         _launch_triple(acts.values, acts.scales, weight, rows, out, tile)

@@ -77,13 +77,26 @@ class TripleTile:
     columns: ClassVar[int] = 128
 
 
-Tile = NarrowTile | WideTile | TripleTile
+@dataclass(frozen=True)
+class SlimTile:
+    """128 rows by 80 columns for one layer with E4M3 weights; stages of 128 inputs."""
+
+    speed: Speed
+    stages: int = 7
+    registers: int = 216
+
+    rows: ClassVar[int] = 128
+    columns: ClassVar[int] = 80
+
+
+Tile = NarrowTile | WideTile | TripleTile | SlimTile
 
 WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.82, 1.7))
 SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.38, 1.0))
 WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
 TRIPLE = TripleTile(Speed(1, 0.57, 1.4))
+SLIM = SlimTile(Speed(1, 0.325, 1.0))
 _SWIGLU_US = 2.5 / 3.5e6  # of a gate or an up: 2.5 bytes at 3.5 TB/s
 # By form of the weight: for up to 16 rows, and for more.
 _FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
@@ -91,6 +104,9 @@ _MORE_ROWS: dict[int, tuple[Tile, ...]] = {
     1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8, TRIPLE),
     2: (NarrowTile(64, 2, Speed(4, 0.70, 0.5)), NarrowTile(128, 2, Speed(2, 0.61, 0.5)), WIDE_FP4),
 }
+# For one layer: a narrow program alone on a multiprocessor takes less.
+_ALONE = NarrowTile(64, 3, Speed(1, 0.27, 0.5))
+_MOST_EMPTY = 32  # rows of a slim tile beyond those of x: with more it was slower than narrow ones
 
 
 def hopper_tile(weight: HopperWeight, rows: int) -> Tile:
@@ -122,7 +138,12 @@ def _fastest_tile(
         apart = 0.0 if tile is WIDE_FP8 or not is_gated else _SWIGLU_US * members * rows * num_rows
         return product + apart
 
-    return min(_MORE_ROWS[form], key=microseconds)
+    candidates = _MORE_ROWS[form]
+    if form == 1 and members == 1:
+        candidates += (_ALONE,)
+        if -rows % SLIM.rows <= _MOST_EMPTY:
+            candidates += (SLIM,)
+    return min(candidates, key=microseconds)
 
 
 def _tiles_at_random(rows: int, tile_rows: int) -> float:

@@ -79,6 +79,15 @@ def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
+def test_slim_tiles_on_hopper() -> None:
+    """80 columns are two products."""
+    steps = [f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3" for n in (16, 64)]
+    assert _steps(90, "wide fp8 128 x 80").split() == steps
+    kernel = _compiled(90)["wide fp8 128 x 80"]
+    assert kernel["UTMALDG"] > 0 and kernel["WARPGROUP.ARRIVE"] <= kernel["QGMMA"] // 4
+    assert kernel["shared_bytes"] <= 227 * 1024
+
+
 @pytest.mark.parametrize("name", ["fp8 128 x 256"])
 def test_sums_leave_activated_on_hopper(name: str) -> None:
     """The end of a tile needs registers and shared memory, too."""
@@ -157,6 +166,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         _add_narrow(add)
         _add_wide(add)
         _add_triple(add)
+        _add_slim(add)
         _add_wide_bf16(add)
     return compiled
 
@@ -282,6 +292,18 @@ def _add_triple(add: Add) -> None:
     ends = ["*fp32", "*i32", "*i32", "*i32", "n", "n", "n16", "n16", "n"]
     constants = {"STAGES": tile.stages, "GROUPED": True, "BAND": 8, "REGISTERS": tile.registers}
     add("wide fp8 192 x 128", gluon_triple.triple_kernel, [*tiles, *ends], constants)
+
+
+def _add_slim(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_slim, hopper_tile
+
+    tile = hopper_tile.SLIM
+    boxes = [("fp8e4nv", 128, 128), ("fp32", 128), ("fp8e4nv", 64, 128), ("fp8e4nv", 16, 128)]
+    boxes += [("bf16", 64, 64), ("bf16", 64, 16)]
+    types = [*(descriptor(*box) for box in boxes), "*fp32", "n", "n16", "n16", "n"]
+    constants = {"STAGES": tile.stages, "BAND": 8, "RUN": 4, "REGISTERS": tile.registers}
+    add("wide fp8 128 x 80", gluon_slim.slim_kernel, types, constants)
 
 
 def _add_wide_bf16(add: Add) -> None:

@@ -35,6 +35,7 @@ from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, lin
 from deepinfer.kernels.gemm.gluon_parts_launch import fits_parts
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
+    SLIM,
     SQUARE_FP8,
     TRIPLE,
     WIDE_FP4,
@@ -127,8 +128,9 @@ def test_every_tile_has_the_same_bits(rows: int) -> None:
     native = native_weight(_fp8(1344, 768))
     assert isinstance(native, HopperWeight)
     acts = quantize_activations(_rows(rows, 768), MatrixPath.FP8, native.order)
-    first, *others = [linear_rows_gluon(acts, native, None, tile) for tile in _FP8_TILES]
-    for tile, other in zip(_FP8_TILES[1:], others, strict=True):
+    tiles = (*_FP8_TILES, SLIM)
+    first, *others = [linear_rows_gluon(acts, native, None, tile) for tile in tiles]
+    for tile, other in zip(tiles[1:], others, strict=True):
         assert_bitwise_equal(other, first, str(tile))
 
 
@@ -248,7 +250,7 @@ def test_products_leave_activated_with_the_same_bits(few: int | None) -> None:
         assert_same_codes(actual, expected, (rows.pair >= 0).nonzero()[:, 0])
 
 
-@pytest.mark.parametrize("tokens", [1, 60, 300, 2000])
+@pytest.mark.parametrize("tokens", [1, 60, 200, 300, 2000])
 def test_gated_linear(tokens: int) -> None:
     """The shared expert, in every tile, against halves that do not alternate."""
     packed, down = _fp8(4608, 5120), native_weight(_fp8(5120, 2304))

@@ -1,0 +1,41 @@
+"""Launch of ``gluon_slim.py``."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from deepinfer.kernels.launch import cdiv, multiprocessors
+
+from .gluon_slim import slim_kernel
+from .gluon_tiles import described_tiles
+from .hopper_tile import SlimTile
+from .hopper_weights import HopperWeight
+
+
+def launch_slim(
+    values: Tensor, scales: Tensor, weight: HopperWeight, out: Tensor, tile: SlimTile
+) -> None:
+    """values [R, K] e4m3 in the order of K of ``weight``, scales [K / 128, S] f32, to out [R, N]
+    bf16."""
+    rows, n = out.shape
+    count = cdiv(rows, tile.rows)
+    programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
+    slim_kernel[(programs,)](
+        described_tiles(values, tile.rows, 128),
+        described_tiles(scales.view(-1), tile.rows),
+        described_tiles(weight.values, 64, 128),
+        described_tiles(weight.values, 16, 128),
+        described_tiles(out, 64, 64),
+        described_tiles(out, 64, 16),
+        weight.factors,
+        count,
+        n,
+        weight.k,
+        scales.stride(0),
+        STAGES=tile.stages,
+        BAND=8,
+        RUN=4,
+        REGISTERS=tile.registers,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
