@@ -34,6 +34,9 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 
 
+_ID_FIELDS = ("custom_id", "id")
+
+
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     """Plain text after begin-of-text.  ``parse_special`` lets control-token spellings be tokens."""
@@ -90,7 +93,14 @@ def parse_row(
     """
     if not isinstance(row, Mapping):
         raise RowError("invalid_type", f"expected a JSON object, got {type(row).__name__}")
-    identity = row_id(row, number)
+    parsed = _parse(row, row_id(row, number), raw, thinking)
+    nameless = tuple(n for n in _ID_FIELDS if row.get(n) is not None and _id_text(row[n]) is None)
+    return replace(parsed, ignored=(*nameless, *parsed.ignored))
+
+
+def _parse(
+    row: Mapping[str, Any], identity: str, raw: bool, thinking: Thinking | None
+) -> ParsedRow:
     if _is_batch_line(row):
         return _parse_batch_line(row, identity, thinking)
     field = _prompt_field(row)
@@ -107,11 +117,18 @@ def parse_row(
 def row_id(row: object, number: int) -> str:
     """``custom_id`` or ``id`` as text; the row's number when it has neither (or is no object)."""
     if isinstance(row, Mapping):
-        for field in ("custom_id", "id"):
-            value = row.get(field)
-            if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-                return str(value)
+        for field in _ID_FIELDS:
+            text = _id_text(row.get(field))
+            if text is not None:
+                return text
     return str(number)
+
+
+def _id_text(value: object) -> str | None:
+    """Tables turn whole numbers into floats where one is missing."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _is_batch_line(row: Mapping[str, Any]) -> bool:

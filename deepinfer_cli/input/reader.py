@@ -52,7 +52,7 @@ def open_reader(
     if source != "-" and os.path.isdir(source):
         from .tables import open_dataset
 
-        num_rows, rows = open_dataset(Path(source))
+        num_rows, rows = open_dataset(Path(source), mapping.get("prompt", "prompt"))
         return _reader(source, "dataset", rows, mapping, max_row_bytes, num_rows)
     stream, size = _open(source)
     name = "stdin" if source == "-" else source
@@ -65,7 +65,7 @@ def open_reader(
             raise InputError(f"Parquet cannot be read from {_pipe(source)}; give the file's path")
         from .tables import open_parquet
 
-        num_rows, rows = open_parquet(Path(source))
+        num_rows, rows = open_parquet(Path(source), mapping.get("prompt", "prompt"))
         return _reader(name, "parquet", rows, mapping, max_row_bytes, num_rows)
     try:
         refuse_foreign(head, name)

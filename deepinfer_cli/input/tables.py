@@ -20,8 +20,9 @@ _BATCH_ROWS, _BATCH_BYTES = 256, 16 * 2**20
 _BUFFER_BYTES = 1 << 20
 
 
-def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
-    """The number of rows, and the rows; a batch at a time, never a whole row group.
+def open_parquet(path: Path, prompt: str) -> tuple[int, Iterator[InputRow]]:
+    """The number of rows, and the rows; a batch at a time, never a whole row group.  ``prompt``:
+    the column whose bytes, if it has bytes, are text.
 
     Raises: InputError if the file is not Parquet or is damaged, also later, while reading.
     """
@@ -35,13 +36,13 @@ def open_parquet(path: Path) -> tuple[int, Iterator[InputRow]]:
         _check_columns(file.schema_arrow.names, str(path))
         batches = file.iter_batches(batch_size=_batch_size(file.metadata), use_threads=False)
         num_rows = file.metadata.num_rows
-        return num_rows, _rows(batches, str(path), num_rows)
+        return num_rows, _rows(batches, str(path), prompt, num_rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(str(path), error) from error
 
 
-def open_dataset(folder: Path) -> tuple[int | None, Iterator[InputRow]]:
-    """The rows of a ``Dataset.save_to_disk`` folder.  Raises: InputError."""
+def open_dataset(folder: Path, prompt: str) -> tuple[int | None, Iterator[InputRow]]:
+    """The rows of a ``Dataset.save_to_disk`` folder, likewise.  Raises: InputError."""
     state = folder / "state.json"
     if (folder / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir()))
@@ -52,7 +53,7 @@ def open_dataset(folder: Path) -> tuple[int | None, Iterator[InputRow]]:
         names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _damaged(str(state), error) from error
-    return None, _rows(_arrow_batches([folder / name for name in names]), str(folder))
+    return None, _rows(_arrow_batches([folder / name for name in names]), str(folder), prompt)
 
 
 def _batch_size(metadata: Any) -> int:
@@ -79,7 +80,9 @@ def _arrow_batches(paths: list[Path]) -> Iterator[Any]:
                     yield batch.slice(start, _BATCH_ROWS)
 
 
-def _rows(batches: Iterator[Any], name: str, num_rows: int | None = None) -> Iterator[InputRow]:
+def _rows(
+    batches: Iterator[Any], name: str, prompt: str, num_rows: int | None = None
+) -> Iterator[InputRow]:
     """``num_rows``: how many there must be, where the file says it."""
     import pyarrow as pa
 
@@ -87,7 +90,7 @@ def _rows(batches: Iterator[Any], name: str, num_rows: int | None = None) -> Ite
     try:
         for batch in batches:
             for record in _records(batch):
-                yield _row(index, record)
+                yield _row(index, record, prompt)
                 index += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(f"{name}: after row {index:,}", error) from error
@@ -109,11 +112,14 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
                 yield RowError("invalid_value", f"a cell cannot be read: {error}")
 
 
-def _row(index: int, record: dict[str, Any] | RowError) -> InputRow:
+def _row(index: int, record: dict[str, Any] | RowError, prompt: str) -> InputRow:
     line = index + 1
     if isinstance(record, RowError):
         return InputRow(index, line, b"", None, record)
     values = {name: _json_value(value) for name, value in record.items()}
+    if isinstance(text := record.get(prompt), bytes) and _decoded(text) is None:
+        error = RowError("invalid_utf8", f"{prompt}: its bytes are not UTF-8 text")
+        return InputRow(index, line, text, None, error)  # given again, it is refused again
     fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
     for name in ("messages", "tools", "response_format"):  # often stored as JSON text
         if isinstance(fields.get(name), str):
@@ -131,15 +137,20 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, bytes):
-        try:
-            return value.decode("utf-8")
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode("ascii")
+        text = _decoded(value)
+        return base64.b64encode(value).decode("ascii") if text is None else text
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal | timedelta) or not isinstance(value, str | int | None):
         return str(value)
     return value
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -290,8 +290,9 @@ def _column(chance: random.Random, size: int) -> tuple[Any, list[bool]]:
         case 1:
             return pa.array(texts, pa.string()).dictionary_encode(), is_text
         case 2:
-            octets = [None if text is None else text.encode() + b"\xff" for text in texts]
-            return pa.array(octets, pa.binary()), is_text
+            end = chance.choice((b"", b"\xff"))
+            octets = [None if text is None else text.encode() + end for text in texts]
+            return pa.array(octets, pa.binary()), [False] * size if end else is_text
         case 3:
             return pa.array(range(size), pa.int64()), [False] * size
         case 4:

@@ -362,3 +362,22 @@ def test_any_bytes_give_one_row_for_each_line_that_is_not_blank(
         assert (row.fields is None) != (row.error is None)
         if row.error is not None:
             json.loads(error_row(row, row.error))
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:
+    """Not answered as base64; under whatever name it has, and again when its error row is given."""
+    blobs = pa.array([b"caf\xc3\xa9", b"\xff\xfe", None], pa.binary())
+    pq.write_table(pa.table({"prompt": blobs, "other": blobs}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"blob": blobs}), tmp_path / "b.parquet")
+    for name, mapping in (("a", {}), ("b", {"prompt": "blob"})):
+        good, bad, _ = _read(tmp_path / f"{name}.parquet", mapping=mapping)
+        assert good.fields is not None and good.fields["prompt"] == "café"
+        assert bad.error is not None and bad.error.kind == "invalid_utf8"
+        again = _read(tmp_path / "again.jsonl", error_row(bad, bad.error) + b"\n")
+        assert _fields(again) == ["invalid_utf8"]
+
+
+def test_other_columns_may_hold_any_bytes(tmp_path: Path) -> None:
+    table = pa.table({"prompt": ["a"], "other": pa.array([b"\xff\xfe"])})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert _fields(_read(tmp_path / "a.parquet")) == [{"prompt": "a", "other": "//4="}]

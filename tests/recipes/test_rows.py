@@ -100,12 +100,24 @@ def test_an_unknown_kind_shows_the_fields_and_the_way_out():
         ({"id": None}, "12"),
         ({"id": True}, "12"),
         ({"id": [1]}, "12"),
+        ({"id": 7.0}, "7"),
+        ({"id": 7.5}, "12"),
+        ({"id": float("inf")}, "12"),
+        ({"custom_id": 1.5, "id": "i"}, "i"),
         ({}, "12"),
         ("text", "12"),
     ],
 )
 def test_row_id(row, expected):
     assert row_id(row, 12) == expected
+
+
+@pytest.mark.parametrize("wrong", [True, 7.5, [1], {"a": 1}])
+def test_an_id_that_names_nothing_is_told(wrong):
+    assert parse_row({"prompt": "a", "id": wrong, "x": 1}, 0).ignored == ("id", "x")
+    line = batch(body={"messages": USER, "x": 1}) | {"custom_id": wrong, "y": 2}
+    assert parse_row(line, 0).ignored == ("custom_id", "x", "y")
+    assert parse_row({"prompt": "a", "id": None}, 0).ignored == ()
 
 
 OFF = {"thinking": {"type": "disabled"}}
