@@ -58,16 +58,22 @@ def consume(
             zero = opaque_zero(pair)
             if SIDE == 0:
                 scores = _start_scores(shared, phase, zero, SIDE, COPIES)
-                even = _weigh(shared, scores, highest, is_last, log2_scale, SIDE)
+                scores, own = _highest(shared, scores, is_last, log2_scale, 0, SIDE)
+                even = _weigh(shared, scores, gl.maximum(highest, own), SIDE)
                 sums, total = _add(shared, sums, total, highest, even, zero, 0, SIDE)
                 sums = _release(shared, sums, 0, SIDE)
             else:
                 if PIECE_TILES > 1:
                     scores = _start_scores(shared, phase, zero, SIDE, COPIES)
+                    # Copied rows are there early, others would hold up the products below.
+                    if COPIES:
+                        scores, own = _highest(shared, scores, is_last, log2_scale, 0, SIDE)
                 even = _weighed(shared, phase, 0)
                 sums, total = _add(shared, sums, total, highest, even, zero, 0, SIDE)
                 if PIECE_TILES > 1:
-                    odd = _weigh(shared, scores, even[0], is_last, log2_scale, SIDE)
+                    if not COPIES:
+                        scores, own = _highest(shared, scores, is_last, log2_scale, 1, SIDE)
+                    odd = _weigh(shared, scores, gl.maximum(even[0], own), SIDE)
                 else:
                     mbarrier.arrive(barriers.index(QUERY_READ), count=1)
                 sums = _release(shared, sums, 0, SIDE)
@@ -103,18 +109,27 @@ def _start_scores(shared, phase, zero, SIDE: gl.constexpr, COPIES: gl.constexpr)
 
 
 @gluon.jit
-def _weigh(shared, scores, before, is_last, log2_scale, SIDE: gl.constexpr):
-    """Weights of this consumer's tile, for both: returns the maximum so far and their sum.
-
-    On the right, products of the even tile, started later than the scores, still run meanwhile.
-    """
-    _, _, weights, biases, states, _, barriers = shared
-    scores = warpgroup_mma_wait(SIDE, [scores])
+def _highest(
+    shared, scores, is_last, log2_scale, LATER: gl.constexpr, SIDE: gl.constexpr
+):  # fmt: skip
+    """Waits for the scores of this consumer's tile; returns them scaled, and the highest of each
+    head.  LATER products were started after them."""
+    _, _, _, biases, _, _, barriers = shared
+    scores = warpgroup_mma_wait(LATER, [scores])
     if is_last:
         mbarrier.arrive(barriers.index(QUERY_READ), count=1)
     bias = biases.index(SIDE).load(gl.SliceLayout(0, SCORE_LAYOUT)).to(gl.float32)
     scores = scores * log2_scale + bias[None, :]
-    highest = gl.maximum(before, gl.max(scores, 1))
+    return scores, gl.max(scores, 1)
+
+
+@gluon.jit
+def _weigh(shared, scores, highest, SIDE: gl.constexpr):
+    """Weights of this consumer's tile, for both: returns the maximum so far and their sum.
+
+    On the right, products of the even tile still run meanwhile.
+    """
+    _, _, weights, _, states, _, barriers = shared
     parts = gl.exp2(scores - highest[:, None])
     part_total = gl.sum(parts, 1)
     weights.index(SIDE).store(parts.to(gl.bfloat16))
