@@ -41,6 +41,8 @@ def test_an_answer(make_stream, tokenizer):
     assert output.token_ids[-1] == tokenizer.eos_id
     assert output.usage.prompt_tokens == len(output.prompt_token_ids)
     assert output.usage.completion_tokens == len(output.token_ids)
+    both = [*output.prompt_token_ids, *output.token_ids]
+    assert output.usage.total_tokens == len(both)
     assert output.error_kind is None
 
 
