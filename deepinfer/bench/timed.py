@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deepinfer.engine.execution.staging import wait_for
 from deepinfer.nvml import GpuEnergy
 
 _WARM_STEPS = 3
@@ -46,16 +47,10 @@ def repeat_s(
     times = []
     with torch.inference_mode():
         for number in range(num_warm + count):
-            wait(device)
+            wait_for(device)
             started = time.perf_counter()
             call()
-            wait(device)
+            wait_for(device)
             if number >= num_warm:
                 times.append(time.perf_counter() - started)
     return tuple(times)
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has nothing left to do."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)

@@ -92,6 +92,13 @@ def _room(shape: Sequence[int]) -> int:
     return size + size % 2
 
 
+def wait_for(device: torch.device | str) -> None:
+    """Until the device has nothing left to do."""
+    device = torch.device(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
 class Returned:
     """A tensor on its way to the host."""
 

@@ -21,6 +21,7 @@ from deepinfer.engine.scheduling.schedule import DecodeBatch
 from .decode import DecodeWorker
 from .decode_step import DecodeStep
 from .ladder import ladder, ladder_size
+from .staging import wait_for
 
 STRIDE = 7919  # a prime, for tokens from all over the vocabulary
 BUDGET_S = 4.0
@@ -138,14 +139,9 @@ def _dummy_states(step: DecodeStep) -> list[RequestState]:
 
 def _seconds(call: Callable[[], object], device: torch.device, count: int = 1) -> float:
     """Of each of ``count`` calls that follow each other, from an idle device to an idle one."""
-    _wait(device)
+    wait_for(device)
     started = time.perf_counter()
     for _ in range(count):
         call()
-    _wait(device)
+    wait_for(device)
     return (time.perf_counter() - started) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)

@@ -13,6 +13,8 @@ import torch
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.batch import ForwardBatch, ForwardOutput
 from deepinfer.engine.execution.runner import Cache, Runner
+from deepinfer.engine.execution.staging import wait_for
+from deepinfer.engine.execution.step_sizes import STRIDE
 
 from .step_profile import StepProfile, step_clock
 
@@ -21,7 +23,6 @@ NUM_REQUESTS = (1, 64, 8, 16, 256)
 MOST_TOKENS = 256
 MOST_CPU_REQUESTS = 64
 POSITION = 160
-STRIDE = 7919  # a prime, for tokens from all over the vocabulary
 
 
 def device_name(device: str) -> str:
@@ -85,8 +86,7 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
     for action in actions:
         started = clock()
         action()
-        if device != "cpu":
-            torch.get_device_module(device).synchronize(device)
+        wait_for(device)
         seconds.append(clock() - started)
     return seconds
 
