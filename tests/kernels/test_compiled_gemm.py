@@ -50,7 +50,17 @@ def test_bf16_tensor_cores_on_hopper(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quantise", "quantise pairs", "swiglu", "choice", "count", "place", "sum"]
+    "name",
+    [
+        "quantise",
+        "quantise pairs",
+        "swiglu",
+        "choice",
+        "count",
+        "place tokens",
+        "place pairs",
+        "sum",
+    ],
 )
 def test_the_other_kernels_do_not_spill(name: str) -> None:
     assert _steps(90, name) == ""
@@ -210,7 +220,7 @@ def _add_portable(arch: int, add: Add) -> None:
 def _add_rows(add: Add) -> None:
     """What quantises, activates, chooses and orders rows."""
     from deepinfer.kernels.gemm import activations
-    from deepinfer.kernels.moe import pair_order, triton_router, triton_swiglu
+    from deepinfer.kernels.moe import pair_order, triton_pairs, triton_router, triton_swiglu
     from deepinfer.kernels.moe import triton_kernel as moe
 
     layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
@@ -229,15 +239,19 @@ def _add_rows(add: Add) -> None:
         choice | {"PARTS": 4}, num_warps=1,
     )  # fmt: skip
     add(
-        "count", pair_order._count_kernel, "*i64 *i32 n n16 n",
-        {"EXPERTS": 16, "PAIRS": 1024}, num_warps=8,
+        "count", triton_pairs.count_kernel, "*i64 *i32 n n16 n",
+        {"EXPERTS": 16, "PAIRS": 1024, "CHUNKS": 1}, num_warps=8,
     )  # fmt: skip
-    place = {"PER_TOKEN": 6, "CHOICES": 8, "TILE_ROWS": 256, "EXPERTS": 512, "PAIRS": 256}
-    place |= {"BLOCK_PAIRS": 1024}
+    place = {"TILE_ROWS": 256, "EXPERTS": 512, "BLOCK_PAIRS": 1024, "PAIRS": 256}
+    ordered = "*i64 *i32 *i32 *i32 *i32 *i32"
     add(
-        "place", pair_order._place_kernel,
-        "*i64 *i32 *i32 *i32 *i32 *i32 *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
-        {**place, **layout, "WIDTH": 64}, num_warps=8,
+        "place tokens", pair_order.place_tokens_kernel,
+        f"{ordered} *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
+        {**place, **layout, "PER_TOKEN": 6, "CHOICES": 8, "WIDTH": 64}, num_warps=8,
+    )  # fmt: skip
+    add(
+        "place pairs", triton_pairs.place_pairs_kernel, f"{ordered} n n16 n n",
+        {**place, "PLACED_EXPERTS": 4, "CHUNKS": 1}, num_warps=8,
     )  # fmt: skip
     add("sum", moe._sum_kernel, "*bf16 *i32 *fp32 n16 n", {"COLUMNS": 1024, "BF16": False})
 

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
-from deepinfer.kernels.moe.pair_order import order_pairs
+from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
 from deepinfer.kernels.moe.reference import (
     experts_reference,
     route_reference,
@@ -79,6 +81,20 @@ def test_order_when_one_expert_takes_all(device: torch.device) -> None:
     assert rows.row.tolist() == list(range(1400))
     assert rows.pair[:1400].tolist() == list(range(1400))
     assert rows.expert.tolist() == [2] * 88 + [-1] * 2
+
+
+@pytest.mark.parametrize("tokens, experts", [(1, 3), (20, 40), (9, 200)])
+def test_tokens_are_moved_to_their_rows(tokens: int, experts: int, device: torch.device) -> None:
+    ids = _choices(tokens, 3, experts + 2, device)  # two of the experts are elsewhere
+    x = torch.randn(tokens, 256).bfloat16().to(device)
+    form = MatrixPath.of(device), KOrder.PLAIN
+    whole, expected = quantize_activations(x, *form), order_pairs(ids, experts, 16)
+    here = (expected.row >= 0).nonzero()[:, 0]
+    rows, acts = order_tokens(x, ids, experts, 16, *form)
+    for name in ("pair", "row", "expert", "used"):
+        assert_bitwise_equal(getattr(rows, name), getattr(expected, name), name)
+    moved = acts.values[expected.row[here].long()]
+    assert_bitwise_equal(moved.view(torch.uint8), whole.values[here // 3].view(torch.uint8))
 
 
 def _route(x: Tensor, gate: Weight, bias: Tensor, per_token: int = 6) -> tuple[Tensor, Tensor]:
