@@ -22,7 +22,7 @@ from deepinfer_cli.report.summary import Histogram
 from .plan import Estimate
 from .scan import Scan
 
-_NUM_DRAWS = 40
+NUM_DRAWS = 40
 _MOST_PLAYED = 2_048
 
 
@@ -148,17 +148,15 @@ def _fitting(scan: Scan, drawn: Sequence[int | None]) -> array[int]:
 def _spread(
     scan: Scan, known: AnswerLengths, play: Callable[[Sequence[int]], RunEstimate]
 ) -> tuple[float, float]:
-    """Between which multiples of the estimate 9 of 10 others lie: each of other measured answers,
-    as many as there were, and of lengths drawn from them by chance.  Played for the first rows."""
+    """Between which multiples of the estimate others lie: each of other measured answers, as many
+    as there were, and of lengths drawn from them by chance.  Played for the first rows."""
     count = min(scan.num_answers, _MOST_PLAYED)
     middle_s = play(_fitting(scan, known.draw(count))).step_s
     others = sorted(
         play(_fitting(scan, known.measured_again(seed).draw(count, seed, evenly=False))).step_s
-        for seed in range(1, _NUM_DRAWS + 1)
+        for seed in range(1, NUM_DRAWS + 1)
     )
-    left_out = _NUM_DRAWS // 20  # on each side
-    low, high = others[left_out] / middle_s, others[-1 - left_out] / middle_s
-    return min(1.0, low), max(1.0, high)
+    return min(1.0, others[0] / middle_s), max(1.0, others[-1] / middle_s)
 
 
 def _lengths_of(report: Report, num_cut: int) -> Iterator[tuple[int, bool]]:

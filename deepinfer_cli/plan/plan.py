@@ -38,10 +38,8 @@ class Estimate:
     basis: str = says("what the step times and answer lengths come from")
     load_s: float
     answer_s: float = says("from then until the last row")
-    answer_low_s: float = says(
-        "in 9 of 10 draws of the answers' lengths it is between low and high"
-    )
-    answer_high_s: float
+    answer_low_s: float = says("the shortest of 40 draws of the answers' lengths")
+    answer_high_s: float = says("the longest of them")
     cpu_s: float | None = says("processor time of the process meanwhile; null if not measured")
     prefill_steps: int
     decode_steps: int

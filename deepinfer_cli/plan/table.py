@@ -12,6 +12,7 @@ from deepinfer_cli.report.pages.svg import histogram_bars
 from deepinfer_cli.report.pages.words import count, percent, seconds, size
 from deepinfer_cli.report.report import Distribution
 
+from .estimate import NUM_DRAWS
 from .plan import Estimate, Plan
 
 _LABEL = 11
@@ -115,7 +116,7 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         low, high = (seconds(found.load_s + s) for s in (found.answer_low_s, found.answer_high_s))
         yield (
             "range",
-            f"{low} to {high} in 9 of 10 draws of answer lengths, which are known from "
+            f"{low} to {high} in {NUM_DRAWS} draws of answer lengths, which are known from "
             f"{count(found.num_lengths)} answers; what else this machine does comes on top",
         )
     yield "measured", f"by {found.basis}"

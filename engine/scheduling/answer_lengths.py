@@ -49,10 +49,14 @@ class AnswerLengths:
         return (length is None or length > last) and most > self.longest
 
     def measured_again(self, seed: int) -> AnswerLengths:
-        """What as many other answers of the same kind might have shown (a bootstrap); at most
-        ``_MOST_AGAIN`` of them."""
+        """What as many other answers of the same kind might have shown (a bootstrap), at most
+        ``_MOST_AGAIN`` of them.  Every other time with one more that is longer than all that were
+        seen: among as many as were seen, there may be one."""
         count = min(len(self._answers), _MOST_AGAIN)
-        return AnswerLengths(Random(seed).choices(self._answers, k=count) if count else ())
+        if not count:
+            return AnswerLengths(())
+        chosen = Random(seed).choices(self._answers, k=count)
+        return AnswerLengths([*chosen, *([(self.longest, False)] if seed % 2 else [])])
 
     def draw(self, count: int, seed: int = 0, *, evenly: bool = True) -> list[int | None]:
         """``count`` lengths that follow the distribution as evenly as possible, or each by chance;

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from deepinfer.engine.scheduling.answer_lengths import AnswerLengths
 from deepinfer_cli.main import main
+from deepinfer_cli.plan.estimate import _fitting, _spread
 from deepinfer_cli.plan.plan import Plan
 from deepinfer_cli.plan.table import print_plan
 from deepinfer_cli.typed_json import from_json, to_json
@@ -212,7 +216,30 @@ def test_the_range_of_an_estimate(real: Callable[..., Any]) -> None:
     assert estimate["answer_low_s"] <= estimate["answer_s"] <= estimate["answer_high_s"]
     assert estimate["num_lengths"] is not None
     words = " ".join(real("plan", "in.jsonl", *calibrate)[1].decode().split())
-    assert re.search(r"range \S+ m?s to \S+ m?s in 9 of 10 draws of answer lengths", words)
+    assert re.search(r"range \S+ m?s to \S+ m?s in 40 draws of answer lengths", words)
+
+
+@pytest.mark.parametrize("measured, rows", [(12, 8), (30, 50), (100, 400)])
+def test_the_range_holds_about_as_often_as_it_says(measured: int, rows: int) -> None:
+    """Files and measurements of one kind: the real time is in the range about 9 times of 10."""
+    chance = random.Random(rows)
+
+    def lengths(count: int) -> list[int]:
+        return [max(1, round(chance.expovariate(1 / 80))) for _ in range(count)]
+
+    def play(answers: Sequence[int]) -> Any:
+        """As long as the longest of eight at a time."""
+        batches = [answers[at : at + 8] for at in range(0, len(answers), 8)]
+        return SimpleNamespace(step_s=sum(map(max, batches)))
+
+    scan: Any = SimpleNamespace(num_answers=rows, limits=lambda: iter([(10_000, False)] * rows))
+    held = 0
+    for _ in range(80):
+        known = AnswerLengths((length, True) for length in lengths(measured))
+        low, high = _spread(scan, known, play)
+        middle = play(_fitting(scan, known.draw(rows))).step_s
+        held += low * middle <= play(lengths(rows)).step_s <= high * middle
+    assert held >= 80 * 0.8, held
 
 
 def test_an_input_without_answerable_rows(real: Callable[..., Any]) -> None:
