@@ -177,6 +177,8 @@ def _origins(first: Report, other: Report) -> Iterator[tuple[str, str | None, st
     versions = (first.versions.get("deepinfer"), other.versions.get("deepinfer"))
     yield "versions of deepinfer", *versions
     yield "models (their fingerprints)", first.model_fingerprint, other.model_fingerprint
+    digests = (first.constraint_digest, other.constraint_digest)
+    yield "constraints (--regex, --grammar or --json-schema, files included)", *digests
 
 
 def _named_after(output: Path) -> list[Path]:

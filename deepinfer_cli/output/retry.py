@@ -40,12 +40,23 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
             f"{paths.results} was made with {changed[0]}; {changed[1]} to retry its failed rows, "
             "or --force to answer all rows anew"
         )
+    if report.rows.errors and not paths.errors.exists():
+        raise InputError(
+            f"{paths.errors} is gone, which says which {report.rows.errors:,} rows have failed; "
+            "put it back, or --force to answer all rows anew"
+        )
     folder.clear()
     try:
         with closing(Journal(folder.path)) as journal:
             meter = InputMeter(reader.rows)
             for record in _results(iter(meter), report, folder, resolved.settings):
                 journal.append(record)
+            if journal.num_rows != report.rows.results:
+                raise InputError(
+                    f"{paths.results} holds {journal.num_rows:,} rows, {paths.report} counts "
+                    f"{report.rows.results:,}; put the files back as they were, or --force to "
+                    "answer all rows anew"
+                )
             if meter.digest() != report.input.digest:
                 raise _foreign(paths, "its rows have another content")
             journal.sync()
@@ -61,6 +72,10 @@ def _changed(report: Report, resolved: Resolved, basis: Basis) -> tuple[str, str
     """As ``Basis.changed_since``.  A report knows only whether the model is another one."""
     now = resolved.answers()
     then = {name: setting(report, name) for name in now}
+    if report.constraint_digest is not None:
+        then["constraint"] = report.constraint_digest
+    if "constraint" in basis.settings:
+        now["constraint"] = basis.settings["constraint"]
     if changed := Basis(now).changed_since(Basis(then)):
         return changed
     model = fingerprint(basis.model_files) if basis.model_files else report.model_fingerprint

@@ -70,6 +70,7 @@ class Facts:
     num_resumed: int
     total: Summary
     session: Counts
+    constraint_digest: str | None
     resolved: Resolved
     measured: Measured
 
@@ -134,6 +135,7 @@ def build_report(facts: Facts) -> Report:
             for name, entry in facts.resolved.report().items()
         },
         versions=versions(),
+        constraint_digest=facts.constraint_digest,
         definitions=definitions(Report),
     )
 

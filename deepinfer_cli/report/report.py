@@ -225,6 +225,9 @@ class Report:
     seed: int
     settings: Mapping[str, SettingReport]
     versions: Mapping[str, str]
+    constraint_digest: str | None = says(
+        "of what --regex, --grammar or --json-schema hold answers to, files included", default=None
+    )
     definitions: Mapping[str, str] = says("what the numbers mean, by their place")
 
 

@@ -17,6 +17,7 @@ from deepinfer_cli.report.build import Facts, build_report
 from deepinfer_cli.report.parts import with_earlier
 from deepinfer_cli.report.report import Report
 from deepinfer_cli.report.summary import Summary
+from deepinfer_cli.settings.constraint import answers_depend_on
 from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.settings.settings import Settings
 
@@ -253,6 +254,7 @@ class Job:
                 num_resumed=num_resumed,
                 total=self.total,
                 session=self.pipeline.session,
+                constraint_digest=answers_depend_on(self._constraint).get("constraint"),
                 resolved=self.resolved,
                 measured=self.meter.measured(self.pipeline.write_s),
             )

@@ -19,6 +19,7 @@ from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
 from deepinfer_cli.output.disk import disk_full
 from deepinfer_cli.output.fingerprint import model_files
+from deepinfer_cli.output.finished_rows import finished_report
 from deepinfer_cli.output.journal import Journal, JournalGoneError
 from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
 from deepinfer_cli.output.retry import reopen
@@ -158,7 +159,7 @@ def _run_to_files(
         ExitStack() as cleanup,
     ):
         if request.retry_failed and not folder.is_begun and output.exists():
-            if not paths.errors.exists():
+            if not paths.errors.exists() and not finished_report(paths).rows.errors:
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")
                 return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def run_constraint(resolved: Resolved) -> dict[str, Any] | None:
         raise ConfigError(f"{where}: {error.kind}: {error}") from error
 
 
-def answers_depend_on(constraint: dict[str, Any] | None) -> dict[str, str]:
+def answers_depend_on(constraint: Mapping[str, Any] | None) -> dict[str, str]:
     """What a run must share with an earlier part of it to go on: files may change in between."""
     spec = None if constraint is None else field_constraint(constraint)
     return {} if spec is None else {"constraint": spec.digest}

@@ -292,3 +292,39 @@ def test_a_limit_throws_no_answers_away(cli: Cli) -> None:
     assert _files() == before
     assert cli(*run, "--limit", "4", "--force").exit_code == 3
     assert len(Path("out.jsonl").read_bytes().splitlines()) == 3
+
+
+def test_a_form_whose_file_changed_is_refused(cli: Cli) -> None:
+    """The flag is the same; what it says is not.  Shards held to two forms are no run either."""
+    _write(_failing(2))
+    form = ("--grammar", "form.gbnf")
+    Path("form.gbnf").write_text('root ::= "a"')
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", *form).exit_code == 3
+    shard = ("run", "in.jsonl", "-o", "s.jsonl", *form, "--shard")
+    assert cli(*shard, "1/2").exit_code == 3
+    Path("form.gbnf").write_text('root ::= "b"')
+    before = _files()
+    done = cli("run", "in.jsonl", "-o", "out.jsonl", *form, "--retry-failed")
+    assert done.exit_code == 2 and "(constraint was " in done.err and not done.engines
+    assert _files() == before
+    assert cli(*shard, "2/2").exit_code == 0
+    merged = cli("merge", "-o", "s.jsonl")
+    assert merged.exit_code == 4 and "different constraints" in merged.err
+    Path("form.gbnf").write_text('root ::= "a"')
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", *form, "--retry-failed").exit_code == 3
+
+
+@pytest.mark.parametrize("place", [0, 9, 19])
+def test_lost_error_rows_are_told(cli: Cli, place: int) -> None:
+    _write(_failing(place))
+    run = ("run", "in.jsonl", "-o", "out.jsonl")
+    assert cli(*run).exit_code == 3
+    kept = Path("out.jsonl").read_bytes()
+    Path("out.jsonl.errors.jsonl").unlink()
+    done = cli(*run, "--retry-failed")
+    assert done.exit_code == 4 and "out.jsonl.errors.jsonl is gone" in done.err
+    Path("out.jsonl").write_bytes(kept[: kept.index(b"\n") + 1])
+    Path("out.jsonl.errors.jsonl").write_bytes(b"")
+    done = cli(*run, "--retry-failed")
+    assert done.exit_code == 4 and not done.engines, done.err
+    assert not Path("out.jsonl.partial").exists()
