@@ -82,7 +82,10 @@ def _score_rows(scores: Tensor) -> Tensor:
     kinds = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
     if scores.dtype not in kinds:
         raise TensorError(f"scores: expected bf16 or fp32, found {describe(scores)}")
-    rows = scores.reshape(scores[..., 0].numel(), scores.shape[-1])
+    rows = scores
+    # Reshaping would change the stride of a single row, by which launchers know its alignment.
+    if scores.ndim != 2:
+        rows = scores.reshape(scores[..., 0].numel(), scores.shape[-1])
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
     return rows.view(kinds[scores.dtype])
