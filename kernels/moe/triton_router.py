@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear_parts
-from deepinfer.kernels.launch import check_tensor, next_power_of_2
+from deepinfer.kernels.launch import check_tensor, is_npu, next_power_of_2
 
 _PARTS = 4
 _LEAST = tl.constexpr(-(2**31))
@@ -52,7 +52,7 @@ def route_triton(
     choice_kernel[(rows,)](
         logits, bias, ids, weights,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
-        **choice, PARTS=parts, num_warps=1, enable_fp_fusion=True,
+        **choice, PARTS=parts, GATHER=not is_npu(x.device), num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return ids, weights
 
@@ -61,19 +61,26 @@ def route_triton(
 def choice_kernel(
     logits, bias, ids, weights, bias_stride, num_rows, num_experts, scaling_factor,
     CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
-    PARTS: tl.constexpr, NORMALIZE: tl.constexpr,
+    PARTS: tl.constexpr, NORMALIZE: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    """From parts of the logits, [PARTS, num_rows, num_experts]: a program for each row."""
+    """From parts of the logits, [PARTS, num_rows, num_experts]: a program for each row.
+
+    GATHER: scores of the chosen are computed again from their logits; Ascend's front end aborts on
+    loads from places that are computed.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * num_experts
     bias += row * bias_stride
     size = num_rows.to(tl.int64) * num_experts
     expert = tl.arange(0, FIRST)
     other = FIRST + tl.arange(0, REST)
-    key = _key(logits, bias, expert, num_experts, size, PARTS)
-    other_key = _key(logits, bias, other, num_experts, size, PARTS)
+    score = _score(logits, expert, num_experts, size, PARTS)
+    key = _key(score, bias, expert, num_experts)
+    other_score = _score(logits, other, num_experts, size, PARTS)
+    other_key = _key(other_score, bias, other, num_experts)
     slot = tl.arange(0, CHOSEN_PADDED)
     chosen = tl.full([CHOSEN_PADDED], FIRST + REST, tl.int32)
+    weight = tl.zeros([CHOSEN_PADDED], tl.float32)
     for choice in tl.static_range(CHOSEN):
         best = tl.maximum(tl.max(key, axis=0), tl.max(other_key, axis=0))
         pick = tl.min(tl.where(key == best, expert, FIRST + REST), axis=0)
@@ -82,8 +89,12 @@ def choice_kernel(
         key = tl.where(expert == pick, _LEAST, key)
         other_key = tl.where(other == pick, _LEAST, other_key)
         chosen = tl.where(slot == choice, pick, chosen)
-    weight = _score(logits, chosen, chosen < num_experts, size, PARTS)
-    weight = tl.where(slot < CHOSEN, weight, 0.0)
+        if not GATHER:
+            plain = tl.sum(tl.where(expert == pick, score, 0.0), axis=0)
+            plain += tl.sum(tl.where(other == pick, other_score, 0.0), axis=0)
+            weight = tl.where(slot == choice, plain, weight)
+    if GATHER:  # faster than to carry scores along
+        weight = tl.where(slot < CHOSEN, _score(logits, chosen, num_experts, size, PARTS), 0.0)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
     lower = (chosen[None, :] < chosen[:, None]).to(tl.int32)
@@ -93,20 +104,19 @@ def choice_kernel(
 
 
 @triton.jit
-def _key(logits, bias, expert, num_experts, size, PARTS: tl.constexpr):
+def _key(score, bias, expert, num_experts):
     """Biased scores as integers in the same order; NaN is as small as an expert's can be."""
     inside = expert < num_experts
-    score = _score(logits, expert, inside, size, PARTS)
     key = score + tl.load(bias + expert, mask=inside, other=0.0)
     bits = tl.where(key == key, key, float("-inf")).to(tl.int32, bitcast=True)
     return tl.where(inside, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), _LEAST)
 
 
 @triton.jit
-def _score(logits, expert, inside, size, PARTS: tl.constexpr):
+def _score(logits, expert, num_experts, size, PARTS: tl.constexpr):
     logit = tl.zeros(expert.shape, tl.float32)
     for part in tl.static_range(PARTS):
-        logit += tl.load(logits + part * size + expert, mask=inside, other=0.0)
+        logit += tl.load(logits + part * size + expert, mask=expert < num_experts, other=0.0)
     return tl.sqrt(_softplus(logit))
 
 

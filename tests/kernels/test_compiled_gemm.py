@@ -236,7 +236,7 @@ def _add_rows(add: Add) -> None:
     choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
     add(
         "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
-        choice | {"PARTS": 4}, num_warps=1,
+        choice | {"PARTS": 4, "GATHER": True}, num_warps=1,
     )  # fmt: skip
     add(
         "count", triton_pairs.count_kernel, "*i64 *i32 n n16 n",
