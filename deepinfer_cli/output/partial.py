@@ -102,10 +102,11 @@ class PartialFolder:
         if self.paths.results.exists() and not force:
             if not any(path.name != "lock" for path in self.path.iterdir()):
                 shutil.rmtree(self.path)
-            retry = "--retry-failed for its failed rows, " if can_retry else ""
+            ways = "--retry-failed for its failed rows, or --force to replace it"
+            if not can_retry:
+                ways = "or --force to replace it"
             raise ConfigError(
-                f"{self.paths.results} already exists; give another output (-o), {retry}"
-                "or --force to replace it"
+                f"{self.paths.results} already exists; give another output (-o), {ways}"
             )
         self.clear()
         self.write_manifest(basis)
