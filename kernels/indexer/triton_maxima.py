@@ -9,7 +9,7 @@ from torch import Tensor
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
 _TILE = 8192
-_MOST_SEGMENTS = 1024  # of more, short ones, a thread's registers would not hold the places
+_MOST_AT_ODD = 1024  # segments of rows at odd places: registers would not hold more addresses
 
 
 def segment_best(
@@ -33,7 +33,8 @@ def segment_best(
     best = bits.new_empty(rows, -(-width // unit) * unit)[:, :width]
     top_width = triton.cdiv(width, group)
     tops = best if group == 1 else bits.new_empty(rows, -(-top_width // 16) * 16)[:, :top_width]
-    tile = max(1, min(_MOST_SEGMENTS, _TILE // segment))
+    is_even = bits.stride(0) % 16 == 0
+    tile = max(1, min(_TILE if is_even else _MOST_AT_ODD, _TILE // segment))
     if best.numel():
         segment_best_kernel[(rows, triton.cdiv(width, tile))](
             bits, visible, best, tops, size, bits.stride(0), width, best.stride(0), tops.stride(0),
