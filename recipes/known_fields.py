@@ -11,7 +11,9 @@ from .constraints.fields import CONSTRAINT_FIELDS
 from .sampling_fields import SAMPLING_FIELDS
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-CHAT_FIELDS = frozenset({"tools", "tool_choice", "response_format", "reasoning_effort", "thinking"})
+# In the order in which the recipe reads them: which of two mistakes is named must not depend on
+# the order of a set, which differs from process to process.
+CHAT_FIELDS = ("tools", "tool_choice", "response_format", "reasoning_effort", "thinking")
 _ID_FIELDS = frozenset({"id", "custom_id"})
 _BATCH_FIELDS = _ID_FIELDS | {"method", "url", "body"}
 # Fields of the API that cannot change an offline answer.

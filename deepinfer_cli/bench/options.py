@@ -19,6 +19,14 @@ def counts(flag: str, text: str) -> tuple[int, ...]:
     return tuple(count(flag, part) for part in text.split(","))
 
 
+def positive_counts(flag: str, text: str) -> tuple[int, ...]:
+    """The same, each at least 1.  Raises: typer.BadParameter."""
+    found = counts(flag, text)
+    if min(found) < 1:
+        raise typer.BadParameter(f"{flag} {text}: expected whole numbers of 1 or more")
+    return found
+
+
 def count(flag: str, text: str) -> int:
     """One whole number: ``256``, ``64k``.  Raises: typer.BadParameter."""
     try:

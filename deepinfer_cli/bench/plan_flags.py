@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from .options import count, counts, number
+from .options import count, counts, number, positive_counts
 
 _PHASES = {"decode": ("decode",), "prefill": ("prefill",), "both": ("decode", "prefill")}
 
@@ -45,7 +45,7 @@ def _word(flag: str, text: str) -> str:
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[str, str], Any]]] = {
     "--phase": (("phases",), _phases),
-    "--ep": (("decode_ranks", "prefill_ranks"), counts),
+    "--ep": (("decode_ranks", "prefill_ranks"), positive_counts),
     "--requests": (("requests",), counts),
     "--context": (("context",), count),
     "--tokens": (("tokens",), counts),

@@ -43,6 +43,8 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
     targets = _targets(request.arch, accelerator)
     if request.stage not in STAGES:
         raise ConfigError(f"--stage {request.stage!r}: expected {' or '.join(STAGES)}")
+    if request.stage != STAGES[-1] and accelerator != "ascend":
+        raise ConfigError(f"--stage {request.stage} goes with --accelerator ascend only")
     if request.jobs is not None and request.jobs < 1:
         raise ConfigError(f"--jobs {request.jobs}: expected at least 1")
     store = request.output or default_store()

@@ -10,8 +10,17 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from deepinfer.errors import InputError, RowError
+from deepinfer.recipes.known_fields import KNOWN_FIELDS
 
-from .rows import InputRow, encode_json, first_repeated, make_row, too_long_row
+from .rows import (
+    InputRow,
+    RepeatedKeyError,
+    encode_json,
+    first_repeated,
+    make_row,
+    too_long_row,
+    unique_keys,
+)
 
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_CELL = 8  # times a row's limit: a longer one is no row, but a file without its quotes
@@ -103,13 +112,23 @@ def parse_cells(row: InputRow) -> InputRow:
     """Read the JSON in a CSV row's cells (after columns were mapped to fields)."""
     if row.fields is None:
         return row
-    fields = {n: v if n in _TEXT_COLUMNS else _json_cell(v) for n, v in row.fields.items()}
+    fields: dict[str, Any] = {}
+    for name, cell in row.fields.items():
+        try:
+            fields[name] = cell if name in _TEXT_COLUMNS else _json_cell(cell)
+        except RepeatedKeyError as error:
+            if name in KNOWN_FIELDS:
+                wrong = RowError("invalid_json", f"{name}: {error}")
+                return InputRow(row.index, row.line, row.raw, None, wrong)
+            fields[name] = cell
     return InputRow(row.index, row.line, row.raw, fields)
 
 
 def _json_cell(cell: Any) -> Any:
     try:
-        value = json.loads(cell)
+        value = json.loads(cell, object_pairs_hook=unique_keys)
+    except RepeatedKeyError:
+        raise
     except (ValueError, TypeError, RecursionError):
         return cell
     return cell if isinstance(value, str) else value

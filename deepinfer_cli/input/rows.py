@@ -53,12 +53,20 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+# No text is right there, but tables often store them so.
+_JSON_TEXT_FIELDS = ("messages", "tools", "response_format")
+
+
+class RepeatedKeyError(ValueError):
+    """An object has one key twice."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; one of two equal keys would be lost without a word."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = first_repeated(name for name, _ in pairs)
-        raise ValueError(f"the key {twice[:40]!r} is there twice; keep one")
+        raise RepeatedKeyError(f"the key {twice[:40]!r} is there twice; keep one")
     return found
 
 
@@ -67,7 +75,7 @@ def first_repeated(names: Iterable[str]) -> str:
     return next(name for name, count in Counter(names).items() if count > 1)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -148,11 +156,36 @@ def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) 
             raise RowError("invalid_json", "a number in this row is too large") from None
         if "id" not in fields and "custom_id" not in fields:
             fields = {**fields, "id": value["id"]}
-        return InputRow(index, line, inner, fields)
+        return _from_table(InputRow(index, line, inner, fields))
     else:
         return InputRow(index, line, raw, value)
     row = make_row(index, line, inner)
-    return InputRow(index, line, inner, row.fields, row.error)
+    return _from_table(InputRow(index, line, inner, row.fields, row.error))
+
+
+def _from_table(row: InputRow) -> InputRow:
+    """The row of an error file may have been a table's, whose cells it keeps as they were."""
+    if row.fields is None:
+        return row
+    try:
+        return InputRow(row.index, row.line, row.raw, with_json_text(row.fields))
+    except RowError as error:
+        return InputRow(row.index, row.line, row.raw, None, error)
+
+
+def with_json_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with the JSON that tables keep as text; what is none stays, for the recipe to say
+    what is wrong.  Raises: RowError ``invalid_json`` for an object with one key twice."""
+    found = dict(fields)
+    for name in _JSON_TEXT_FIELDS:
+        if isinstance(text := fields.get(name), str):
+            try:
+                found[name] = json.loads(text, object_pairs_hook=unique_keys)
+            except RepeatedKeyError as error:
+                raise RowError("invalid_json", f"{name}: {error}") from None
+            except (ValueError, RecursionError):
+                continue
+    return found
 
 
 def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:

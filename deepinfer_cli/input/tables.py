@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
@@ -13,7 +12,7 @@ from typing import Any
 
 from deepinfer.errors import InputError, RowError
 
-from .rows import InputRow, encode_json, first_repeated
+from .rows import InputRow, encode_json, first_repeated, with_json_text
 
 # Of rows of usual size, and of bytes where a row group says that its rows are larger.
 _BATCH_ROWS, _BATCH_BYTES = 256, 16 * 2**20
@@ -121,11 +120,11 @@ def _row(index: int, record: dict[str, Any] | RowError, prompt: str) -> InputRow
         error = RowError("invalid_utf8", f"{prompt}: its bytes are not UTF-8 text")
         return InputRow(index, line, text, None, error)  # given again, it is refused again
     fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
-    for name in ("messages", "tools", "response_format"):  # often stored as JSON text
-        if isinstance(fields.get(name), str):
-            with contextlib.suppress(ValueError, RecursionError):  # the recipe says what is wrong
-                fields[name] = json.loads(fields[name])
-    return InputRow(index, line, encode_json(values), fields)
+    raw = encode_json(values)
+    try:
+        return InputRow(index, line, raw, with_json_text(fields))
+    except RowError as error:
+        return InputRow(index, line, raw, None, error)
 
 
 def _json_value(value: Any) -> Any:

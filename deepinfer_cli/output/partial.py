@@ -29,6 +29,19 @@ _OUR_FILES |= {"report", "report.json", "status.json", "status.json.new"}
 _OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
+_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
+
+
+def default_output(source: str) -> str:
+    """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
+    if source == "-":
+        return "-"
+    path = Path(source) if Path(source).name else Path(source).resolve()
+    if path.suffix == ".parquet":
+        return str(path.with_suffix(".out.parquet"))
+    while path.suffix in _ENDINGS_OF_JSONL:
+        path = path.with_suffix("")
+    return str(path.with_name(path.name + ".out.jsonl"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,9 @@ class Scan:
 
 
 def _meant(name: str) -> str | None:
-    """The known field that somebody may have meant who wrote ``name``."""
+    """The known field that somebody may have meant who wrote ``name``; none for a known name, which
+    means nothing in that kind of row."""
+    if name in KNOWN_FIELDS:
+        return None
     known = difflib.get_close_matches(name.lower(), KNOWN_FIELDS, n=1, cutoff=_NEARLY)
     return known[0] if known else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.output.partial import OutputPaths
+from deepinfer_cli.output.partial import OutputPaths, default_output
 from deepinfer_cli.typed_json import WrongForm, from_json
 
 from .report import SCHEMA, Report
@@ -66,7 +66,8 @@ def _find(run: Path) -> Path:
     else:
         paths = OutputPaths(run)
         places = [paths.report, paths.partial / "report.json"]
-    found = next((place for place in places if place.is_file()), None)
+    own = OutputPaths(Path(default_output(str(run))))  # where the run of an input writes
+    found = next(filter(Path.is_file, (*places, own.report, own.partial / "report.json")), None)
     if found is None:
         looked = " or ".join(map(str, places))
         raise ConfigError(

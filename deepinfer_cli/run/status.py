@@ -12,13 +12,12 @@ from typing import Any
 from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.input.sharding import shards_beside
 from deepinfer_cli.output.journal import count_rows
-from deepinfer_cli.output.partial import OutputPaths, is_locked
+from deepinfer_cli.output.partial import OutputPaths, default_output, is_locked
 from deepinfer_cli.report.file import read_report
 
 from .console import duration
 from .status_file import current_folder, read_status
 from .talk import data_stream
-from .verb import default_output
 
 _PASSING = {"engine_error"}  # kinds that the same row may not meet again
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")

@@ -21,7 +21,12 @@ from deepinfer_cli.output.disk import disk_full
 from deepinfer_cli.output.fingerprint import model_files
 from deepinfer_cli.output.finished_rows import finished_report
 from deepinfer_cli.output.journal import Journal, JournalGoneError
-from deepinfer_cli.output.partial import OutputPaths, PartialFolder, check_inputs_are_safe
+from deepinfer_cli.output.partial import (
+    OutputPaths,
+    PartialFolder,
+    check_inputs_are_safe,
+    default_output,
+)
 from deepinfer_cli.output.retry import reopen
 from deepinfer_cli.output.row_numbers import numbered
 from deepinfer_cli.output.writer import StdoutStream, output_format, publish, write_files
@@ -40,7 +45,6 @@ from .talk import data_stream
 
 _AGAIN = "run the same command again to continue"
 _CLOSED_PIPE = 141
-_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +103,6 @@ def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> in
         # Nobody reads any more.  Python would complain once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _CLOSED_PIPE
-
-
-def default_output(source: str) -> str:
-    """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
-    if source == "-":
-        return "-"
-    path = Path(source) if Path(source).name else Path(source).resolve()
-    if path.suffix == ".parquet":
-        return str(path.with_suffix(".out.parquet"))
-    while path.suffix in _ENDINGS_OF_JSONL:
-        path = path.with_suffix("")
-    return str(path.with_name(path.name + ".out.jsonl"))
 
 
 def _run_to_stdout(

@@ -100,23 +100,45 @@ def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Strict JSON, without NaN.  Raises: RowError ``invalid_schema`` naming the position, or
-    ``constraint_too_complex``."""
+    """Strict JSON, without NaN or a key given twice.  Raises: RowError ``invalid_schema`` naming
+    the position, or ``constraint_too_complex``."""
     _check_size(text, where)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise RowError(
+                    "invalid_schema", f"{where}: the key {name[:40]!r} is there twice; keep one"
+                )
+            found[name] = value
+        return found
+
     try:
-        return strict_json(text, where)
+        return strict_json(text, where, object_pairs_hook=unique)
     except RecursionError as error:
         raise RowError("constraint_too_complex", f"{where}: nested too deeply") from error
 
 
-def strict_json(text: str, where: str, *, parse_float: Callable[[str], Any] = float) -> Any:
-    """The same for a text of any size.  Raises: RowError ``invalid_schema``, RecursionError."""
+def strict_json(
+    text: str,
+    where: str,
+    *,
+    parse_float: Callable[[str], Any] = float,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """JSON without NaN, of any size.  Raises: RowError ``invalid_schema``, RecursionError."""
 
     def refuse(constant: str) -> NoReturn:
         raise RowError("invalid_schema", f"{where}: {constant} is not JSON")
 
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=parse_float)
+        return json.loads(
+            text,
+            parse_constant=refuse,
+            parse_float=parse_float,
+            object_pairs_hook=object_pairs_hook,
+        )
     except json.JSONDecodeError as error:
         raise RowError(
             "invalid_schema",

@@ -91,8 +91,9 @@ def checked_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
             )
     if schema.get("additionalProperties", False) is not False:
         _refuse(function, "unsupported_keyword", "'additionalProperties' must be false")
-    for missing in set(schema.get("required", ())) - set(schema.get("properties", {})):
-        _refuse(function, "invalid_schema", f"required parameter {missing!r} has no schema")
+    for name in schema.get("required", ()):
+        if name not in schema.get("properties", {}):
+            _refuse(function, "invalid_schema", f"required parameter {name!r} has no schema")
     return schema
 
 

@@ -185,7 +185,7 @@ def test_an_error_keeps_what_was_measured_before_it(
         (["--modes", "fast"], "modes=('fast',): expected exact or batch-invariant"),
         (["--routing", "odd"], "routing=('odd',): expected even or skewed or balanced"),
         (["--ep", "12", "--link", "rdma400"], "12 ranks over rdma400"),
-        (["--ep", "0"], "decode_ranks=(0,): expected numbers of 1 or more"),
+        (["--ep", "0"], "--ep 0: expected whole numbers of 1 or more"),
         (["--tokens", "0"], "tokens=(0,): expected numbers of 1 or more"),
         (["--acceptance", "120%"], "acceptance=1.2: expected 0 to 1"),
         (["--plots"], "--plots needs a folder"),

@@ -94,6 +94,13 @@ def test_extreme_runs_have_pages_too(cli: Callable[..., Any], text: str) -> None
     assert "None" not in report_markdown(report)
 
 
+def test_a_run_is_found_by_the_name_of_its_input(cli: Callable[..., Any]) -> None:
+    """As deepinfer status finds it, where the input has no report of its own name."""
+    Path("in.jsonl").write_text('{"prompt":"a"}\n')
+    assert cli("run", "in.jsonl").exit_code == 0
+    assert read_report("in.jsonl").path == Path("in.out.jsonl.report.json")
+
+
 def test_a_failed_run_shows_why(cli: Callable[..., Any]) -> None:
     Path("in.jsonl").write_text('{"prompt":"a"}\n' * 9 + '{"prompt":"<b>&","crash":1}\n')
     cli("run", "in.jsonl", "-o", "out.jsonl")

@@ -158,6 +158,7 @@ def test_fields_in_vain_are_told_as_a_run_tells_them(real: Callable[..., Any]) -
         {"messages": [{"role": "user", "content": "d"}], "max_tokens": 2, "thinking": "low",
          "temperature": 0},
         {"prompt": 5, "temprature": 1},
+        {"prompt": "e", "max_tokens": 2, "parse_special": True},
     ]  # fmt: skip
     for row in rows:
         row["ignore_eos"] = True
@@ -170,14 +171,15 @@ def test_fields_in_vain_are_told_as_a_run_tells_them(real: Callable[..., Any]) -
         {"name": "temprature", "rows": 1, "line": 1, "meant": "temperature"},
         {"name": "colour", "rows": 2, "line": 1, "meant": None},
         {"name": "MAX_TOKEN", "rows": 1, "line": 2, "meant": "max_tokens"},
+        {"name": "parse_special", "rows": 1, "line": 6, "meant": None},  # it goes with raw
     ]
     words = " ".join(real("plan", "in.jsonl", "--calibrate", "0", "-q", *limit)[1].decode().split())
-    assert "fields without effect in 2 rows: temprature in 1 row, first in line 1" in words
+    assert "fields without effect in 3 rows: temprature in 1 row, first in line 1" in words
     assert "(did you mean temperature?) colour in 2 rows, first in line 1 MAX_TOKEN" in words
     assert "changed not as the row asks (results say why): " in words and "max_tokens in 1" in words
     carried = real("plan", "in.jsonl", "--json", "--calibrate", "0", "-q", "--carry", "colour")[1]
     assert [field["name"] for field in json.loads(carried)["other_fields"]] == [
-        "temprature", "MAX_TOKEN",
+        "temprature", "MAX_TOKEN", "parse_special",
     ]  # fmt: skip
 
 

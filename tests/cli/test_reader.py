@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer.errors import InputError
+from deepinfer.errors import InputError, RowError
 from deepinfer_cli.input.reader import open_reader
 from deepinfer_cli.input.rows import InputRow, error_row
 
@@ -228,6 +228,28 @@ def test_parquet_shapes(tmp_path: Path) -> None:
     assert second["messages"] == [{"role": "user", "content": "hi"}]
     assert (second["score"], second["raw_bytes"], second["tools"]) == (1.5, "/w==", "not json")
     assert third["prompt_token_ids"] == [1, 2] and "messages" not in third
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_a_key_twice_in_a_cell_of_json_is_an_error_row(tmp_path: Path, name: str) -> None:
+    cells = ['[{"role": "user", "content": "x", "content": "y"}]', '[{"role": "user"}]']
+    path = tmp_path / name
+    if name.endswith(".csv"):
+        quoted = ['"' + cell.replace('"', '""') + '"' for cell in cells]
+        path.write_text("messages,other\n" + "".join(f"{q},{quoted[0]}\n" for q in quoted))
+    else:
+        pq.write_table(pa.table({"messages": cells, "other": [cells[0]] * 2}), path)
+    with closing(open_reader(str(path))) as reader:
+        bad, good = reader.rows
+    assert bad.fields is None and bad.error is not None and bad.error.kind == "invalid_json"
+    assert str(bad.error) == "messages: the key 'content' is there twice; keep one"
+    assert cells[0] in json.loads(bad.raw).values()  # nothing of it is lost
+    assert good.fields == {"messages": [{"role": "user"}], "other": cells[0]}
+    again = b"".join(error_row(row, RowError("invalid_value", "")) + b"\n" for row in (bad, good))
+    bad_again, good_again = _read(tmp_path / "again.jsonl", again)  # a mended error file is read so
+    assert str(bad_again.error) == str(bad.error) and bad_again.raw == bad.raw
+    assert good_again.fields is not None
+    assert good_again.fields["messages"] == [{"role": "user"}]
 
 
 def test_parquet_damaged_inside_gives_the_rows_before(tmp_path: Path) -> None:

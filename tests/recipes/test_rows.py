@@ -159,6 +159,13 @@ def test_a_text_format_is_no_constraint():
         assert parse_row({"prompt": "a", "raw": True, "response_format": form}, 0).ignored == ()
 
 
+def test_the_recipe_gets_fields_in_one_order():
+    """It names the first mistake it meets: in every process the same, however a row is written."""
+    given = {"tool_choice": 3, "thinking": "off", "tools": [{}], "messages": USER}
+    body = parse_row(given, 0).prompt.body
+    assert list(body)[:3] == ["messages", "tools", "tool_choice"]
+
+
 def test_fields_without_meaning_are_reported():
     row = {"prompt": "a", "topic": 1, "temprature": 0.5, "temperature": 0.5, "user": "u", "z": None}
     assert parse_row(row, 0).ignored == ("topic", "temprature")
