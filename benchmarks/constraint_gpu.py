@@ -85,7 +85,9 @@ class StandInStep:
         self.sampler = Sampler(self.num_requests, self.device)
         self.table = SimpleNamespace(device=self.device)
         self.newest = torch.zeros(self.num_requests, dtype=torch.int64, device=self.device)
-        self.graphs: dict[int, tuple[Callable[[], None], Any]] = {}
+        self.captured: dict[int, tuple[Callable[[], None], Any]] = {}
+        # Steps without constraints read their drafts first, too, so that only masks differ.
+        self.graphs = SimpleNamespace(is_enabled=False)
         self.chance = random.Random(0)
         is_gpu = self.device != "cpu"
         width = WIDTH if is_gpu else 64
@@ -142,7 +144,7 @@ class StandInStep:
 
     def _graph(self, count: int) -> tuple[Callable[[], None], Any]:
         """A step whose last products give ``count`` rows of logits; 0: the draft stages."""
-        if count not in self.graphs:
+        if count not in self.captured:
             logits = self._model(count)
             replay: Callable[[], None] = lambda: None  # noqa: E731  on a CPU once is enough
             if self.device != "cpu":
@@ -150,8 +152,8 @@ class StandInStep:
                 with torch.cuda.graph(graph):
                     logits = self._model(count)
                 replay = graph.replay
-            self.graphs[count] = replay, logits
-        return self.graphs[count]
+            self.captured[count] = replay, logits
+        return self.captured[count]
 
     def _model(self, count: int) -> Tensor | None:
         x = self.hidden

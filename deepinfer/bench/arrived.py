@@ -6,13 +6,14 @@ E4M3 codes below 2 and scales of 1, so that they have about the size of normalis
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from deepinfer.kernels.exchange import Arrivals, Buffers, ExchangeLayout, token_block
-from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.gemm.k_order import KOrder
-from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
 
 _ONE_E8M0 = 127
 
@@ -67,6 +68,14 @@ class ArrivedTokens:
         )
         for rank in range(layout.num_ranks):
             fill_tokens(buffers, rank)
-        nothing = Activations.empty(0, width, MatrixPath.of(device), KOrder.PLAIN, device)
-        self._arrivals.insert(0, Arrivals(buffers, nothing, own))
+        self._arrivals.insert(0, Arrivals(buffers, _no_tokens(width, device), own))
         return self._arrivals[0]
+
+
+def _no_tokens(width: int, device: torch.device) -> Activations:
+    """This rank brings none.  Imported here: a machine without Triton imports this module, too."""
+    from deepinfer.kernels.gemm.activations import Activations
+    from deepinfer.kernels.gemm.k_order import KOrder
+    from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+    return Activations.empty(0, width, MatrixPath.of(device), KOrder.PLAIN, device)
