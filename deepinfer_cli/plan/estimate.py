@@ -64,7 +64,10 @@ def from_report(report: Report) -> Measured:
             "of its shards"
         )
     if stats is None or not stats.num_prefill_tokens or not stats.num_decode_rows:
-        raise ConfigError(f"the report of {report.output} has no step times: no row was answered")
+        why = "no answer went on after its first token" if report.throughput.results else (
+            "no row was answered"
+        )  # fmt: skip
+        raise ConfigError(f"the report of {report.output} has no step times: {why}")
     times = StepTimes(
         prefill_base_s=0.0,
         prefill_token_s=stats.prefill_s / stats.num_prefill_tokens,

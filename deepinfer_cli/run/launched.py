@@ -9,6 +9,7 @@ from collections.abc import Callable
 from deepinfer.engine.parallel.launched import launched_place
 from deepinfer.engine.parallel.sizes import ParallelSizes
 from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.settings.users_words import in_users_words
 
 _WAIT_S = 60.0
 
@@ -16,13 +17,14 @@ _WAIT_S = 60.0
 def run_as_rank(resolved: Resolved, run: Callable[[], int]) -> int:
     """``run`` in the first process, or alone; another rank's part in the others."""
     settings = resolved.settings
-    sizes = ParallelSizes(
-        expert_parallel_size=settings.expert_parallel_size,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        pipeline_parallel_size=settings.pipeline_parallel_size,
-        prefill_ranks=settings.prefill_ranks,
-        decode_ranks=settings.decode_ranks,
-    )
+    with in_users_words(resolved.origins):
+        sizes = ParallelSizes(
+            expert_parallel_size=settings.expert_parallel_size,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            pipeline_parallel_size=settings.pipeline_parallel_size,
+            prefill_ranks=settings.prefill_ranks,
+            decode_ranks=settings.decode_ranks,
+        )
     place = launched_place(os.environ, sizes.world_size)
     if place is None:
         return run()

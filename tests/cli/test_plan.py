@@ -130,6 +130,13 @@ def test_limit_shard_and_settings_hold_as_in_a_run(real: Callable[..., Any]) -> 
     assert small["fitting"] == 2 or small["fitting"] == 1
 
 
+def test_a_report_without_steps_says_why(real: Callable[..., Any]) -> None:
+    _write([{"prompt": "a", "max_tokens": 1}, {"prompt": 5}])
+    assert real("run", "in.jsonl", "-o", "out.jsonl", "-q")[0] == 3
+    code, _, err = real("plan", "in.jsonl", "--like", "out.jsonl")
+    assert code == 2 and "no answer went on after its first token" in err
+
+
 @pytest.mark.parametrize(
     "arguments, code, message",
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -147,3 +149,9 @@ def test_errors_use_the_words_of_the_user(origin: str, message: str, shown: str)
     names = {"DEEPINFER_SEED": "seed", "my.yaml:3": "max_model_len", "default": "block_size"}
     origins[names.get(origin, origin[2:].replace("-", "_"))] = origin
     assert users_words(message, origins) == shown
+
+
+def test_a_number_of_ranks_is_named_by_its_flag(cli: Callable[..., Any], in_tmp: Path) -> None:
+    Path("in.jsonl").write_text('{"prompt": "a"}\n')
+    done = cli("run", "in.jsonl", "--tp", "0")
+    assert done.exit_code == 2 and "--tensor-parallel-size=0: expected a whole number" in done.err
