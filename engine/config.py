@@ -117,7 +117,7 @@ def check_fields(fields: Mapping[str, object]) -> None:
     if "cache_memory_gib" in fields:
         memory = fields["cache_memory_gib"]
         ok = memory is None or (is_number(memory, 0, 2.0**30) and memory != 0)
-        _check(ok, "cache_memory_gib", memory, "a number above 0")
+        _check(ok, "cache_memory_gib", memory, "a number above 0 and up to 2**30")
     if "gpu_memory" in fields:
         share = fields["gpu_memory"]
         ok = is_number(share, 0, 1) and share != 0

@@ -6,7 +6,7 @@ trap 'rm -f "$log"' EXIT
 "${DEEPINFER:-deepinfer}" run "$1" -o "$2" --time-limit 5h 2>"$log"
 code=$?
 case $code in
-  0 | 3 | 5 | 75 | 130 | 143) exit 0 ;;  # done, still running, or to be continued tomorrow
+  0 | 3 | 5 | 75 | 129 | 130 | 143) exit 0 ;;  # done, still running, or to be continued tomorrow
 esac
 # Finished the night before: nothing to do until the answers are taken away.
 [ $code = 2 ] && [ -e "$2" ] && grep -q "already exists" "$log" && exit 0

@@ -94,9 +94,11 @@ def parse_error_limit(value: object) -> int | float:
     """A number of rows (an int) or a share of all rows (``5%`` is the float 0.05)."""
     if isinstance(value, str) and value.strip().endswith("%"):
         limit: int | float = parse_number(value)
+        is_possible = 0 <= limit <= 1
     else:
         limit = parse_count(value)
-    if limit < 0:
+        is_possible = limit >= 0
+    if not is_possible:
         raise ValueError(value)
     return limit
 

@@ -78,7 +78,8 @@ def test_error_limits_are_rows_or_a_share(text: str, expected: float) -> None:
     [(parse_count, "1.5"), (parse_count, "many"), (parse_count, True), (parse_count, "1h"),
      (parse_count, ""), (parse_count, "1e999"), (parse_bytes, "3 apples"), (parse_seconds, "1h30"),
      (parse_seconds, "-2h"), (parse_seconds, True), (parse_number, "nan"), (parse_number, "inf"),
-     (parse_number, False), (parse_switch, "maybe"), (parse_switch, ""), (parse_error_limit, "-1")],
+     (parse_number, False), (parse_switch, "maybe"), (parse_switch, ""), (parse_error_limit, "-1"),
+     (parse_error_limit, "200%")],
 )  # fmt: skip
 def test_what_is_not_a_value_is_refused(parse: object, text: object) -> None:
     with pytest.raises((ValueError, OverflowError)):
