@@ -155,13 +155,7 @@ def _run_to_files(
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")
                 return 0
-            if not (os.path.isfile(request.source) or os.path.isdir(request.source)):
-                raise ConfigError(
-                    "--retry-failed reads the input twice, which stdin and pipes do not allow: "
-                    f"give a file, or the rows of {paths.errors} as input"
-                )
-            with closing(_open(request, resolved.settings)) as same_input:
-                reopen(folder, same_input, resolved, basis)
+            _reopen(request, folder, paths, resolved, basis)
         is_resumed = folder.begin(basis, force=request.force)
         journal = Journal(folder.path)
         cleanup.callback(journal.close)
@@ -194,13 +188,7 @@ def _run_to_files(
             code = getattr(error, "exit_code", 1)
             report = _keep(job, folder, "failed", code, str(error))
             export_metrics(report, job.settings.prometheus, console.warn)
-            if job.total.results and not isinstance(error, JournalGoneError):
-                kept = "1 finished row is" if journal.num_rows == 1 else (
-                    f"{journal.num_rows:,} finished rows are"
-                )  # fmt: skip
-                # What is wrong with the input has to be mended first; the message says how.
-                again = "" if isinstance(error, InputError) else f", {_AGAIN}"
-                error.add_note(f"{kept} kept in {folder.path}{again}")
+            _tell_what_is_kept(error, job, folder)
             raise error
         if not job.is_finished:
             report = _keep(job, folder, "stopped", job.exit_code, f"by {job.stop_reason}; {_AGAIN}")
@@ -209,6 +197,29 @@ def _run_to_files(
         sys.stdout.buffer.write(encode_report(report) + b"\n")
         sys.stdout.buffer.flush()
     return job.exit_code
+
+
+def _reopen(
+    request: RunRequest, folder: PartialFolder, paths: OutputPaths, resolved: Resolved, basis: Basis
+) -> None:
+    """Take over a finished output, whose failed rows are then answered."""
+    if not (os.path.isfile(request.source) or os.path.isdir(request.source)):
+        raise ConfigError(
+            "--retry-failed reads the input twice, which stdin and pipes do not allow: "
+            f"give a file, or the rows of {paths.errors} as input"
+        )
+    with closing(_open(request, resolved.settings)) as same_input:
+        reopen(folder, same_input, resolved, basis)
+
+
+def _tell_what_is_kept(error: Exception, job: Job, folder: PartialFolder) -> None:
+    if not job.total.results or isinstance(error, JournalGoneError):
+        return
+    count = job.journal.num_rows
+    kept = "1 finished row is" if count == 1 else f"{count:,} finished rows are"
+    # What is wrong with the input has to be mended first; the message says how.
+    again = "" if isinstance(error, InputError) else f", {_AGAIN}"
+    error.add_note(f"{kept} kept in {folder.path}{again}")
 
 
 def _open(request: RunRequest, settings: Settings) -> Reader:

@@ -171,10 +171,10 @@ def test_error_rows(validators: dict[str, Any], written: Path) -> None:
 
 
 def test_the_report(validators: dict[str, Any], written: Path) -> None:
-    validators["report"].validate(json.loads((written / "out.jsonl.report.json").read_bytes()))
-    validators["report"].validate(
-        json.loads((written / "cut.jsonl.partial/report.json").read_bytes())
-    )
+    for name, status in (("out.jsonl.report", "finished"), ("cut.jsonl.partial/report", "failed")):
+        report = json.loads((written / f"{name}.json").read_bytes())
+        validators["report"].validate(report)
+        assert report["status"] == status
 
 
 def test_the_journal_of_a_stopped_run(validators: dict[str, Any], written: Path) -> None:
