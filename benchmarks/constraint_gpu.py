@@ -84,6 +84,7 @@ class StandInStep:
     def __post_init__(self) -> None:
         self.sampler = Sampler(self.num_requests, self.device)
         self.table = SimpleNamespace(device=self.device)
+        self.model = SimpleNamespace(model=None)
         self.newest = torch.zeros(self.num_requests, dtype=torch.int64, device=self.device)
         self.captured: dict[int, tuple[Callable[[], None], Any]] = {}
         # Steps without constraints read their drafts first, too, so that only masks differ.
@@ -115,7 +116,7 @@ class StandInStep:
         logits.scatter_(1, ids[:, None], 1e4)
         return StepOutput(logits, sent_slots, positions)
 
-    def draft(self, states: Sequence[Any], depth: int) -> DraftOutput:
+    def draft(self, states: Sequence[Any], depth: int, num_new: None = None) -> DraftOutput:
         replay, _ = self._graph(0)
         replay()
         shape = (len(states), depth)

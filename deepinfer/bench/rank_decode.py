@@ -60,7 +60,7 @@ def _fixed(
     def once() -> DecodeResult:
         return worker.run(batch)
 
-    timed = timed_steps(once, plan.num_steps, rank.device)
+    timed = timed_steps(once, plan.num_steps, rank.device, in_a_row=True)
     row = decode_row(plan, flash, rank.ranks, number, drafts)
     parts = kernel_parts(once, rank.device)
     exchanges = _exchanges(rank, drafts)

@@ -65,10 +65,11 @@ def auto_steps(
     planner = make_planner(profile, max(depths), step.table.device, window, calibration)
     worker = DecodeWorker(step, planner=planner, calibration=calibration)
     results: list[DecodeResult] = []
-    timed = timed_steps(lambda: results.append(worker.run(batch)), num_steps, device)
+    once = lambda: results.append(worker.run(batch))  # noqa: E731
+    timed = timed_steps(once, num_steps, device, in_a_row=True)
     results = results[-num_steps:]
     return AutoSteps(
-        once=lambda: worker.run(batch),
+        once=once,
         timed=timed,
         mean_drafts=mean(sum(result.num_drafts) / count for result in results),
         mean_tokens=mean(1 + sum(map(sum, result.survival)) / count for result in results),

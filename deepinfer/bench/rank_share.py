@@ -1,7 +1,8 @@
 """One rank's share of an expert-parallel deployment, with random weights, on one device.
 
-Weights are random codes of the checkpoint's formats: kernels do the same work on them as on trained
-ones.  The other ranks are not there: what they would send is made here, as ``Traffic`` says.
+Weights are normal numbers in the checkpoint's formats: kernels do the same work on them as on
+trained ones, and multiplying them takes about as much power.  The other ranks are not there: what
+they would send is made here, as ``Traffic`` says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.engine.checkpoint.random_weights import random_tensor
+from deepinfer.engine.checkpoint.random_weights import random_linear, random_tensor
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.layer_tensors import LayerTensors
@@ -26,7 +27,7 @@ from deepinfer.engine.model.share import (
     added_up,
     only,
 )
-from deepinfer.engine.model.tensors import TensorSpec, expected_tensors
+from deepinfer.engine.model.tensors import TensorSpec, expected_tensors, is_engram_table
 from deepinfer.engine.parallel.exchange import PresentExperts
 from deepinfer.kernels.exchange import Arrivals
 from deepinfer.kernels.moe import sum_rows
@@ -35,9 +36,6 @@ from deepinfer.kernels.norm import NormedRows
 from .arrived import ArrivedTokens
 from .plan import padded_experts
 from .traffic import Traffic
-
-# Scales of 2 ** (exponent - 127) under which random codes keep activations near their size.
-_CODE_DEVIATION = {torch.float8_e4m3fn: 0.9, torch.int8: 2.9}
 
 
 def rank_config(model: ModelConfig, ranks: int) -> ModelConfig:
@@ -63,15 +61,19 @@ class RandomTensors(Mapping[str, Tensor]):
         self._seed = seed
         self._device = torch.device(device)
         self._specs = expected_tensors(config)
+        # Codes come with their scale, which is asked for next.
+        self._newest: tuple[str, tuple[Tensor, ...]] = "", ()
 
     def __getitem__(self, name: str) -> Tensor:
         spec = self._specs[name]
-        if spec.is_scale:
-            weight = self._specs[name.removesuffix("scale") + "weight"]
-            return self._scale(spec, weight)
-        if spec.dtype.itemsize > 1:
+        if is_engram_table(name):
+            return self._table(spec)
+        if not spec.is_scale and spec.dtype.itemsize > 1:
             return random_tensor(self._config, name, spec, self._seed, self._device)
-        return self._codes(name, spec)
+        if self._newest[0] != name.rpartition(".")[0]:
+            self._newest = name.rpartition(".")[0], self._linear(name)
+        codes, scale = self._newest[1]
+        return scale if spec.is_scale else codes
 
     def __contains__(self, name: object) -> bool:
         return name in self._specs
@@ -82,20 +84,20 @@ class RandomTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._specs)
 
-    def _codes(self, name: str, spec: TensorSpec) -> Tensor:
+    def _linear(self, name: str) -> tuple[Tensor, Tensor]:
+        weight = f"{name.rpartition('.')[0]}.weight"
+        return random_linear(weight, self._specs[weight], self._seed, self._device)
+
+    def _table(self, spec: TensorSpec) -> Tensor:
+        """Even codes: no product reads them, and normal numbers take four times the memory."""
+        if spec.is_scale:
+            return torch.full(spec.shape, 127, dtype=torch.uint8, device=self._device).view(
+                spec.dtype
+            )
         codes = torch.empty(spec.shape, dtype=torch.uint8, device=self._device)
         codes.random_(0, 256)
-        if spec.dtype == torch.float8_e4m3fn:
-            codes &= 0xBF  # magnitudes below 2, no NaN
+        codes &= 0xBF  # magnitudes below 2, no NaN
         return codes.view(spec.dtype)
-
-    def _scale(self, spec: TensorSpec, weight: TensorSpec) -> Tensor:
-        inputs = weight.shape[1] * (2 if weight.dtype == torch.int8 else 1)
-        wanted = inputs**-0.5 / _CODE_DEVIATION[weight.dtype]
-        exponent = 127 + round(torch.tensor(wanted).log2().item())
-        return torch.full(spec.shape, exponent, dtype=torch.uint8, device=self._device).view(
-            spec.dtype
-        )
 
 
 class SliceShare:

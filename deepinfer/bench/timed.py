@@ -25,32 +25,47 @@ class TimedSteps:
 
 
 def timed_steps(
-    call: Callable[[], object], count: int, device: torch.device, num_warm: int = _WARM_STEPS
+    call: Callable[[], object],
+    count: int,
+    device: torch.device,
+    num_warm: int = _WARM_STEPS,
+    *,
+    in_a_row: bool = False,
 ) -> TimedSteps:
     """``repeat_s`` with energy."""
     repeat_s(call, 0, device, num_warm)
     if device.type != "cuda":
         return TimedSteps(repeat_s(call, count, device, 0), None)
     energy = GpuEnergy(numbers=[device.index or 0])
-    step_s = repeat_s(call, count, device, 0)
+    step_s = repeat_s(call, count, device, 0, in_a_row=in_a_row)
     joules = energy.joules() if sum(step_s) >= _LEAST_ENERGY_S else None
     return TimedSteps(step_s, None if joules is None else joules / count)
 
 
 def repeat_s(
-    call: Callable[[], object], count: int, device: torch.device, num_warm: int = _WARM_STEPS
+    call: Callable[[], object],
+    count: int,
+    device: torch.device,
+    num_warm: int = _WARM_STEPS,
+    *,
+    in_a_row: bool = False,
 ) -> tuple[float, ...]:
-    """Wall times of ``count`` calls, each from an idle device to an idle device.
+    """Wall times of ``count`` calls, each from an idle device to an idle one; ``in_a_row`` from the
+    end of one to the end of the next, whatever they leave to the device.
 
     The first call of a step on a GPU compiles, the second captures its graph: three warm it up.
     """
     times = []
     with torch.inference_mode():
         for number in range(num_warm + count):
-            wait_for(device)
-            started = time.perf_counter()
+            if not in_a_row or not number:
+                wait_for(device)
+                started = time.perf_counter()
             call()
-            wait_for(device)
+            if not in_a_row:
+                wait_for(device)
+            ended = time.perf_counter()
             if number >= num_warm:
-                times.append(time.perf_counter() - started)
+                times.append(ended - started)
+            started = ended
     return tuple(times)

@@ -37,9 +37,8 @@ def random_tensors(
         if spec.dtype.itemsize > 1:
             tensors[name] = random_tensor(config, name, spec, seed, device)
         else:
-            generator = _generator(seed, name, device)
             scale_name = name.removesuffix("weight") + "scale"
-            tensors[name], tensors[scale_name] = _quantised(name, spec, generator)
+            tensors[name], tensors[scale_name] = random_linear(name, spec, seed, device)
     return {name: tensors[name] for name in specs}
 
 
@@ -48,6 +47,13 @@ def random_tensor(
 ) -> Tensor:
     """One tensor of a plain format (bf16 or fp32) of ``random_tensors``."""
     return _plain(config, name, spec, _generator(seed, name, device))
+
+
+def random_linear(
+    name: str, spec: TensorSpec, seed: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """The codes and scales of one quantised weight of ``random_tensors``: normal numbers."""
+    return _quantised(name, spec, _generator(seed, name, device))
 
 
 def _generator(seed: int, name: str, device: torch.device | str) -> torch.Generator:

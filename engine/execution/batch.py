@@ -43,6 +43,7 @@ class ForwardBatch:
     logit_rows     [N] i64    indices into the T tokens whose logits are wanted
     may_have_images           False if it is known that no token is an image's
     piece_keys                how many of a query's keys a GPU works on at once, None: all
+    logits_out     [N, V] f32 where a model may put the logits, None: anywhere
     """
 
     token_ids: Tensor
@@ -61,6 +62,7 @@ class ForwardBatch:
     logit_rows: Tensor
     may_have_images: bool = True
     piece_keys: int | None = None
+    logits_out: Tensor | None = None
 
     @staticmethod
     def of(

@@ -20,11 +20,12 @@ from deepinfer.engine.speculation.dspark import accepted_tokens
 from deepinfer.engine.speculation.rejection import rejection_tokens, sampling_probs
 from deepinfer.engine.speculation.step_profile import step_clock
 
-from .batch import DraftOutput
 from .decode_stages import DecodeResult, DraftBlock, DrawnDecode, LaunchedDecode, PlannedDecode
 from .decode_step import DecodeStep
+from .drafts_ahead import Drafted, accepted_ends
 from .staging import Returned
 from .step_tokens import choose_drafts
+from .turns import TakesTurns
 
 
 class DecodeWorker:
@@ -33,7 +34,8 @@ class DecodeWorker:
     A step without drafts can be launched before the tokens of the one before it are read, if the
     requests allow it (``can_follow``); its own are drawn after that, as rules and constraints have
     to know them.  With ``waits_for_drafts`` the host reads drafts before they are verified; without
-    it only where it has to choose, and else reads them while the device verifies.
+    it only where it has to choose, and else reads them while the device verifies, and lets it draft
+    for the next step before this one is read: the device goes on while the host notes what came.
     """
 
     def __init__(
@@ -53,6 +55,11 @@ class DecodeWorker:
         # launching a model is running it.
         self._runs_beside = torch.device(step.table.device).type != "cpu"
         self.waits_for_drafts = not step.graphs.is_enabled
+        # Rejection may keep other tokens than the device knows of; passes of several ranks are
+        # agreed upon, and the last request's end leaves none to make.
+        self._drafts_ahead = not rejects and not isinstance(step.model.model, TakesTurns)
+        self._ahead: Drafted | None = None
+        self._next_depth: int | None = None
         self._clock = step_clock(step.table.device)
         self._finished = self._clock()
 
@@ -71,13 +78,20 @@ class DecodeWorker:
 
     def depth(self, batch: DecodeBatch) -> int:
         """How many drafts to guess for every request of the next step; asked once a step."""
-        return self.planner.depth(batch.num_drafts) if any(batch.num_drafts) else 0
+        depth, self._next_depth = self._next_depth, None
+        if not any(batch.num_drafts):
+            depth = 0
+        elif depth is None:
+            depth = self.planner.depth(batch.num_drafts)
+        if not depth:
+            self._ahead = None
+        return depth
 
     def plan(self, batch: DecodeBatch, depth: int | None = None) -> PlannedDecode:
         """Waits for the device if it drafts; ``depth`` is what was asked for already."""
         started = self._clock()
         depth = self.depth(batch) if depth is None else depth
-        block = self._draft(batch.states, batch.num_drafts, depth) if depth else None
+        block = self._draft(batch, depth) if depth else None
         counts = [1 + len(ids) for ids in block.token_ids] if block else [1] * len(batch.states)
         return PlannedDecode(batch=batch, block=block, counts=counts, started=started)
 
@@ -108,14 +122,15 @@ class DecodeWorker:
         """What a step gave; waits for the device."""
         states, block, counts = step.plan.batch.states, step.plan.block, step.plan.counts
         drawn = step.drawn
-        if block is not None:
+        if block is not None and self._ahead is None:
             self.planner.look_ahead(step.plan.batch.num_drafts)
         tokens = _split(step.returned.tolist(), counts)
         if block is not None:
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
             if self.rejects:
                 drawn = self._reject(step, tokens)
-            self.step.note_newest(states, [ids[-1] for ids in tokens])
+            if self._ahead is None:
+                self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
         # A step launched early has waited for the one before it.
         begun, self._finished = max(step.plan.started, self._finished), self._clock()
@@ -133,16 +148,19 @@ class DecodeWorker:
         """Draft, choose ``budget`` drafts on the device, verify and draw: the host reads the drafts
         while the device verifies them."""
         started, states = self._clock(), batch.states
-        drafted = self.step.draft(states, depth)
-        survival = self._survival(states, drafted)
+        drafted, most = self._drafted(batch, depth)
         first = [state.next_position for state in states]
-        chosen = choose_drafts(drafted.token_ids, survival, first, batch.num_drafts, budget)
-        returned = [Returned(tensor) for tensor in (drafted.token_ids, survival, chosen.lens)]
+        budget = min(budget, sum(min(limit, depth) for limit in most))
+        chosen = choose_drafts(drafted.token_ids, drafted.survival, first, most, budget)
+        returned = [Returned(x) for x in (drafted.token_ids, drafted.survival, chosen.lens)]
         output = self.step.run(states, first, chosen)
         drawn = self.sampler.draw(output.logits, output.slots, output.positions)
         drawn_back = Returned(drawn)
         token_ids, chances, counts = (tensor.tolist() for tensor in returned)
         self.planner.note(chances)
+        if self._drafts_ahead:
+            slots, newest, num_new = accepted_ends(drafted.token_ids, chosen.lens, output, drawn)
+            self._draft_ahead(batch, slots, newest, num_new)
         block = DraftBlock(
             token_ids=[ids[: n - 1] for ids, n in zip(token_ids, counts, strict=True)],
             survival=[row[: n - 1] for row, n in zip(chances, counts, strict=True)],
@@ -154,25 +172,50 @@ class DecodeWorker:
             plan=plan, output=output, used=output.logits, drawn=drawn, returned=drawn_back
         )
 
-    def _survival(self, states: Sequence[RequestState], drafted: DraftOutput) -> Tensor:
-        is_greedy = [state.request.sampling.temperature == 0 for state in states]
-        return self.calibration.survival(drafted.confidence, drafted.logits, is_greedy)
+    def _draft_ahead(
+        self, batch: DecodeBatch, slots: Tensor, newest: Tensor, num_new: Tensor
+    ) -> None:
+        """Draft for the step after this one, which nobody has read yet."""
+        self._next_depth = self.planner.depth(batch.num_drafts)
+        if self._next_depth:
+            self.step.newest[slots] = newest
+            self._ahead = self._draft_now(batch.states, self._next_depth, num_new)
 
-    def _draft(self, states: Sequence[RequestState], most: Sequence[int], depth: int) -> DraftBlock:
+    def _drafted(self, batch: DecodeBatch, depth: int) -> tuple[Drafted, list[int]]:
+        """Drafts for a step, and how many of each request it may verify."""
+        ahead, self._ahead = self._ahead, None
+        found = None if ahead is None else ahead.of(batch.states)
+        if found is None:
+            return self._draft_now(batch.states, depth), batch.num_drafts
+        drafted, has_any = found
+        limits = zip(batch.num_drafts, has_any, strict=True)
+        return drafted, [limit if has else 0 for limit, has in limits]
+
+    def _draft_now(
+        self, states: Sequence[RequestState], depth: int, num_new: Tensor | None = None
+    ) -> Drafted:
+        output = self.step.draft(states, depth, num_new)
+        is_greedy = [state.request.sampling.temperature == 0 for state in states]
+        survival = self.calibration.survival(output.confidence, output.logits, is_greedy)
+        return Drafted(
+            states=states, token_ids=output.token_ids, survival=survival, logits=output.logits
+        )
+
+    def _draft(self, batch: DecodeBatch, depth: int) -> DraftBlock:
         """Drafts worth verifying, drawn with the noise that the target will use there."""
-        output = self.step.draft(states, depth)
+        states = batch.states
+        drafted, most = self._drafted(batch, depth)
         constraints = [state.constraint for state in states]
         forced = forced_drafts(constraints, most)  # while the device drafts
-        survival = self._survival(states, output)
-        chances, token_ids = survival.cpu().numpy(), output.token_ids.tolist()
+        chances, token_ids = drafted.survival.cpu().numpy(), drafted.token_ids.tolist()
         lengths = self.planner.lengths(chances, _to_stops(token_ids, states, most))
         drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
         drafts = follow_constraints(drafts, constraints, forced)
         return DraftBlock(
             token_ids=drafts,
             survival=[row[: len(ids)] for row, ids in zip(chances.tolist(), drafts, strict=True)],
-            logits=output.logits,
-            num_proposed=output.token_ids.numel(),
+            logits=drafted.logits,
+            num_proposed=drafted.token_ids.numel(),
         )
 
     def _reject(self, step: DrawnDecode, tokens: list[list[int]]) -> Tensor:

@@ -132,15 +132,19 @@ class DecodeStep:
             self.model.note(sent[0])
         return StepOutput(logits[:num_tokens], token_slots, at + 1)
 
-    def draft(self, states: Sequence[RequestState], depth: int) -> DraftOutput:
+    def draft(
+        self, states: Sequence[RequestState], depth: int, num_new: Tensor | None = None
+    ) -> DraftOutput:
         """``depth`` drafts after each request's newest token, drawn with the noise of their
-        positions."""
+        positions; ``num_new`` [R] i64: tokens that the device knows and the host does not."""
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
             requests = padded(requests, ladder_size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
+        if num_new is not None:
+            sent[1] += padded(num_new[None], requests.shape[1])[0]
         num_tokens = requests.shape[1] * self.model.model.config.dspark_block_size
         with turn_of(self.model.model, num_tokens, is_draft=True) as turn:
             output = self.graphs.run(
@@ -187,6 +191,7 @@ class DecodeStep:
             logit_rows=places,
             may_have_images=may_have_images,
             piece_keys=self.piece_keys,
+            logits_out=self._place("logits", (len(places), self.vocab_size), self._most_tokens),
         )
         output = self.model.forward(batch, is_plain=is_plain)
         return self._keep("logits", output.logits, self._most_tokens), output.main_hidden
@@ -228,8 +233,18 @@ class DecodeStep:
 
     def _keep(self, name: str, value: Tensor, *most: int) -> Tensor:
         """A result where the memory of graphs does not reach it; ``most``: its largest sizes."""
-        if not self.graphs.is_enabled:
+        place = self._place(name, value.shape, *most, dtype=value.dtype)
+        if place is None or place.data_ptr() == value.data_ptr():
             return value
+        return place.copy_(value)
+
+    def _place(
+        self, name: str, shape: Sequence[int], *most: int, dtype: torch.dtype = torch.float32
+    ) -> Tensor | None:
+        """That memory; None where steps are no graphs."""
+        if not self.graphs.is_enabled:
+            return None
         if name not in self._kept:  # before anything is captured, as every key first runs plainly
-            self._kept[name] = value.new_empty((*most, *value.shape[len(most) :]))
-        return self._kept[name][tuple(map(slice, value.shape))].copy_(value)
+            sizes = *most, *shape[len(most) :]
+            self._kept[name] = torch.empty(sizes, dtype=dtype, device=self.table.device)
+        return self._kept[name][tuple(map(slice, shape))]

@@ -81,12 +81,15 @@ def time_sizes(
 def _host_s(
     step: DecodeStep, states: Sequence[RequestState], found: Mapping[StepSize, float]
 ) -> float:
-    """Seconds of a step with all drafts of all requests beside drafting and verification."""
+    """Seconds of a step with all drafts of all requests beside drafting and verification, where
+    steps follow each other."""
     count, depth = len(states), step.num_drafts
     worker = DecodeWorker(step)
     batch = DecodeBatch(states=list(states), num_drafts=[depth] * count)
     device = torch.device(step.table.device)
-    whole_s = min(_seconds(lambda: worker.run(batch), device) for _ in range(_WARM_RUNS + 1))
+    whole_s = min(
+        _seconds(lambda: worker.run(batch), device, _IN_A_ROW) for _ in range(_WARM_RUNS + 1)
+    )
     drafting_s = found[StepSize("draft", ladder_size(count), depth)]
     verify_s = found[StepSize("verify", ladder_size(count * (1 + depth)))]
     return max(whole_s - drafting_s - verify_s, 0.0)

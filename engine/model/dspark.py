@@ -98,13 +98,13 @@ class DraftModel:
         """See ``Model.draft``."""
         hidden = self._block_hidden(anchor_token_ids, positions, slots, start, cache, depth)
         normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        base = fp32_linear(normed.flatten(0, 1), self.head)
-        base = torch.unflatten(base, 0, hidden.shape[:2])
+        base = fp32_linear(normed.transpose(0, 1).flatten(0, 1), self.head)
+        base = torch.unflatten(base, 0, (depth, len(hidden)))
         previous = anchor_token_ids
         ids, kept, embedded = [], [], []
         for step in range(depth):
             embedded.append(self.markov_embed[previous])
-            logits = markov_logits(base[:, step], embedded[-1], self.markov_head)
+            logits = markov_logits(base[step], embedded[-1], self.markov_head)
             previous = sample(logits, positions + 1 + step)
             ids.append(previous)
             if keeps_logits:

@@ -147,9 +147,9 @@ class Model:
                 residual = block.run(entered, tokens, cache.window[block.plan.layer_id], kv)
         else:
             self.assist(blocks[0].plan.layer_id)
-        last = residual.settle()
+        last, wanted = residual.settle(), batch.logit_rows
         return ForwardOutput(
-            logits=self._logits(last.streams[batch.logit_rows], last.pre[batch.logit_rows]),
+            logits=self._logits(last.streams[wanted], last.pre[wanted], batch.logits_out),
             main_hidden=self._main_hidden(taps, len(start.main_rows)),
             main_rows=start.main_rows,
         )
@@ -245,9 +245,9 @@ class Model:
             pad=self.config.engram_pad_token_id,
         )
 
-    def _logits(self, streams: Tensor, pre: Tensor) -> Tensor:
+    def _logits(self, streams: Tensor, pre: Tensor, out: Tensor | None) -> Tensor:
         hidden = rms_norm(collapse_streams(streams, pre), self.norm, self.config.rms_norm_eps)
-        return fp32_linear(hidden, self.head)
+        return fp32_linear(hidden, self.head, out=out)
 
     def _main_hidden(self, taps: Mapping[int, Tensor], num_tokens: int) -> Tensor:
         count = len(self.config.dspark_target_layer_ids)

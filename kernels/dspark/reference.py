@@ -10,7 +10,7 @@ from deepinfer.kernels.gemm import Weight, fp32_linear
 
 def markov_logits_reference(base_logits: Tensor, previous: Tensor, head: Weight) -> Tensor:
     """Base logits corrected by the token before: [R, V] f32, previous [R, r] bf16, head [V, r]."""
-    return base_logits + fp32_linear(previous, head)
+    return fp32_linear(previous, head, addend=base_logits)
 
 
 def confidence_logits_reference(hidden: Tensor, previous: Tensor, proj: Weight) -> Tensor:

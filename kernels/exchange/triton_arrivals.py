@@ -64,12 +64,17 @@ def gather_kernel(
             decoded = bf16_pair(_value(codes) * scale, _value(codes >> 8) * scale)
             tl.store(values + row * (WIDTH // 2) + half, decoded, mask=is_half)
         else:
-            codes = _codes(words_at(start, tl.int32), word, inside, ORDER)
+            if ORDER == 2:
+                _move_fragments(
+                    words_at(start, tl.int64), values + row * (WIDTH // 4), WIDTH, WORDS
+                )
+            else:
+                codes = _codes(words_at(start, tl.int32), word, inside, ORDER)
+                tl.store(values + row * (WIDTH // 4) + word, codes, mask=inside)
             exponent = tl.load(head + block, mask=is_block, other=0)
-            tl.store(values + row * (WIDTH // 4) + word, codes, mask=inside)
             if PATH == 1:
-                target = block.to(tl.int64) * scale_stride + row
-                tl.store(scales + target, e8m0_value(exponent), mask=is_block)
+                places = block.to(tl.int64) * scale_stride + row
+                tl.store(scales + places, e8m0_value(exponent), mask=is_block)
             else:
                 tl.store(scales + row * (WIDTH // BLOCK) + block, exponent, mask=is_block)
 
@@ -77,18 +82,43 @@ def gather_kernel(
 @triton.jit
 def _codes(row, word, inside, ORDER: tl.constexpr):
     """Words of four codes of a row, in the order of ``KOrder``."""
-    within = word % 32
     if ORDER == 1:  # even numbers of each 128, then the odd ones
+        within = word % 32
         source = row + (word - within + within % 16 * 2)
         first = tl.load(source, mask=inside, other=0) >> (within // 16 * 8)
         second = tl.load(source + 1, mask=inside, other=0) >> (within // 16 * 8)
         codes = _every_other_byte(first) | (_every_other_byte(second) << 16)
-    elif ORDER == 2:  # word 8 t + 2 i + h of each 32 moves to 8 i + 4 h + t
-        moved = word - within + within % 4 * 8 + within // 8 * 2 + within // 4 % 2
-        codes = tl.load(row + moved, mask=inside, other=0)
     else:
         codes = tl.load(row + word, mask=inside, other=0)
     return codes
+
+
+@triton.jit
+def _move_fragments(row, target, WIDTH: tl.constexpr, WORDS: tl.constexpr):
+    """Copy a row to ``target``, word 8 t + 2 i + h of each 32 to 8 i + 4 h + t: pairs of words in,
+    four pairs to eight words that follow each other."""
+    lane = tl.arange(0, WORDS // 8)
+    inside = lane < WIDTH // 32
+    source = row + lane // 4 * 16 + lane % 4
+    first = tl.load(source, mask=inside, other=0)
+    second = tl.load(source + 4, mask=inside, other=0)
+    third = tl.load(source + 8, mask=inside, other=0)
+    fourth = tl.load(source + 12, mask=inside, other=0)
+    even = tl.join(_low_words(first, second), _high_words(first, second))
+    odd = tl.join(_low_words(third, fourth), _high_words(third, fourth))
+    pairs = tl.reshape(tl.join(even, odd), [WORDS // 2])
+    pair = tl.arange(0, WORDS // 2)
+    tl.store(words_at(target, tl.int64) + pair, pairs, mask=pair < WIDTH // 8)
+
+
+@triton.jit
+def _low_words(first, second):
+    return (first & 0xFFFFFFFF) | (second << 32)
+
+
+@triton.jit
+def _high_words(first, second):
+    return ((first >> 32) & 0xFFFFFFFF) | (second & -0x100000000)
 
 
 @triton.jit

@@ -95,7 +95,7 @@ def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
             from .gluon_plain_launch import fits_plain, plain_linear_gluon
 
             if fits_plain(x, weight):
-                return plain_linear_gluon(x, weight, torch.bfloat16)
+                return plain_linear_gluon(x, weight)
         return grouped_linear_triton(x, weight)
     return grouped_linear_reference(x, weight)
 
@@ -113,18 +113,30 @@ def grouped_linear_quantized(
     return grouped_linear(x, weight).flatten(1)
 
 
-def fp32_linear(x: Tensor, weight: Weight) -> Tensor:
-    """``fp32_linear_reference``; products of bf16 operands are exact in the GPU's accumulator."""
-    if on_accelerator(x):
-        from .triton_kernel import fp32_linear_triton
+def fp32_linear(
+    x: Tensor, weight: Weight, *, addend: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """``fp32_linear_reference``, plus ``addend`` [T, N] f32, in ``out`` if that is given; products
+    of bf16 operands are exact in the GPU's accumulator."""
+    if not on_accelerator(x):
+        product = fp32_linear_reference(x, weight)
+        return _summed(product, addend, out)
+    if _is_hopper(weight):
+        from .gluon_plain_launch import fits_plain, plain_fp32_linear_gluon
 
-        if _is_hopper(weight):
-            from .gluon_plain_launch import fits_plain, plain_linear_gluon
+        if fits_plain(x, weight):
+            return plain_fp32_linear_gluon(x, weight, addend, out)
+    from .triton_kernel import fp32_linear_triton
 
-            if fits_plain(x, weight):
-                return plain_linear_gluon(x, weight, torch.float32)
-        return fp32_linear_triton(x, weight)
-    return fp32_linear_reference(x, weight)
+    if addend is None:
+        return fp32_linear_triton(x, weight, out)
+    return _summed(fp32_linear_triton(x, weight), addend, out)
+
+
+def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tensor:
+    if addend is not None:
+        return torch.add(addend, product, out=out)
+    return product if out is None else out.copy_(product)
 
 
 def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 One warp fetches tiles, 64 inputs at a time; two groups of four warps multiply 64 rows by 256
 columns each.  The matrix unit adds all inputs of an output, in ascending order, in fp32: the same
-chain as in ``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, or leave
-quantised for the next product.
+chain as in ``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, may be added to
+others, or leave quantised for the next product.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
+@gluon.jit(do_not_specialize=["num_row_tiles", "num_rows", "scale_stride"])
 def plain_kernel(
-    x, w, out, scales, num_row_tiles, N, K, group_width, scale_stride,
-    STAGES: gl.constexpr, BAND: gl.constexpr,
+    x, w, out, scales, addend, num_row_tiles, num_rows, N, K, group_width, scale_stride,
+    STAGES: gl.constexpr, BAND: gl.constexpr, ADDS: gl.constexpr,
 ):  # fmt: skip
     """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32, or to pairs of E4M3
-    [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.
+    [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.  ``ADDS``: plus addend [R, N] f32.
 
     Each ``group_width`` columns of the result meet the next K inputs.
     """
@@ -47,11 +47,11 @@ def plain_kernel(
     fence_async_shared()
     work = (num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, full, empty)
-    sums = (out, o_tiles, scales, scale_stride)
+    sums = (out, o_tiles, scales, scale_stride, addend, num_rows)
     gl.warp_specialize(
         [
-            (_multiply_first, (work, tiles, sums, BAND)),
-            (_multiply_second, (work, tiles, sums, BAND)),
+            (_multiply_first, (work, tiles, sums, BAND, ADDS)),
+            (_multiply_second, (work, tiles, sums, BAND, ADDS)),
             (_fetch, (x, w, work, tiles, group_width, BAND)),
         ],
         [4, 1],
@@ -80,17 +80,17 @@ def _fetch(x, w, work, tiles, group_width, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_first(work, tiles, sums, BAND: gl.constexpr):
-    _multiply(work, tiles, sums, 0, BAND)
+def _multiply_first(work, tiles, sums, BAND: gl.constexpr, ADDS: gl.constexpr):
+    _multiply(work, tiles, sums, 0, BAND, ADDS)
 
 
 @gluon.jit
-def _multiply_second(work, tiles, sums, BAND: gl.constexpr):
-    _multiply(work, tiles, sums, 1, BAND)
+def _multiply_second(work, tiles, sums, BAND: gl.constexpr, ADDS: gl.constexpr):
+    _multiply(work, tiles, sums, 1, BAND, ADDS)
 
 
 @gluon.jit
-def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr):
+def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr, ADDS: gl.constexpr):
     num_row_tiles, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -113,6 +113,9 @@ def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr):
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         row = row_tile * ROWS + HALF * 64
         left, right = _halves(total)
+        if ADDS:
+            left = _plus_addend(sums, left, row, column * COLUMNS, N)
+            right = _plus_addend(sums, right, row, column * COLUMNS + 128, N)
         _store(sums, left, row, column * COLUMNS, HALF)
         _store(sums, right, row, column * COLUMNS + 128, HALF)
     tma.store_wait(0)
@@ -125,9 +128,20 @@ def _halves(x):
 
 
 @gluon.jit
+def _plus_addend(sums, values, row, column, N):
+    out, o_tiles, scales, scale_stride, addend, num_rows = sums
+    layout: gl.constexpr = values.type.layout
+    rows = row + gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
+    columns = column + gl.arange(0, values.shape[1], gl.SliceLayout(0, layout))
+    inside = (rows < num_rows)[:, None] & (columns < N)[None, :]
+    places = addend + rows.to(gl.int64)[:, None] * N + columns[None, :]
+    return gl.load(places, mask=inside, other=0.0) + values
+
+
+@gluon.jit
 def _store(sums, values, row, column, HALF: gl.constexpr):
     """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
-    out, o_tiles, scales, scale_stride = sums
+    out, o_tiles, scales, scale_stride, addend, num_rows = sums
     buffer = o_tiles.index(HALF)
     if out.dtype == gl.int16:
         store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 
 from .activations import Activations
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
@@ -31,11 +31,26 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
     )
 
 
-def plain_linear_gluon(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
-    """x [T, K] by [N, K], or [T, G, K] by [G, N, K], all bf16: [T, N] or [T, G, N] of ``dtype``."""
-    out = torch.empty(len(x), _width(weight), dtype=dtype, device=x.device)
-    _launch(x, weight, described_tiles(out, 64, _OUT_BYTES // out.element_size()), out, 0)
+def plain_linear_gluon(x: Tensor, weight: Weight) -> Tensor:
+    """x [T, K] by [N, K], or [T, G, K] by [G, N, K], all bf16: [T, N] or [T, G, N] bf16."""
+    out = torch.empty(len(x), _width(weight), dtype=torch.bfloat16, device=x.device)
+    _launch(x, weight, _result_tiles(out), out, 0)
     return out.view(*x.shape[:-1], weight.values.shape[-2])
+
+
+def plain_fp32_linear_gluon(
+    x: Tensor, weight: Weight, addend: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x [T, K] by [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, in ``out`` if that is
+    given."""
+    shape = len(x), len(weight.values)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    check_tensor("out", out, torch.float32, shape, x)
+    if addend is not None:
+        check_tensor("addend", addend, torch.float32, shape, x)
+    _launch(x, weight, _result_tiles(out), out, 0, addend)
+    return out
 
 
 def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
@@ -46,12 +61,21 @@ def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight
     return acts
 
 
+def _result_tiles(out: Tensor) -> TensorDescriptor:
+    return described_tiles(out, 64, _OUT_BYTES // out.element_size())
+
+
 def _width(weight: Weight) -> int:
     return weight.values.shape[:-1].numel()
 
 
 def _launch(
-    x: Tensor, weight: Weight, out: TensorDescriptor, scales: Tensor, scale_stride: int
+    x: Tensor,
+    weight: Weight,
+    out: TensorDescriptor,
+    scales: Tensor,
+    scale_stride: int,
+    addend: Tensor | None = None,
 ) -> None:
     values = weight.values
     check_operands(x, weight, values[0] if values.dim() == 3 else values)
@@ -64,13 +88,16 @@ def _launch(
         described_tiles(values.view(width, k), COLUMNS.value, INPUTS.value),
         out,
         scales,
+        x if addend is None else addend,
         count,
+        rows,
         width,
         k,
         n,
         scale_stride,
         STAGES=4,
         BAND=8,
+        ADDS=addend is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

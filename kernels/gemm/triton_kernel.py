@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import describe, has_native_fp8, is_interpreted
+from deepinfer.kernels.launch import check_tensor, describe, has_native_fp8, is_interpreted
 from deepinfer.kernels.quant.triton_bits import round_bf16
 
 from .activations import Activations, quantize_activations
@@ -59,10 +59,14 @@ def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
     return out
 
 
-def fp32_linear_triton(x: Tensor, weight: Weight) -> Tensor:
-    """As ``fp32_linear_reference``.  Products of bf16 numbers are exact in the accumulator."""
+def fp32_linear_triton(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
+    """As ``fp32_linear_reference``, in ``out`` if that is given.  Products of bf16 numbers are
+    exact in the accumulator."""
     check_operands(x, weight, weight.values, float32=True)
-    out = torch.empty(len(x), len(weight.values), dtype=torch.float32, device=x.device)
+    shape = len(x), len(weight.values)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.float32, device=x.device)
+    check_tensor("out", out, torch.float32, shape, x)
     _launch_rows(x.contiguous()[:, None], None, weight, out[:, None], MatrixPath.DECODED)
     return out
 

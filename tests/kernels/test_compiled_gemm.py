@@ -324,12 +324,13 @@ def _add_wide_bf16(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
     from deepinfer.kernels.gemm import gluon_parts, gluon_plain
 
-    for dtype, width in [("bf16", 128), ("fp32", 64), ("i16", 64)]:
+    for dtype, width, adds in [("bf16", 128, 0), ("fp32", 64, 0), ("fp32", 64, 1), ("i16", 64, 0)]:
         tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
-        sizes = ["*fp32", "n", "n16", "n16", "n16", "n"]
+        sizes = ["*fp32", "*fp32", "n", "n", "n16", "n16", "n16", "n"]
         add(
-            f"wide bf16 to {dtype}", gluon_plain.plain_kernel,
-            [*tiles, descriptor(dtype, 64, width), *sizes], {"STAGES": 4, "BAND": 8},
+            f"wide bf16 to {dtype}{', added' * adds}", gluon_plain.plain_kernel,
+            [*tiles, descriptor(dtype, 64, width), *sizes],
+            {"STAGES": 4, "BAND": 8, "ADDS": bool(adds)},
         )  # fmt: skip
     tiles = [descriptor("bf16", rows, 64) for rows in (128, 128, 64)]
     add(
