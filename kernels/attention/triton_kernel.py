@@ -11,7 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import bf16_pairs, has_tensor_memory, is_npu, matrix_dtype
+from deepinfer.kernels.launch import (
+    bf16_pairs,
+    cdiv,
+    has_tensor_memory,
+    is_npu,
+    matrix_dtype,
+    next_power_of_2,
+)
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
 
@@ -58,15 +65,15 @@ def sparse_attention_triton(
         return out
     tile_keys, most_heads = _tile_sizes(q.device)
     lengths = (window_index.shape[1], main_index.shape[1])
-    num_tiles = sum(triton.cdiv(length, tile_keys) for length in lengths)
+    num_tiles = sum(cdiv(length, tile_keys) for length in lengths)
     if piece_keys is None or is_npu(q.device):  # Ascend's front end aborts on pieces
         piece_keys = num_tiles * tile_keys
     piece_tiles = max(1, min(num_tiles, piece_keys // tile_keys))
-    num_pieces = max(1, triton.cdiv(num_tiles, piece_tiles))
+    num_pieces = max(1, cdiv(num_tiles, piece_tiles))
     if head_axis is None:
         head_axis = 1 if has_tensor_memory(q.device) else 0
-    tile_pairs = max(32, triton.next_power_of_2(width // 2))
-    tile_heads = min(most_heads, max(16, triton.next_power_of_2(heads)))
+    tile_pairs = max(32, next_power_of_2(width // 2))
+    tile_heads = min(most_heads, max(16, next_power_of_2(heads)))
     is_whole = num_pieces == 1
     sums = q.new_empty(
         0 if is_whole else num_queries * num_pieces * heads * width, dtype=torch.float32
@@ -76,7 +83,7 @@ def sparse_attention_triton(
     )
     pairs = bf16_pairs("q", q.contiguous())
     result = bf16_pairs("out", out)
-    attention_kernel[(num_queries, triton.cdiv(heads, tile_heads), num_pieces)](
+    attention_kernel[(num_queries, cdiv(heads, tile_heads), num_pieces)](
         pairs, window_rows if width % 64 else window_rows.view(torch.int16), window_rows,
         window_index, window_rows if main_rows is None else main_rows, main_index,
         sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,

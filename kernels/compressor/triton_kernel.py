@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import check_tensor, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 
 
@@ -37,7 +37,7 @@ def pool_tokens_triton(
     if tokens:
         pool_kernel[(tokens,)](
             key_gate, ring, slots, positions, offsets, places, out.view(torch.int16),
-            RING=ring.shape[1], WIDTH=width, TILE=triton.next_power_of_2(width),
+            RING=ring.shape[1], WIDTH=width, TILE=next_power_of_2(width),
             num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .checks import check_lists, check_operands
 from .gluon_kernel import score_gluon_kernel
@@ -53,9 +53,9 @@ def paged_index_scores_gluon(
     )  # fmt: skip
     blocks, registers = _BLOCKS[pairs]
     # Neighbours of one request share a group, of which a request has one or more.
-    num_groups = max(requests, triton.cdiv(num_queries, 2 * pairs))
+    num_groups = max(requests, cdiv(num_queries, 2 * pairs))
     piece = _piece_entries(num_groups, num_entries, blocks * multiprocessors(pool.device))
-    pieces = triton.cdiv(num_entries, piece)
+    pieces = cdiv(num_entries, piece)
     most_groups = min(num_queries, requests + num_queries // (2 * pairs))
     score_gluon_kernel[(most_groups * pieces,)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
@@ -89,7 +89,7 @@ def listed_index_scores_gluon(
         return scores
     blocks_at_once = _LISTED_BLOCKS * multiprocessors(pool.device)
     piece = _piece_entries(num_queries, width * block_size, blocks_at_once)
-    pieces = triton.cdiv(width * block_size, piece)
+    pieces = cdiv(width * block_size, piece)
     score_listed_kernel[(num_queries * pieces,)](
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, blocks, num_places, scores,
@@ -106,8 +106,8 @@ def _piece_entries(rows: int, entries: int, blocks: int) -> int:
     Little work is shared out at once.  Of more, each block gets a few pieces: who is done first
     takes the next one, as clocks and caches are not all alike.
     """
-    row_tiles = -(-entries // _TILE_ENTRIES)
-    tiles = -(-row_tiles // max(1, blocks // rows))
+    row_tiles = cdiv(entries, _TILE_ENTRIES)
+    tiles = cdiv(row_tiles, max(1, blocks // rows))
     if tiles > _LITTLE:
         tiles = rows * row_tiles // (2 * blocks)
     return _TILE_ENTRIES * max(_PIECE_TILES[0], min(_PIECE_TILES[1], tiles))
@@ -116,7 +116,7 @@ def _piece_entries(rows: int, entries: int, blocks: int) -> int:
 def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:
     """Room for bf16 scores [T, width].  Rows begin at multiples of 32 bytes, which lets the
     selection read them in long pieces."""
-    return head_weights.new_empty(len(head_weights), 16 * triton.cdiv(width, 16))[:, :width]
+    return head_weights.new_empty(len(head_weights), 16 * cdiv(width, 16))[:, :width]
 
 
 @triton.jit(do_not_specialize=["num_queries"])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import is_npu
+from deepinfer.kernels.launch import cdiv, is_npu, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_value
 
 from .triton_maxima import segment_best
@@ -47,10 +47,10 @@ def select_few(bits: Tensor, visible: Tensor, k: int) -> Tensor:
     Shapes: bits [rows, N] i16, rows that start at multiples of 32 bytes; visible [rows] i64.
     """
     rows, size = bits.shape
-    width = triton.cdiv(size, _SEGMENT)
-    power = int(triton.next_power_of_2(k))
+    width = cdiv(size, _SEGMENT)
+    power = next_power_of_2(k)
     # Four times as many groups as are wanted, or as many as there are segments.
-    group = min(_MOST_GROUPED, max(1, int(triton.next_power_of_2(width // (4 * power) + 1)) // 2))
+    group = min(_MOST_GROUPED, max(1, next_power_of_2(width // (4 * power) + 1) // 2))
     best, tops = segment_best(bits, visible, _SEGMENT, group=group)
     most = max(256, 2 * power)
     warps = 8 if rows <= _FEW_ROWS else (4 if group > 1 else 2)
@@ -59,7 +59,7 @@ def select_few(bits: Tensor, visible: Tensor, k: int) -> Tensor:
     few_kernel[(rows,)](
         tops, best, bits, visible, lists, chosen,
         tops.shape[1], width, size, tops.stride(0), best.stride(0), bits.stride(0), k,
-        TOPS=triton.next_power_of_2(tops.shape[1]), GROUP=group, SEGMENT=_SEGMENT, MOST=most,
+        TOPS=next_power_of_2(tops.shape[1]), GROUP=group, SEGMENT=_SEGMENT, MOST=most,
         PART={8: 1024, 4: 256, 2: 128}[warps], RUNS=64 * warps,
         num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import matrix_dtype
+from deepinfer.kernels.launch import cdiv, matrix_dtype, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value, round_bf16
 from deepinfer.kernels.quant.triton_rows import index_keys
 
@@ -42,11 +42,11 @@ def paged_index_scores_triton(
     scores = head_weights.new_empty(num_queries, num_entries)
     if not scores.numel():
         return scores
-    grid = (triton.cdiv(num_entries, _TILE_ENTRIES), triton.cdiv(num_queries, _TILE_QUERIES))
+    grid = (cdiv(num_entries, _TILE_ENTRIES), cdiv(num_queries, _TILE_QUERIES))
     score_kernel[grid](
         query_rows, head_weights.view(torch.int16), pool, block_table, request_rows, num_visible,
         scores.view(torch.int16), num_queries, num_entries, pool.shape[1], block_table.shape[1],
-        H=heads, HALF=half, TILE_PAIRS=triton.next_power_of_2(half),
+        H=heads, HALF=half, TILE_PAIRS=next_power_of_2(half),
         TILE_Q=_TILE_QUERIES, TILE_E=_TILE_ENTRIES, DOT=matrix_dtype(),
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip

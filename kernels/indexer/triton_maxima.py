@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.kernels.launch import cdiv
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 
 _TILE = 8192
@@ -27,16 +28,16 @@ def segment_best(
     NaN counts as -inf.  ``keep_newest`` makes the segment with the last visible score the best.
     """
     rows, size = bits.shape
-    width = triton.cdiv(size, segment)
+    width = cdiv(size, segment)
     # Rows start where they can be read in long pieces, and end with a whole group.
     unit = 16 * group
-    best = bits.new_empty(rows, -(-width // unit) * unit)[:, :width]
-    top_width = triton.cdiv(width, group)
-    tops = best if group == 1 else bits.new_empty(rows, -(-top_width // 16) * 16)[:, :top_width]
+    best = bits.new_empty(rows, cdiv(width, unit) * unit)[:, :width]
+    top_width = cdiv(width, group)
+    tops = best if group == 1 else bits.new_empty(rows, 16 * cdiv(top_width, 16))[:, :top_width]
     is_even = bits.stride(0) % 16 == 0
     tile = max(1, min(_TILE if is_even else _MOST_AT_ODD, _TILE // segment))
     if best.numel():
-        segment_best_kernel[(rows, triton.cdiv(width, tile))](
+        segment_best_kernel[(rows, cdiv(width, tile))](
             bits, visible, best, tops, size, bits.stride(0), width, best.stride(0), tops.stride(0),
             BITS=8 * bits.element_size(), SEGMENT=segment, TILE=tile, GROUP=group,
             KEEP_NEWEST=keep_newest, HAS_VISIBLE=visible is not None,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import check_tensor, next_power_of_2
 
 
 def pool_rows_triton(
@@ -34,7 +34,7 @@ def pool_rows_triton(
         pool_rows_kernel[(num_queries,)](
             picks, request_rows, block_table, blocks, rows,
             k, per_block, block_table.shape[1], 0 if blocks is None else blocks.shape[1],
-            SIZE=0 if blocks is None else block_size, TILE=triton.next_power_of_2(k),
+            SIZE=0 if blocks is None else block_size, TILE=next_power_of_2(k),
             num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return rows

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.launch import check_tensor, describe, next_power_of_2
 
 from .triton_few import has_few, select_few
 from .triton_maxima import segment_best
@@ -74,7 +74,7 @@ def candidate_blocks_triton(
 def _segment(k: int) -> int:
     """Neighbours that count as one: k of them are no more than a tile, which is as much as the
     registers of a block hold, or the vector memory of a core on an NPU."""
-    return min(_SEGMENT, _TILE // int(triton.next_power_of_2(k)))
+    return min(_SEGMENT, _TILE // next_power_of_2(k))
 
 
 def _score_rows(scores: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ def _select(
     chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
     has_upper = upper is not None
     upper = bits if upper is None else upper
-    some = triton.next_power_of_2(max(_LEAST, segment * k))
-    every = triton.next_power_of_2(max(_LEAST, upper.shape[1]))
+    some = next_power_of_2(max(_LEAST, segment * k))
+    every = next_power_of_2(max(_LEAST, upper.shape[1]))
     upper_tile = some if parents is not None else every
     tile = some if has_upper or parents is not None else every
     select_kernel[(rows,)](
