@@ -23,6 +23,7 @@ from .loading import open_model
 from .machine import resolve_device
 from .rows.assemble import RowInFlight
 from .rows.prepare import RowPreparer
+from .rows.run_sampling import check_run_sampling
 
 
 class DryRun:
@@ -75,8 +76,15 @@ class DryRun:
             self._compile(prepared.encoded.constraint)
         return prepared
 
-    def check(self, constraint: ConstraintSpec | None) -> None:
-        """The constraint of a whole run.  Raises: ConfigError, as the run would."""
+    def check(self, sampling: SamplingParams, constraint: ConstraintSpec | None) -> None:
+        """What holds for all rows that do not say otherwise.  Raises: ConfigError, as the run."""
+        assert self.config.max_model_len is not None
+        check_run_sampling(
+            sampling,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.config.max_model_len,
+            is_constrained=constraint is not None,
+        )
         if constraint is not None:
             try:
                 self._compile(constraint)

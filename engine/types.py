@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from deepinfer.errors import ConfigError
 
@@ -56,7 +56,7 @@ class SamplingParams:
 
         stops = (self.stop,) if isinstance(self.stop, str) else self.stop
         check(is_list(stops, str) and all(stops), "stop", "non-empty strings")
-        check(is_list(self.stop_token_ids, int), "stop_token_ids", "a list of token ids")
+        check(_are_ids(self.stop_token_ids), "stop_token_ids", "a list of token ids, 0 or more")
         check(_is_bias(self.logit_bias), "logit_bias", "token ids to numbers from -100 to 100")
         object.__setattr__(self, "stop", tuple(stops))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -90,6 +90,10 @@ _NUMBERS: Mapping[str, tuple[float, float, str]] = {
     "frequency_penalty": (-2, 2, "-2 to 2"),
     "repetition_penalty": (0, 10, "above 0, at most 10"),
 }
+
+
+def _are_ids(value: Any) -> bool:
+    return is_list(value, int) and all(token_id >= 0 for token_id in value)
 
 
 def _is_bias(value: object) -> bool:

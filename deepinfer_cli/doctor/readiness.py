@@ -19,6 +19,7 @@ from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved, resolve
 from deepinfer_cli.settings.settings import Settings
+from deepinfer_cli.settings.users_words import in_users_words
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check, shown_path
 
@@ -34,10 +35,11 @@ def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Chec
     yield Check(group="run", name="settings", state=OK, text=_origins(resolved))
     settings = resolved.settings
     try:
-        arguments = EngineArguments(**engine_arguments(settings))
-        dry_run = DryRun(settings.model, arguments)
-        with closing(dry_run):
-            dry_run.check(constraint)
+        with in_users_words(resolved.origins):
+            arguments = EngineArguments(**engine_arguments(settings))
+            dry_run = DryRun(settings.model, arguments)
+            with closing(dry_run):
+                dry_run.check(settings.sampling(), constraint)
     except DeepInferError as error:
         yield Check(group="run", name="model", state=PROBLEM, text=_words(error))
         return

@@ -94,7 +94,9 @@ def print_checks(checks: Sequence[Check], stream: TextIO) -> None:
         for check in members:
             head = f"{check.name:<{label}}  "
             text = check.text + (f" → {check.advice}" if check.advice else "")
-            lines = textwrap.wrap(head + text, width - 4, subsequent_indent=" " * (label + 2))
+            lines = textwrap.wrap(
+                head + text, width - 4, subsequent_indent=" " * (label + 2), break_on_hyphens=False
+            )
             mark = marks[check.state]
             if is_coloured:
                 mark = f"\x1b[{_COLOURS[check.state]}m{mark}\x1b[0m"

@@ -9,6 +9,7 @@ import typer
 from deepinfer_cli.helptext import Command
 from deepinfer_cli.settings.flags import with_settings
 from deepinfer_cli.settings.layers import resolve
+from deepinfer_cli.settings.users_words import in_users_words
 from deepinfer_cli.settings.values import SECONDS
 
 _HELP = """\
@@ -62,7 +63,10 @@ def add_plan(app: typer.Typer) -> None:
         resolved = resolve(flags, config=config)
         from .verb import plan
 
-        code = plan(source, resolved, like=like, seconds=float(seconds), as_json=json, quiet=quiet)
+        with in_users_words(resolved.origins):
+            code = plan(
+                source, resolved, like=like, seconds=float(seconds), as_json=json, quiet=quiet
+            )
         raise typer.Exit(code)
 
     plan_verb.__doc__ = _HELP

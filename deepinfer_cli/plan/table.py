@@ -27,7 +27,10 @@ def print_plan(plan: Plan, stream: TextIO) -> None:
     for label, text in plan_lines(plan):
         head = f"{label:<{_LABEL}} "
         indent = " " * len(head)
-        lines += textwrap.wrap(head + on_one_line(text), width, subsequent_indent=indent) or [head]
+        wrapped = textwrap.wrap(
+            head + on_one_line(text), width, subsequent_indent=indent, break_on_hyphens=False
+        )
+        lines += wrapped or [head]
     if plan.prompt_lengths.num > 1:
         which = " that can be answered" if plan.failing else ""
         title = f"prompt tokens of the {count(plan.prompt_lengths.num)} rows{which}"

@@ -47,7 +47,7 @@ def plan(
             open_reader(source, mapping=settings.map, max_row_bytes=settings.max_row_bytes)
         ) as reader,
     ):
-        dry_run.check(spec)
+        dry_run.check(settings.sampling(), spec)
         scan = Scan(reader, dry_run, settings, sample=_BATCHES * dry_run.config.max_num_seqs)
         with console.watch(_Progress(scan, reader, settings.limit)):
             scan.run(spec)

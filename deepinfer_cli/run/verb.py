@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer import __version__
-from deepinfer.engine.checkpoint.hub_cache import resolve_model_folder
-from deepinfer.errors import CheckpointError, ConfigError, EngineError, InputError
+from deepinfer.errors import ConfigError, EngineError, InputError
 from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
@@ -40,6 +39,7 @@ from deepinfer_cli.settings.users_words import in_users_words
 
 from .console import Console, make_console
 from .job import Job, MakeEngine
+from .model import check_sampling, model_folder
 from .status_file import StatusFile, command_line, read_status
 from .talk import data_stream
 
@@ -65,21 +65,8 @@ class RunRequest:
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
     with in_users_words(resolved.origins):
-        model_folder(resolved.settings)
+        check_sampling(resolved.settings, is_constrained=request.constraint is not None)
         return _run(request, resolved, make_engine)
-
-
-def model_folder(settings: Settings) -> Path | None:
-    """Where the model lies, None for the one inside the package.  Before anything slow is imported.
-
-    Raises: CheckpointError if there is no such model.
-    """
-    if settings.model is None:
-        return None
-    folder = resolve_model_folder(settings.model)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no model: there is no config.json")
-    return folder
 
 
 def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:

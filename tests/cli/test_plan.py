@@ -144,7 +144,7 @@ def test_a_report_without_steps_says_why(real: Callable[..., Any]) -> None:
         (["plan", "in.jsonl", "--model", "no/such"], 2, "no/such"),
         (["plan", "in.jsonl", "--calibrate", "soon"], 2, "--calibrate soon: expected a duration"),
         (["plan", "in.jsonl", "--like", "no.jsonl"], 2, "no report of no.jsonl"),
-        (["plan", "in.jsonl", "--num-blocks=1", "--max-model-len=100"], 2, "raise num_blocks"),
+        (["plan", "in.jsonl", "--num-blocks=1", "--max-model-len=100"], 2, "raise --num-blocks"),
         (["plan", "in.jsonl", "--top-p", "7"], 2, "expected above 0"),
         (["plan", "in.jsonl", "--regex", "("], 2, "invalid_regex"),
     ],

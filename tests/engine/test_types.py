@@ -50,6 +50,7 @@ ANYTHING = st.recursive(
         ("stop", [b"x"]),
         ("stop", ["a", ""]),
         ("stop_token_ids", 7),
+        ("stop_token_ids", [3, -1]),
         ("stop_token_ids", ["7"]),
         ("stop_token_ids", "7"),
         ("ignore_eos", 1),
