@@ -60,6 +60,8 @@ def _resolve_logprobs(fields: Mapping[str, Any], overrides: dict[str, Any]) -> N
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # columns with nulls reach us as floats
+    if isinstance(value, float):
+        raise RowError("invalid_type", f"{name}: expected a whole number, got {value!r}")
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong_type(name, value, "a whole number")
     if abs(value) >= 2**64:

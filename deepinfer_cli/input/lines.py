@@ -6,7 +6,9 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from deepinfer.errors import InputError, RowError
@@ -16,8 +18,10 @@ from .rows import (
     InputRow,
     RepeatedKeyError,
     encode_json,
+    fields_of_column,
     first_repeated,
     make_row,
+    refuse_constant,
     too_long_row,
     unique_keys,
 )
@@ -25,8 +29,8 @@ from .rows import (
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_CELL = 8  # times a row's limit: a longer one is no row, but a file without its quotes
 _KEPT_BYTES = 4_096
-# Columns that are text even where they look like a number or a list.
-_TEXT_COLUMNS = {"prompt", "id", "custom_id"}
+# Fields that are text even where they look like a number or a list.
+_TEXT_FIELDS = {"prompt", "id", "custom_id"}
 
 
 def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
@@ -55,20 +59,23 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
         index += 1
 
 
-def read_csv(stream: BinaryIO, max_row_bytes: int, name: str) -> Iterator[InputRow]:
+def read_csv(
+    stream: BinaryIO, max_row_bytes: int, name: str, mapping: Mapping[str, str]
+) -> Iterator[InputRow]:
     """One row for each record under a header line.  Empty cells are absent fields; cells of
-    columns other than prompt and ids that hold JSON (numbers, lists, true) are that value."""
+    columns other than prompt and ids that hold JSON (numbers, lists, true) are that value.
+    ``mapping``: which field comes from which column."""
     csv.field_size_limit(_LONGEST_CELL * max_row_bytes)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        yield from _records(csv.reader(text, strict=True), name)
+        yield from _records(csv.reader(text, strict=True), name, mapping)
     finally:
         with contextlib.suppress(ValueError):  # the stream is closed already
             text.detach()
 
 
-def _records(reader: Any, name: str) -> Iterator[InputRow]:
-    header: list[str] = []
+def _records(reader: Any, name: str, mapping: Mapping[str, str]) -> Iterator[InputRow]:
+    columns: list[_Column] = []
     index = 0
     while True:
         try:
@@ -79,10 +86,10 @@ def _records(reader: Any, name: str) -> Iterator[InputRow]:
             raise InputError(
                 f"{name}: line {reader.line_num} is not CSV: {error}; quote cells that hold quotes"
             ) from error
-        if not header:
-            header = _check_header(cells, name)
+        if not columns:
+            columns = [_Column.of(cell, mapping) for cell in _check_header(cells, name)]
         elif cells:
-            yield _csv_row(index, reader.line_num, header, cells)
+            yield _csv_row(index, reader.line_num, columns, cells)
             index += 1
 
 
@@ -93,42 +100,77 @@ def _check_header(cells: list[str], name: str) -> list[str]:
     return cells
 
 
-def _csv_row(index: int, line: int, header: list[str], cells: list[str]) -> InputRow:
-    if len(cells) != len(header):
-        raw = ",".join(cells).encode("utf-8", "surrogateescape")
-        message = f"the record has {len(cells)} cells, the header has {len(header)}"
-        return InputRow(index, line, raw, None, RowError("wrong_cell_count", message))
-    record = dict(zip(header, cells, strict=True))
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column and the fields that it becomes, which say what its cells are."""
+
+    name: str
+    fields: Set[str]
+
+    @classmethod
+    def of(cls, name: str, mapping: Mapping[str, str]) -> _Column:
+        return cls(name, fields_of_column(name, mapping))
+
+    def value(self, cell: str) -> Any:
+        """What a cell holds, None if nothing.  Raises: RowError for an object of a field that the
+        recipe reads, with one key twice."""
+        if cell == "":
+            return None
+        if self.fields & _TEXT_FIELDS:
+            return cell
+        try:
+            return _json_cell(cell)
+        except RepeatedKeyError as error:
+            known = sorted(self.fields & KNOWN_FIELDS)
+            if known:
+                raise RowError("invalid_json", f"{known[0]}: {error}") from None
+            return cell
+
+
+def _csv_row(index: int, line: int, columns: list[_Column], cells: list[str]) -> InputRow:
+    if len(cells) != len(columns):
+        message = f"the record has {len(cells)} cells, the header has {len(columns)}"
+        return InputRow(index, line, _joined(cells), None, RowError("wrong_cell_count", message))
     try:
         "".join(cells).encode("utf-8")
     except UnicodeEncodeError:
-        raw = ",".join(cells).encode("utf-8", "surrogateescape")
-        return InputRow(index, line, raw, None, RowError("invalid_utf8", "a cell is not UTF-8"))
-    fields = {key: cell for key, cell in record.items() if cell != ""}
-    return InputRow(index, line, encode_json(record), fields)
-
-
-def parse_cells(row: InputRow) -> InputRow:
-    """Read the JSON in a CSV row's cells (after columns were mapped to fields)."""
-    if row.fields is None:
-        return row
-    fields: dict[str, Any] = {}
-    for name, cell in row.fields.items():
+        wrong = RowError("invalid_utf8", "a cell is not UTF-8")
+        return InputRow(index, line, _joined(cells), None, wrong)
+    record: dict[str, Any] = {}
+    error: RowError | None = None
+    for column, cell in zip(columns, cells, strict=True):
         try:
-            fields[name] = cell if name in _TEXT_COLUMNS else _json_cell(cell)
-        except RepeatedKeyError as error:
-            if name in KNOWN_FIELDS:
-                wrong = RowError("invalid_json", f"{name}: {error}")
-                return InputRow(row.index, row.line, row.raw, None, wrong)
-            fields[name] = cell
-    return InputRow(row.index, row.line, row.raw, fields)
+            record[column.name] = column.value(cell)
+        except RowError as found:
+            record[column.name], error = cell, found
+    fields = {c.name: record[c.name] for c, cell in zip(columns, cells, strict=True) if cell != ""}
+    return InputRow(index, line, encode_json(record), None if error else fields, error)
 
 
-def _json_cell(cell: Any) -> Any:
+def _joined(cells: list[str]) -> bytes:
+    return ",".join(cells).encode("utf-8", "surrogateescape")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(text)
+    return number
+
+
+_CELLS = json.JSONDecoder(
+    object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=_finite
+)
+
+
+def _json_cell(cell: str) -> Any:
+    """The JSON in a cell, and text where it holds none, or none that could be written again."""
     try:
-        value = json.loads(cell, object_pairs_hook=unique_keys)
+        value = _CELLS.decode(cell)
+        if isinstance(value, list | dict):
+            encode_json([value])  # as deep as it will be in its row
     except RepeatedKeyError:
         raise
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return cell
     return cell if isinstance(value, str) else value

@@ -19,8 +19,8 @@ from deepinfer.errors import InputError
 
 from .compressed import open_plain, read_errors
 from .foreign import LONGEST_MAGIC, refuse_foreign
-from .lines import parse_cells, read_csv, read_jsonl
-from .rows import InputRow, map_fields, too_long_row
+from .lines import read_csv, read_jsonl
+from .rows import InputRow, map_fields, read_json_text, too_long_row
 
 _COMPRESSED = (".gz", ".zst")
 
@@ -52,7 +52,7 @@ def open_reader(
     if source != "-" and os.path.isdir(source):
         from .tables import open_dataset
 
-        num_rows, rows = open_dataset(Path(source), mapping.get("prompt", "prompt"))
+        num_rows, rows = open_dataset(Path(source), mapping)
         return _reader(source, "dataset", rows, mapping, max_row_bytes, num_rows)
     stream, size = _open(source)
     name = "stdin" if source == "-" else source
@@ -65,7 +65,7 @@ def open_reader(
             raise InputError(f"Parquet cannot be read from {_pipe(source)}; give the file's path")
         from .tables import open_parquet
 
-        num_rows, rows = open_parquet(Path(source), mapping.get("prompt", "prompt"))
+        num_rows, rows = open_parquet(Path(source), mapping)
         return _reader(name, "parquet", rows, mapping, max_row_bytes, num_rows)
     try:
         refuse_foreign(head, name)
@@ -73,7 +73,7 @@ def open_reader(
         stream.close()
         raise
     is_csv = _bare_ending(source) == ".csv"
-    rows = _text_rows(stream, head, name, is_csv, max_row_bytes)
+    rows = _text_rows(stream, head, name, max_row_bytes, mapping if is_csv else None)
     reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, max_row_bytes)
     share_read = reader.share_read if size is None else _share(stream, size)
     close = reader.close if source == "-" else stream.close
@@ -93,8 +93,7 @@ def _reader(
             if len(row.raw) > max_row_bytes and row.error is None:
                 yield too_long_row(row.index, row.line, row.raw, len(row.raw), max_row_bytes)
                 continue
-            row = map_fields(row, mapping)
-            yield parse_cells(row) if format == "csv" else row
+            yield read_json_text(map_fields(row, mapping))
 
     return Reader(
         name=name, format=format, rows=prepared(), share_read=lambda: None, num_rows=num_rows
@@ -156,12 +155,20 @@ def _bare_ending(source: str) -> str:
 
 
 def _text_rows(
-    stream: io.BufferedReader[Any], head: bytes, name: str, is_csv: bool, max_row_bytes: int
+    stream: io.BufferedReader[Any],
+    head: bytes,
+    name: str,
+    max_row_bytes: int,
+    csv_mapping: Mapping[str, str] | None,
 ) -> Iterator[InputRow]:
+    """``csv_mapping``: which field comes from which column, None where the text is JSONL."""
     line = 0
     try:
         plain = open_plain(stream, head)
-        rows = read_csv(plain, max_row_bytes, name) if is_csv else read_jsonl(plain, max_row_bytes)
+        if csv_mapping is None:
+            rows = read_jsonl(plain, max_row_bytes)
+        else:
+            rows = read_csv(plain, max_row_bytes, name, csv_mapping)
         for row in rows:
             line = row.line
             yield row

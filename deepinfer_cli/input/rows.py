@@ -6,7 +6,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from deepinfer.errors import RowError
@@ -27,6 +27,7 @@ class InputRow:
 
     index: counts rows from 0; the row number of seeds.  line: counts lines of a text file, or rows
     of a table, from 1; what a person looks up.  raw: the untouched bytes (a table's row as JSON).
+    has_json_text: it may be of a table, which often stores JSON as text.
     """
 
     index: int
@@ -34,6 +35,7 @@ class InputRow:
     raw: bytes
     fields: Mapping[str, Any] | None
     error: RowError | None = None
+    has_json_text: bool = False
 
     @property
     def row_id(self) -> str:
@@ -49,11 +51,11 @@ def fields_with_id(row: InputRow) -> Mapping[str, Any]:
     return row.fields
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# No text is right there, but tables often store them so.
+# No text is right there.
 _JSON_TEXT_FIELDS = ("messages", "tools", "response_format")
 
 
@@ -75,7 +77,7 @@ def first_repeated(names: Iterable[str]) -> str:
     return next(name for name, count in Counter(names).items() if count > 1)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=unique_keys)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -156,36 +158,34 @@ def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) 
             raise RowError("invalid_json", "a number in this row is too large") from None
         if "id" not in fields and "custom_id" not in fields:
             fields = {**fields, "id": value["id"]}
-        return _from_table(InputRow(index, line, inner, fields))
+        return InputRow(index, line, inner, fields, has_json_text=True)
     else:
         return InputRow(index, line, raw, value)
     row = make_row(index, line, inner)
-    return _from_table(InputRow(index, line, inner, row.fields, row.error))
+    return InputRow(index, line, inner, row.fields, row.error, has_json_text=True)
 
 
-def _from_table(row: InputRow) -> InputRow:
-    """The row of an error file may have been a table's, whose cells it keeps as they were."""
-    if row.fields is None:
+def read_json_text(row: InputRow) -> InputRow:
+    """The row with the JSON that tables keep as text, after columns were mapped to fields; what is
+    none stays, for the recipe to say what is wrong.  An object with one key twice is an error."""
+    if row.fields is None or not row.has_json_text:
         return row
-    try:
-        return InputRow(row.index, row.line, row.raw, with_json_text(row.fields))
-    except RowError as error:
-        return InputRow(row.index, row.line, row.raw, None, error)
-
-
-def with_json_text(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` with the JSON that tables keep as text; what is none stays, for the recipe to say
-    what is wrong.  Raises: RowError ``invalid_json`` for an object with one key twice."""
-    found = dict(fields)
+    fields = dict(row.fields)
     for name in _JSON_TEXT_FIELDS:
         if isinstance(text := fields.get(name), str):
             try:
-                found[name] = json.loads(text, object_pairs_hook=unique_keys)
+                fields[name] = json.loads(text, object_pairs_hook=unique_keys)
             except RepeatedKeyError as error:
-                raise RowError("invalid_json", f"{name}: {error}") from None
+                wrong = RowError("invalid_json", f"{name}: {error}")
+                return replace(row, fields=None, error=wrong)
             except (ValueError, RecursionError):
                 continue
-    return found
+    return replace(row, fields=fields)
+
+
+def fields_of_column(column: str, mapping: Mapping[str, str]) -> set[str]:
+    """The fields that a column of a table becomes; ``mapping``: which field comes from which."""
+    return {field for field, source in mapping.items() if source == column} or {column}
 
 
 def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:
@@ -199,11 +199,11 @@ def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:
             "missing_field",
             f"no {missing[0]!r} here (an empty cell counts as absent); the row has {have}",
         )
-        return InputRow(row.index, row.line, row.raw, None, error)
+        return replace(row, fields=None, error=error)
     taken = set(mapping.values())
     fields = {name: value for name, value in row.fields.items() if name not in taken}
     fields |= {name: row.fields[column] for name, column in mapping.items()}
-    return InputRow(row.index, row.line, row.raw, fields)
+    return replace(row, fields=fields)
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from deepinfer.errors import InputError, RowError
+from deepinfer.recipes.sampling_fields import SAMPLING_FIELDS
 
-from .rows import InputRow, encode_json, first_repeated, with_json_text
+from .rows import InputRow, encode_json, fields_of_column, first_repeated
+
+# Decimals are numbers in fields that take numbers; elsewhere they stay text, digit by digit.
+_NUMBER_FIELDS = {*SAMPLING_FIELDS, "prompt_token_ids", "body"}
 
 # Of rows of usual size, and of bytes where a row group says that its rows are larger.
 _BATCH_ROWS, _BATCH_BYTES = 256, 16 * 2**20
 _BUFFER_BYTES = 1 << 20
 
 
-def open_parquet(path: Path, prompt: str) -> tuple[int, Iterator[InputRow]]:
-    """The number of rows, and the rows; a batch at a time, never a whole row group.  ``prompt``:
-    the column whose bytes, if it has bytes, are text.
+def open_parquet(path: Path, mapping: Mapping[str, str]) -> tuple[int, Iterator[InputRow]]:
+    """The number of rows, and the rows; a batch at a time, never a whole row group.  ``mapping``:
+    which field comes from which column.
 
     Raises: InputError if the file is not Parquet or is damaged, also later, while reading.
     """
@@ -35,12 +39,12 @@ def open_parquet(path: Path, prompt: str) -> tuple[int, Iterator[InputRow]]:
         _check_columns(file.schema_arrow.names, str(path))
         batches = file.iter_batches(batch_size=_batch_size(file.metadata), use_threads=False)
         num_rows = file.metadata.num_rows
-        return num_rows, _rows(batches, str(path), prompt, num_rows)
+        return num_rows, _rows(batches, str(path), mapping, num_rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(str(path), error) from error
 
 
-def open_dataset(folder: Path, prompt: str) -> tuple[int | None, Iterator[InputRow]]:
+def open_dataset(folder: Path, mapping: Mapping[str, str]) -> tuple[int | None, Iterator[InputRow]]:
     """The rows of a ``Dataset.save_to_disk`` folder, likewise.  Raises: InputError."""
     state = folder / "state.json"
     if (folder / "dataset_dict.json").is_file():
@@ -52,7 +56,7 @@ def open_dataset(folder: Path, prompt: str) -> tuple[int | None, Iterator[InputR
         names = [entry["filename"] for entry in json.loads(state.read_bytes())["_data_files"]]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise _damaged(str(state), error) from error
-    return None, _rows(_arrow_batches([folder / name for name in names]), str(folder), prompt)
+    return None, _rows(_arrow_batches([folder / name for name in names]), str(folder), mapping)
 
 
 def _batch_size(metadata: Any) -> int:
@@ -80,7 +84,7 @@ def _arrow_batches(paths: list[Path]) -> Iterator[Any]:
 
 
 def _rows(
-    batches: Iterator[Any], name: str, prompt: str, num_rows: int | None = None
+    batches: Iterator[Any], name: str, mapping: Mapping[str, str], num_rows: int | None = None
 ) -> Iterator[InputRow]:
     """``num_rows``: how many there must be, where the file says it."""
     import pyarrow as pa
@@ -89,7 +93,7 @@ def _rows(
     try:
         for batch in batches:
             for record in _records(batch):
-                yield _row(index, record, prompt)
+                yield _row(index, record, mapping)
                 index += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(f"{name}: after row {index:,}", error) from error
@@ -111,36 +115,42 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
                 yield RowError("invalid_value", f"a cell cannot be read: {error}")
 
 
-def _row(index: int, record: dict[str, Any] | RowError, prompt: str) -> InputRow:
-    line = index + 1
+def _row(index: int, record: dict[str, Any] | RowError, mapping: Mapping[str, str]) -> InputRow:
+    line, prompt = index + 1, mapping.get("prompt", "prompt")
     if isinstance(record, RowError):
         return InputRow(index, line, b"", None, record)
-    values = {name: _json_value(value) for name, value in record.items()}
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        is_number = not _NUMBER_FIELDS.isdisjoint(fields_of_column(name, mapping))
+        values[name] = _json_value(value, _number if is_number else str)
     if isinstance(text := record.get(prompt), bytes) and _decoded(text) is None:
         error = RowError("invalid_utf8", f"{prompt}: its bytes are not UTF-8 text")
         return InputRow(index, line, text, None, error)  # given again, it is refused again
     fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
-    raw = encode_json(values)
-    try:
-        return InputRow(index, line, raw, with_json_text(fields))
-    except RowError as error:
-        return InputRow(index, line, raw, None, error)
+    return InputRow(index, line, encode_json(values), fields, has_json_text=True)
 
 
-def _json_value(value: Any) -> Any:
-    """``value`` in JSON's types: what tables know beyond them becomes text, NaN becomes null."""
+def _number(value: Decimal) -> int | float:
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _json_value(value: Any, decimal: Callable[[Decimal], Any]) -> Any:
+    """``value`` in JSON's types: what tables know beyond them becomes text, NaN becomes null.
+    ``decimal``: what a decimal number becomes."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
+        return [_json_value(item, decimal) for item in value]
     if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): _json_value(item, decimal) for key, item in value.items()}
     if isinstance(value, bytes):
         text = _decoded(value)
         return base64.b64encode(value).decode("ascii") if text is None else text
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, Decimal | timedelta) or not isinstance(value, str | int | None):
+    if isinstance(value, Decimal):
+        return decimal(value)
+    if isinstance(value, timedelta) or not isinstance(value, str | int | None):
         return str(value)
     return value
 

@@ -7,6 +7,7 @@ import json
 import random
 from contextlib import closing
 from datetime import timedelta
+from decimal import Decimal as D
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from input_rows import fields_of, read_input
 
-from deepinfer.errors import InputError
+from deepinfer.errors import InputError, RowError
 from deepinfer_cli.input.reader import open_reader
 from deepinfer_cli.input.rows import error_row
 
@@ -135,6 +136,38 @@ def test_every_shape_of_parquet_gives_rows_of_json(
         assert row.error is None
         assert set(json.loads(row.raw)) == set(names)
         json.dumps(row.fields, allow_nan=False)
+
+
+def test_decimals_are_numbers_in_fields_that_take_numbers(tmp_path: Path) -> None:
+    columns = {
+        "limit": pa.array([D("5.00"), D("2.50"), None], pa.decimal128(9, 2)),
+        "price": pa.array([D("5.00"), D("2.50"), None], pa.decimal128(9, 2)),
+        "temperature": pa.array([D("0.70"), D(1), D(0)], pa.decimal128(3, 2)),
+        "seed": pa.array([D(2**64 - 1), D(0), D(10**60)], pa.decimal256(70, 0)),
+        "stop_token_ids": pa.array([[D(3)], [D(4)], None], pa.list_(pa.decimal128(9, 0))),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    rows = read_input(tmp_path / "a.parquet", mapping={"max_tokens": "limit"})
+    assert fields_of(rows) == [
+        {"price": "5.00", "temperature": 0.7, "seed": 2**64 - 1, "stop_token_ids": [3],
+         "max_tokens": 5},
+        {"price": "2.50", "temperature": 1, "seed": 0, "stop_token_ids": [4], "max_tokens": 2.5},
+        "missing_field",
+    ]  # fmt: skip
+    assert json.loads(rows[2].raw)["seed"] == 10**60
+
+
+def test_json_text_is_read_after_columns_were_mapped(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    text = json.dumps(chat)
+    pq.write_table(pa.table({"chat": [text], "messages": [text]}), tmp_path / "a.parquet")
+    mapping = {"messages": "chat", "note": "messages"}
+    [row] = read_input(tmp_path / "a.parquet", mapping=mapping)
+    assert row.fields == {"messages": chat, "note": text}
+    again = error_row(row, RowError("too_long", "why"))
+    assert fields_of(read_input(tmp_path / "b.jsonl", again, mapping=mapping)) == [
+        {"id": "1", "messages": chat, "note": text}
+    ]
 
 
 def test_a_prompt_of_bytes_that_are_no_text_is_refused(tmp_path: Path) -> None:

@@ -176,6 +176,19 @@ def test_csv(tmp_path: Path) -> None:
         read_input(tmp_path / "b.csv", b"a,a\n1,2\n")
 
 
+def test_error_rows_of_csv_keep_what_the_cells_of_good_rows_are(tmp_path: Path) -> None:
+    deep = "[" * 5_000 + "]" * 5_000
+    data = f'question,id,seed,n,stop,x,y,z\n12,07,5,,"[""a""]",1e999,NaN,{deep}\n'.encode()
+    typed = {"seed": 5, "stop": ["a"], "x": "1e999", "y": "NaN", "z": deep}
+    mapping = {"prompt": "question"}
+    [row] = read_input(tmp_path / "a.csv", data, mapping=mapping)
+    assert row.fields == {"prompt": "12", "id": "07", **typed}
+    line = error_row(row, RowError("too_long", "why"))
+    assert json.loads(line)["input"] == {"question": "12", "id": "07", "n": None, **typed}
+    [again] = read_input(tmp_path / "again.jsonl", line, mapping=mapping)
+    assert again.fields == {**row.fields, "n": None} and again.raw == row.raw
+
+
 @given(rows=st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_csv_cells_come_back(rows: list[tuple[str, str]], tmp_path_factory: Any) -> None:

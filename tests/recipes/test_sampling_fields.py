@@ -85,3 +85,8 @@ def test_errors_name_the_field(row, kind):
     with pytest.raises(RowError, match=next(iter(row))) as caught:
         sampling_overrides(row)
     assert caught.value.kind == kind
+
+
+def test_a_fraction_is_quoted_where_a_whole_number_is_expected():
+    with pytest.raises(RowError, match=r"seed: expected a whole number, got 7\.5"):
+        sampling_overrides({"seed": 7.5})
