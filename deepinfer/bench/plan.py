@@ -19,6 +19,7 @@ LAUNCH_CONTEXT = 131_072
 LAUNCH_ACCEPTANCE = 0.75
 LAUNCH_REPLAY = 140
 CHUNK_TOKENS = 8_192  # of a prefill pass
+_LARGEST = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +69,20 @@ class BenchPlan:
 
     def __post_init__(self) -> None:
         for name, known in (("phases", PHASES), ("modes", MODES), ("routing", ROUTINGS)):
-            values = getattr(self, name)
-            _check(set(values) <= set(known), name, values, " or ".join(known))
-        for name in ("phases", "routing", "drafts"):
+            for value in getattr(self, name):
+                _check(value in known, name, value, " or ".join(known))
+        for name in ("phases", "routing", "drafts", "requests", "tokens"):
             _check(bool(getattr(self, name)), name, (), "at least one")
         for name in ("context", "num_steps"):
-            _check(is_whole(value := getattr(self, name), 1, 2**31), name, value, "1 or more")
+            _check_size(name, getattr(self, name))
         for name in ("requests", "tokens", "lengths", "decode_ranks", "prefill_ranks"):
-            values = getattr(self, name)
-            ok = all(is_whole(value, 1, 2**31) for value in values)
-            ok &= bool(values) or name == "lengths"
-            _check(ok, name, values, "numbers of 1 or more")
+            for value in getattr(self, name):
+                _check_size(name, value)
         for number in self.drafts:
             ok = number is None or is_whole(number, 0, 1024)
-            _check(ok, "drafts", number, "0 or more, or auto")
+            _check(ok, "drafts", number, "0 to 1024, or auto")
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
+        _check(is_whole(self.seed, 0, 2**63 - 1), "seed", self.seed, "0 to 2**63 - 1")
         check_fields({"expert_weights": self.expert_weights})
         self.profile()
         self.exchange(1)
@@ -150,12 +150,19 @@ class BenchPlan:
         for ranks in {*self.decode_ranks, *self.prefill_ranks}:
             if ranks > experts:
                 raise ConfigError(f"ep={ranks}: the model has {experts} experts in a layer")
-            self.exchange(ranks).num_receivers(ranks)
+            try:
+                self.exchange(ranks).num_receivers(ranks)
+            except ConfigError as error:
+                raise ConfigError(f"ep={ranks}: {error}") from error
 
 
 def padded_experts(num_experts: int, num_ranks: int) -> int:
     """Experts that a rank holds: the last ranks hold empty ones if they do not divide."""
     return -(-num_experts // num_ranks)
+
+
+def _check_size(name: str, value: int) -> None:
+    _check(is_whole(value, 1, _LARGEST), name, value, f"1 to {_LARGEST}")
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:

@@ -9,10 +9,11 @@ import typer
 
 from deepinfer_cli.helptext import Group
 from deepinfer_cli.run.console import make_console
+from deepinfer_cli.settings.users_words import in_users_words
 
 from .kernels_app import add_kernels
-from .options import number, option
-from .plan_flags import plan_fields
+from .options import amount, option
+from .plan_flags import origins, plan_fields
 from .run_app import add_run
 
 if TYPE_CHECKING:
@@ -129,23 +130,25 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             "--device-profile": device_profile, "--steps": steps, "--seed": seed,
         }  # fmt: skip
         fields = plan_fields(preset, given)
-        price = None if gpu_hour_price is None else number("--gpu-hour-price", gpu_hour_price)
+        price = None if gpu_hour_price is None else amount("--gpu-hour-price", gpu_hour_price)
 
         from deepinfer.bench.plan import BenchPlan
 
         from .prompts import read_prompts
         from .verb import BenchRequest, bench
 
-        request = BenchRequest(
-            plan=BenchPlan(**fields),
-            engine_requests=fields.get("requests"),
-            prompts=None if prompts is None else read_prompts(prompts),
-            model=model,
-            device=device,
-            output=output,
-            compare=compare,
-            price_per_hour=price,
-            with_plots=plots,
-            as_json=json,
-        )
-        raise typer.Exit(bench(request, make_console(quiet=quiet)))
+        with in_users_words(origins(given)):
+            request = BenchRequest(
+                plan=BenchPlan(**fields),
+                engine_requests=fields.get("requests"),
+                prompts=None if prompts is None else read_prompts(prompts),
+                model=model,
+                device=device,
+                output=output,
+                compare=compare,
+                price_per_hour=price,
+                with_plots=plots,
+                as_json=json,
+            )
+            code = bench(request, make_console(quiet=quiet))
+        raise typer.Exit(code)

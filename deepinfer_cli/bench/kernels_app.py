@@ -40,9 +40,10 @@ def add_kernels(bench_app: typer.Typer) -> None:
         from .collected import exit_code
         from .kernel_times import kernels_json, kernels_page, time_kernels
 
-        times, ended = time_kernels(
-            families or (), count("--seed", seed), make_console(quiet=quiet).say
-        )
+        number = count("--seed", seed)
+        if not 0 <= number < 2**63:
+            raise typer.BadParameter(f"--seed {seed}: expected 0 to 2**63 - 1")
+        times, ended = time_kernels(families or (), number, make_console(quiet=quiet).say)
         text = kernels_json(times)
         print(text if json else kernels_page(times), end="", flush=True)
         if output is not None:

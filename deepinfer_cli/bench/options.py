@@ -43,3 +43,11 @@ def number(flag: str, text: str) -> float:
         return parse_number(text)
     except ValueError:
         raise typer.BadParameter(f"{flag} {text}: expected a number, like 0.75 or 75%") from None
+
+
+def amount(flag: str, text: str) -> float:
+    """The same, 0 or more.  Raises: typer.BadParameter."""
+    found = number(flag, text)
+    if found < 0:
+        raise typer.BadParameter(f"{flag} {text}: expected a number, 0 or more")
+    return found

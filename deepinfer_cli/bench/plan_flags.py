@@ -23,6 +23,13 @@ def plan_fields(preset: str | None, given: Mapping[str, str | None]) -> dict[str
     return fields
 
 
+def origins(given: Mapping[str, str | None]) -> dict[str, str]:
+    """The flag that gave each field, under all names by which errors call it."""
+    found = {n: flag for flag in given if given[flag] is not None for n in _READERS[flag][0]}
+    names = {"ep": "decode_ranks", "max_num_seqs": "requests"}
+    return found | {name: found[field] for name, field in names.items() if field in found}
+
+
 def _phases(flag: str, text: str) -> tuple[str, ...]:
     if text not in _PHASES:
         raise typer.BadParameter(f"{flag} {text}: expected decode, prefill or both")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
+from deepinfer_cli.input.reader import open_reader
 
 LENGTHS_NOTE = (
     "Lengths of prompts are counted by the embedded model's tokenizer, which needs more tokens for "
@@ -16,21 +18,14 @@ LENGTHS_NOTE = (
 
 
 def read_prompts(path: Path, most: int = 1_000) -> list[str]:
-    """The ``prompt`` of the first rows of a JSONL file.  Raises: ConfigError, OSError."""
+    """The ``prompt`` of the first rows of a JSONL file.  Raises: ConfigError, InputError."""
     prompts: list[str] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if len(prompts) == most:
-                break
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number}: not JSON ({error})") from error
-            prompt = row.get("prompt") if isinstance(row, dict) else None
+    with closing(open_reader(str(path))) as reader:
+        for row in islice(reader.rows, most):
+            prompt = None if row.fields is None else row.fields.get("prompt")
             if not isinstance(prompt, str):
-                raise ConfigError(f"{path}:{number}: expected a row with a text in prompt")
+                reason = row.error or "expected a row with a text in prompt"
+                raise ConfigError(f"{path}:{row.line}: {reason}")
             prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{path} has no prompts")

@@ -81,5 +81,7 @@ def device_profile(name: str) -> DeviceProfile:
     known = DEVICE_PROFILES.get(name.lower())
     if known is None:
         hint = nearest(name.lower(), DEVICE_PROFILES)
-        raise ConfigError(f"device {name!r}: expected one of {', '.join(DEVICE_PROFILES)}{hint}")
+        raise ConfigError(
+            f"device_profile={name!r}: expected one of {', '.join(DEVICE_PROFILES)}{hint}"
+        )
     return known

@@ -71,7 +71,7 @@ def link(name: str) -> Link:
     known = LINKS.get(name.lower())
     if known is None:
         hint = nearest(name.lower(), LINKS)
-        raise ConfigError(f"link {name!r}: expected one of {', '.join(LINKS)}{hint}")
+        raise ConfigError(f"link={name!r}: expected one of {', '.join(LINKS)}{hint}")
     return known
 
 

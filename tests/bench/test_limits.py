@@ -70,7 +70,7 @@ def test_what_the_model_cannot_do(change: dict[str, object], message: str) -> No
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"requests": ()}, "requests=.*numbers of 1 or more"),
+        ({"requests": ()}, "requests=.*at least one"),
         ({"requests": (0,)}, "requests="),
         ({"acceptance": 1.5}, "acceptance=1.5: expected 0 to 1"),
         ({"device_profile": "h20"}, "did you mean h200"),

@@ -174,29 +174,41 @@ def test_an_error_keeps_what_was_measured_before_it(
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--ep", "400"], "ep=400: the model has 384 experts"),
-        (["--context", "3M"], "context=3000000: the model's is 1048576"),
-        (["--device-profile", "h20"], "did you mean h200"),
+        (["--ep", "400"], "--ep=400: the model has 384 experts"),
+        (["--context", "3M"], "--context=3000000: the model's is 1048576"),
+        (["--context", "-1"], "--context=-1: expected 1 to 2147483648"),
+        (["--device-profile", "h20"], "--device-profile='h20': expected one of h200"),
+        (["--link", "rdma40"], "--link='rdma40': expected one of nvlink"),
         (["--requests", "8,x"], "--requests x: expected whole numbers"),
+        (["--requests", "8,0"], "--requests=0: expected 1 to"),
         (["--phase", "all"], "--phase all: expected decode, prefill or both"),
         (["--preset", "fast"], "--preset fast: expected launch"),
-        (["--drafts", "6"], "drafts=6: the model drafts at most 5"),
+        (["--drafts", "6"], "--drafts=6: the model drafts at most 5"),
+        (["--drafts", "-1"], "--drafts=-1: expected 0 to 1024, or auto"),
         (["--drafts", "auto,x"], "--drafts x: expected whole numbers"),
-        (["--modes", "fast"], "modes=('fast',): expected exact or batch-invariant"),
-        (["--routing", "odd"], "routing=('odd',): expected even or skewed or balanced"),
-        (["--ep", "12", "--link", "rdma400"], "12 ranks over rdma400"),
+        (["--modes", "exact,fast"], "--modes='fast': expected exact or batch-invariant"),
+        (["--routing", "odd"], "--routing='odd': expected even or skewed or balanced"),
+        (["--routing", "none"], "--routing=(): expected at least one"),
+        (["--ep", "12", "--link", "rdma400"], "--ep=12: 12 ranks over rdma400"),
         (["--ep", "0"], "--ep 0: expected whole numbers of 1 or more"),
-        (["--tokens", "0"], "tokens=(0,): expected numbers of 1 or more"),
-        (["--acceptance", "120%"], "acceptance=1.2: expected 0 to 1"),
+        (["--tokens", "0"], "--tokens=0: expected 1 to"),
+        (["--acceptance", "120%"], "--acceptance=1.2: expected 0 to 1"),
+        (["--expert-weights", "fp2"], "--expert-weights='fp2': expected auto or fp4 or fp8"),
+        (["--steps", "0"], "--steps=0: expected 1 to"),
+        (["--seed", "-1"], "--seed=-1: expected 0 to 2**63 - 1"),
+        (["--gpu-hour-price", "-1"], "--gpu-hour-price -1: expected a number, 0 or more"),
         (["--plots"], "--plots needs a folder"),
         (["--compare", "nowhere"], "nowhere: no such file"),
         (["--prompts", "empty.jsonl"], "empty.jsonl has no prompts"),
+        (["--prompts", "nowhere.jsonl"], "cannot read nowhere.jsonl: no such file"),
+        (["--prompts", "latin.jsonl"], "latin.jsonl:2: byte 13 of the line is not UTF-8"),
     ],
 )
 def test_refusals(cli, in_tmp: Path, arguments: list[str], message: str) -> None:
     (in_tmp / "empty.jsonl").write_text("\n")
+    (in_tmp / "latin.jsonl").write_bytes(b'\n{"prompt": "\xe9"}\n')
     outcome = cli("bench", *arguments)
-    assert outcome.exit_code != 0 and message in outcome.err and outcome.out == b""
+    assert outcome.exit_code in (2, 4) and message in outcome.err and outcome.out == b""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
