@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 _SHOWN = 5
 
@@ -14,7 +13,7 @@ class Basis:
     """settings: name to value, in JSON's types.  model_files: name to digest; empty for the model
     inside the package, which the version of the package tells."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     model_files: Mapping[str, str] = field(default_factory=dict)
 
     def changed_since(self, earlier: Basis) -> tuple[str, str] | None:
@@ -28,7 +27,7 @@ class Basis:
         return None
 
 
-def settings_changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def settings_changed(earlier: Mapping[str, object], now: Mapping[str, object]) -> str:
     """``temperature was 1.0, now 0.5; ...``; nothing if all are equal."""
     return "; ".join(
         f"{name} was {earlier.get(name)!r}, now {now.get(name)!r}"

@@ -196,6 +196,15 @@ class Journal:
         return record
 
 
+def holds_rows(folder: Path) -> bool:
+    """Whether the log in ``folder``, if it is there, holds a row."""
+    try:
+        with (folder / "journal").open("rb", buffering=1 << 20) as log:
+            return any(_parse(line) is not None for _, line in _whole_lines(log))
+    except FileNotFoundError:
+        return False
+
+
 def count_rows(folder: Path) -> tuple[int, int]:
     """How many rows the log in ``folder`` holds, and how many of them are errors.  Reads only: the
     run may still be going on."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -20,8 +18,8 @@ from typing import Self
 from deepinfer.errors import ConfigError, LockedError
 
 from .basis import Basis
+from .manifest import is_begun, read_manifest, write_manifest
 
-_SCHEMA = "deepinfer.partial/1"
 _ATTEMPTS = 100
 # What a run puts into its folder; nothing else there is ever touched.
 _OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
@@ -101,7 +99,16 @@ class PartialFolder:
         ``force`` replaces the former and discards the latter.  can_retry: --retry-failed is a flag.
         """
         self._check_contents()
-        earlier = self._read(self.path / "run.json")
+        if not is_begun(self.path) and self.paths.results.exists() and not force:
+            if not any(path.name != "lock" for path in self.path.iterdir()):
+                shutil.rmtree(self.path)
+            ways = "--retry-failed for its failed rows, or --force to replace it"
+            if not can_retry:
+                ways = "or --force to replace it"
+            raise ConfigError(
+                f"{self.paths.results} already exists; give another output (-o), {ways}"
+            )
+        earlier = read_manifest(self.path)
         changed = None if earlier is None else basis.changed_since(earlier)
         if changed is not None and not force:
             raise ConfigError(
@@ -112,17 +119,8 @@ class PartialFolder:
             with suppress(FileNotFoundError):  # what an earlier part said last
                 (self.path / "report.json").replace(self.earlier_report)
             return True
-        if self.paths.results.exists() and not force:
-            if not any(path.name != "lock" for path in self.path.iterdir()):
-                shutil.rmtree(self.path)
-            ways = "--retry-failed for its failed rows, or --force to replace it"
-            if not can_retry:
-                ways = "or --force to replace it"
-            raise ConfigError(
-                f"{self.paths.results} already exists; give another output (-o), {ways}"
-            )
         self.clear()
-        self.write_manifest(basis)
+        write_manifest(self.path, basis)
         return False
 
     @property
@@ -134,11 +132,6 @@ class PartialFolder:
     def retried_report(self) -> Path:
         """The report of the finished run whose failed rows are answered again, if it is so."""
         return self.path / "retried.json"
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is earlier work in this folder."""
-        return (self.path / "run.json").exists()
 
     def clear(self) -> None:
         """Remove what earlier work left."""
@@ -154,16 +147,6 @@ class PartialFolder:
             fresh.write_bytes(report)
             fresh.replace(self.earlier_report)
 
-    def write_manifest(self, basis: Basis) -> None:
-        """From now on, what is here belongs to a run on this basis."""
-        text = json.dumps({"schema": _SCHEMA, **dataclasses.asdict(basis)}, indent=1) + "\n"
-        temporary = self.path / "run.json.new"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "run.json")
-
     def remove(self) -> None:
         """The run is finished: nothing here is needed any more."""
         with suppress(FileNotFoundError):  # somebody else was faster
@@ -176,21 +159,6 @@ class PartialFolder:
                 f"{self.path} holds files of somebody else ({', '.join(foreign[:5])}); "
                 "move it away, or give another output (-o)"
             )
-
-    @staticmethod
-    def _read(manifest: Path) -> Basis | None:
-        try:
-            found = json.loads(manifest.read_bytes())
-            if found["schema"] == _SCHEMA:
-                return Basis(dict(found["settings"]), dict(found["model_files"]))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            pass  # damaged, or of an earlier version: said below
-        raise ConfigError(
-            f"{manifest} was not written by this version of deepinfer; "
-            f"move {manifest.parent} away to start over"
-        )
 
     def _acquire(self) -> int:
         """Make, open and lock; once more if another run removed the folder in between."""

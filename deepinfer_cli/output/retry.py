@@ -22,6 +22,7 @@ from .basis import Basis
 from .fingerprint import fingerprint
 from .finished_rows import FinishedRow, finished_report, finished_rows, setting
 from .journal import Journal, Record, digest
+from .manifest import write_manifest
 from .partial import OutputPaths, PartialFolder
 from .results import facts_of_row
 
@@ -62,7 +63,7 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
             journal.sync()
         for kept in (folder.earlier_report, folder.retried_report):
             shutil.copyfile(paths.report, kept)
-        folder.write_manifest(basis)
+        write_manifest(folder.path, basis)
     except BaseException:  # Ctrl-C too: half a journal is of no use
         folder.remove()
         raise

@@ -12,6 +12,7 @@ from typing import Any
 from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.input.sharding import shards_beside
 from deepinfer_cli.output.journal import count_rows
+from deepinfer_cli.output.manifest import is_begun, read_manifest
 from deepinfer_cli.output.partial import OutputPaths, default_output, is_locked
 from deepinfer_cli.report.file import read_report
 
@@ -26,7 +27,7 @@ _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
 def show_status(target: str, *, as_json: bool) -> None:
     """Print the state of the run that ``target`` names: its output, its input, or a file of it.
 
-    Raises: ConfigError if there is no such run.
+    Raises: ConfigError if there is no such run, or none that can be continued.
     """
     stream = data_stream()
     state = run_state(find_run(target))
@@ -62,8 +63,10 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
 
     state: running, finished, or else what ended it: stopped, failed (both said why), killed (the
     process ended without a word).  Rows of a run that does not run are counted in its journal.
+    Raises: ConfigError if nothing can be continued there.
     """
-    if not paths.partial.is_dir():
+    is_finished = paths.results.is_file() and paths.report.is_file()
+    if not paths.partial.is_dir() or (is_finished and not is_begun(paths.partial)):
         return _finished(paths)
     status = read_status(paths.partial) or {}
     state: dict[str, Any] = {
@@ -91,6 +94,7 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
             "eta_s": None if eta_s is None else max(0.0, eta_s - silent_s),
         }
     else:
+        read_manifest(paths.partial)  # refused here with the words of a run
         done = errors = 0
         with suppress(FileNotFoundError):
             done, errors = count_rows(paths.partial)

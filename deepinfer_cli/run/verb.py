@@ -20,6 +20,7 @@ from deepinfer_cli.output.disk import disk_full
 from deepinfer_cli.output.fingerprint import model_files
 from deepinfer_cli.output.finished_rows import finished_report
 from deepinfer_cli.output.journal import Journal, JournalGoneError
+from deepinfer_cli.output.manifest import is_begun
 from deepinfer_cli.output.partial import (
     OutputPaths,
     PartialFolder,
@@ -137,7 +138,7 @@ def _run_to_files(
         PartialFolder(paths) as folder,
         ExitStack() as cleanup,
     ):
-        if request.retry_failed and not folder.is_begun and output.exists():
+        if request.retry_failed and not is_begun(folder.path) and output.exists():
             if not paths.errors.exists() and not finished_report(paths).rows.errors:
                 folder.remove()
                 console.say(f"no row of {output} has failed; there is nothing to retry")

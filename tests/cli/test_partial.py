@@ -121,14 +121,6 @@ def test_results_are_only_replaced_by_force(paths: OutputPaths) -> None:
     assert paths.results.read_text() == "precious"
 
 
-def test_foreign_or_broken_manifests_are_not_touched(paths: OutputPaths) -> None:
-    paths.partial.mkdir()
-    for text in ("", "{}", "[1]", '{"schema": "deepinfer.partial/99"}'):
-        (paths.partial / "run.json").write_text(text)
-        with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="move .* away"):
-            folder.begin(Basis({}), force=True)
-
-
 @pytest.mark.parametrize(
     "place, message",
     [("no/out.jsonl", "there is no folder"), ("file/out.jsonl", "there is no folder"),

@@ -1,0 +1,58 @@
+"""``run.json`` in the folder of an unfinished run: on what basis the work there is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from deepinfer.errors import ConfigError
+from deepinfer_cli.typed_json import WrongForm, from_json, to_json
+
+from .basis import Basis
+from .journal import holds_rows
+
+NAME = "run.json"
+_SCHEMA = "deepinfer.partial/1"
+
+
+def write_manifest(folder: Path, basis: Basis) -> None:
+    """From now on, what is in ``folder`` belongs to a run on this basis."""
+    text = json.dumps({"schema": _SCHEMA, **to_json(basis)}, indent=1) + "\n"
+    temporary = folder / f"{NAME}.new"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / NAME)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether there is earlier work in ``folder``."""
+    return (folder / NAME).exists()
+
+
+def read_manifest(folder: Path) -> Basis | None:
+    """The basis of the work in ``folder``, None if there is none to go on with.
+
+    Raises: ConfigError that says what to do if the file cannot be read, is damaged or of another
+    version, or is gone although rows are kept.
+    """
+    path = folder / NAME
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
+            raise WrongForm(f"it is not {_SCHEMA}")
+        return from_json(Basis, found)
+    except FileNotFoundError:
+        if not holds_rows(folder):
+            return None
+        reason = "it is gone"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise ConfigError(
+        f"{path} cannot be used ({reason}), which says how the rows there were answered; "
+        f"move {folder} away to start over"
+    )
