@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import check_tensor, describe
 
 
 def check_operands(
@@ -20,13 +20,16 @@ def check_operands(
 ) -> None:
     """Raises: TensorError that names the tensor, what was expected and what was found."""
     num_queries, heads, width = q.shape
-    if not width or width % 32:
-        raise TensorError(f"q: expected a positive multiple of 32 as head width, found {width}")
+    if q.dtype != torch.bfloat16 or not width or width % 32:
+        raise TensorError(
+            f"q: expected bf16 with a positive multiple of 32 as head width, found {describe(q)}"
+        )
     check_tensor("window_rows", window_rows, torch.uint8, (None, width + width // 32), q)
     check_tensor("window_index", window_index, torch.int64, (num_queries, None), q)
     check_tensor("sink", sink, torch.float32, (heads,), q)
     if main_rows is not None:
         check_tensor("main_rows", main_rows, torch.uint8, (None, width // 2 + width // 16), q)
         check_tensor("main_index", main_index, torch.int64, (num_queries, None), q)
-    for number, table in enumerate(rope or ()):
-        check_tensor(f"rope[{number}]", table, torch.float32, (num_queries, None), q)
+    if rope is not None:
+        check_tensor("rope[0]", rope[0], torch.float32, (num_queries, None), q)
+        check_tensor("rope[1]", rope[1], torch.float32, tuple(rope[0].shape), q)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear
 
 
@@ -17,6 +18,11 @@ def confidence_logits_reference(hidden: Tensor, previous: Tensor, proj: Weight) 
     """Logit of the chance that a draft is accepted, given that those before it are.
 
     Shapes: hidden [N, d] bf16 (before the final norm), previous [N, r] bf16: Markov embedding of
-    the token before; proj [1, d + r]; returns [N] f32.
+    the token before; proj [1, d + r]; returns [N] f32.  Raises: TensorError.
     """
+    if len(hidden) != len(previous) or len(proj.values) != 1:
+        raise TensorError(
+            f"previous, proj: expected {len(hidden)} rows and 1, found {len(previous)} and "
+            f"{len(proj.values)}"
+        )
     return fp32_linear(torch.cat([hidden, previous], dim=-1), proj)[:, 0]

@@ -58,6 +58,7 @@ def copy_tokens(buffers: Buffers, tokens: Activations, peer: int, most_tokens: i
     On a GPU these are copy engines' work, one after the other on the current stream.
     """
     own, there, layout = buffers.own, buffers.peers[peer], buffers.layout
+    layout.check_room(len(tokens.values), most_tokens)
     values = tokens.values.view(torch.uint8).flatten()
     start = buffers.values_of(buffers.rank).start
     there[start : start + len(values)].copy_(values)
@@ -85,10 +86,11 @@ def end_round(buffers: Buffers) -> None:
 def copy_blocks(source: Tensor, rows: Tensor, address: int, targets: Tensor) -> None:
     """``copy_blocks_reference``.  Raises: TensorError for other shapes or dtypes."""
     ok = source.dim() == 2 and source.dtype == torch.uint8 and source.is_contiguous()
-    if not ok or rows.shape != targets.shape or rows.dtype != torch.int64:
+    ok = ok and rows.dim() == 1 and rows.shape == targets.shape
+    if not ok or not all(x.dtype == torch.int64 and x.is_contiguous() for x in (rows, targets)):
         raise TensorError(
-            f"copy_blocks: expected contiguous [B, n] bytes and as many rows as targets, found "
-            f"{source.dtype} {list(source.shape)}, {list(rows.shape)} and {list(targets.shape)}"
+            "copy_blocks: expected contiguous source [B, n] u8, rows and targets [M] i64, found "
+            + ", ".join(f"{x.dtype} {list(x.shape)}" for x in (source, rows, targets))
         )
     if not source.is_cuda:
         copy_blocks_reference(source, rows, address, targets)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from deepinfer.errors import TensorError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLayout:
@@ -30,6 +32,15 @@ class ExchangeLayout:
     num_choices: int
     hidden_size: int
     block: int
+
+    def check_room(self, num_tokens: int, most_tokens: int) -> None:
+        """A rank brings ``num_tokens``, none more than ``most_tokens``.  Raises: TensorError if
+        there is no room for so many: they would be written over those of another rank."""
+        if not num_tokens <= most_tokens <= self.capacity:
+            raise TensorError(
+                f"tokens: expected at most {most_tokens} of each rank, which are at most "
+                f"{self.capacity}, found {num_tokens}"
+            )
 
     @property
     def head_bytes(self) -> int:

@@ -6,11 +6,12 @@ import torch
 import triton
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm.activations import MOST_PROGRAMS, Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import check_tensor, describe
 
 from .arrivals import Arrivals
 from .buffers import Buffers
@@ -43,11 +44,15 @@ def make_heads_triton(
     Shapes: ids [T, K] i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E]
     i64 of the replicas.  Returns where each choice's result will be, [T K] i32 rows of
     ``Buffers.results``, -1 for those that will not come.
+    Raises: TensorError for a wrong dtype, shape or layout, and for more tokens than there is room
+    for.
     """
     layout, own = buffers.layout, buffers.own
     count, choices = len(tokens.values), layout.num_choices
     check_tensor("ids", ids, torch.int64, (count, choices), ids)
     check_tensor("weights", weights, torch.float32, (count, choices), ids)
+    layout.check_room(count, most_tokens)
+    _check_table(*table)
     assert tokens.scales is not None and layout.block == tokens.path.block
     result_row = torch.empty(count * choices, dtype=torch.int32, device=own.device)
     scales = layout.hidden_size // layout.block
@@ -67,12 +72,22 @@ def make_heads_triton(
     return result_row
 
 
+def _check_table(rank: Tensor, place: Tensor, count: Tensor) -> None:
+    is_whole = all(x.dtype == torch.int64 and x.is_contiguous() for x in (rank, place, count))
+    if not is_whole or rank.dim() != 2 or rank.shape != place.shape or len(count) != len(rank):
+        raise TensorError(
+            "table: expected contiguous rank and place [E, M] i64 and count [E] i64, found "
+            + ", ".join(describe(x) for x in (rank, place, count))
+        )
+
+
 def receive_tokens_triton(buffers: Buffers, most_tokens: int) -> tuple[Tensor, Tensor]:
     """Wait for all tokens of this round.
 
     Returns places [N, K] i64, -1 where a choice is not here, and weights [N, K] f32.
     """
     layout, own = buffers.layout, buffers.own
+    layout.check_room(0, most_tokens)
     count, choices = layout.num_ranks * most_tokens, layout.num_choices
     places = torch.empty(count, choices, dtype=torch.int64, device=own.device)
     weights = torch.empty(count, choices, dtype=torch.float32, device=own.device)
@@ -121,7 +136,7 @@ def gather_tokens_triton(
 def send_rows_triton(arrivals: Arrivals, outputs: Tensor, rows: ExpertRows) -> None:
     """Write outputs [R, d] bf16 of experts to where the tokens of ``rows`` came from."""
     width, choices = arrivals.buffers.layout.hidden_size, arrivals.buffers.layout.num_choices
-    check_tensor("outputs", outputs, torch.bfloat16, (None, width), outputs)
+    check_tensor("outputs", outputs, torch.bfloat16, (len(rows.pair), width), rows.pair)
     send_rows_kernel[(min(_MOST_SENDERS, triton.cdiv(len(outputs), _SENT_ROWS)),)](
         outputs.view(torch.int16), rows.pair, rows.used, arrivals.buffers.homes,
         arrivals.most_tokens,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.placement import on_accelerator
 
 from .hopper_weights import HopperWeight, prepare_gate_up, prepare_weight
@@ -134,6 +135,12 @@ def fp32_linear(
 
 
 def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tensor:
+    for name, x in (("addend", addend), ("out", out)):
+        if x is not None and (x.dtype, x.shape) != (product.dtype, product.shape):
+            raise TensorError(
+                f"{name}: expected {product.dtype} {list(product.shape)}, found {x.dtype} "
+                f"{list(x.shape)}"
+            )
     if addend is not None:
         return torch.add(addend, product, out=out)
     return product if out is None else out.copy_(product)

@@ -62,25 +62,25 @@ def linear_rows_gluon(
     With ``arrivals``, of which these are rows, they go back to the ranks that those came from, and
     what is returned are this rank's results.
     """
-    assert acts.scales is not None and acts.order is weight.order
-    shape = len(acts.values), weight.num_rows
+    values, scales = _operands(acts, weight)
+    shape = len(values), weight.num_rows
     if arrivals is None:
-        out = torch.empty(shape, dtype=torch.bfloat16, device=acts.values.device)
+        out = torch.empty(shape, dtype=torch.bfloat16, device=values.device)
     else:
         out = arrivals.buffers.results
     if not shape[0]:
         return out
     if isinstance(tile, NarrowTile):
-        _launch_narrow(acts.values, acts.scales, weight, rows, out, tile, arrivals=arrivals)
+        _launch_narrow(values, scales, weight, rows, out, tile, arrivals=arrivals)
     elif isinstance(tile, SlimTile):
         assert rows is None
-        launch_slim(acts.values, acts.scales, weight, out, tile)
+        launch_slim(values, scales, weight, out, tile)
     elif isinstance(tile, TripleTile):
         assert arrivals is None, "these tiles do not send"
-        _launch_triple(acts.values, acts.scales, weight, rows, out, tile)
+        _launch_triple(values, scales, weight, rows, out, tile)
     else:
         box = described_tiles(out, 64, 128)
-        _launch_wide(acts.values, acts.scales, weight, rows, box, shape, tile, arrivals=arrivals)
+        _launch_wide(values, scales, weight, rows, box, shape, tile, arrivals=arrivals)
     return out
 
 
@@ -109,26 +109,35 @@ def gated_rows_gluon(
 
     ``weights`` [P] f32 of the pairs of ``rows``, whose experts' weights these are.
     """
-    assert acts.scales is not None and acts.order is weight.order
-    count = len(acts.values)
-    out = Activations.empty(count, weight.num_rows // 2, MatrixPath.FP8, order, acts.values.device)
+    operands = _operands(acts, weight)
+    count, device = len(acts.values), acts.values.device
+    out = Activations.empty(count, weight.num_rows // 2, MatrixPath.FP8, order, device)
     values, scales = out.writer
     if count and isinstance(tile, NarrowTile):
-        hidden = torch.empty(
-            count, weight.num_rows, dtype=torch.bfloat16, device=acts.values.device
-        )
+        hidden = torch.empty(count, weight.num_rows, dtype=torch.bfloat16, device=device)
         _launch_narrow(
-            acts.values, acts.scales, weight, rows, hidden, tile, weights=weights,
+            *operands, weight, rows, hidden, tile, weights=weights,
             gated=(values, scales), gate_stride=out.scale_stride, limit=limit, gate=order,
         )  # fmt: skip
     elif count:
         assert isinstance(tile, WideTile)
         _launch_wide(
-            acts.values, acts.scales, weight, rows, described_tiles(values, 64, 64),
+            *operands, weight, rows, described_tiles(values, 64, 64),
             (count, weight.num_rows), tile, weights=weights, out_scales=scales,
             out_stride=out.scale_stride, limit=limit, gate=order,
         )  # fmt: skip
     return out
+
+
+def _operands(acts: Activations, weight: HopperWeight) -> tuple[Tensor, Tensor]:
+    """Values and scales.  Raises: TensorError if they were not made for such a weight."""
+    values, scales = acts.values, acts.scales
+    if scales is None or acts.order is not weight.order or values.shape[1] != weight.k:
+        raise TensorError(
+            f"x: expected FP8 activations of {weight.k} numbers in order {weight.order.name}, "
+            f"found {acts.path.name} of {values.shape[1]} in {acts.order.name}"
+        )
+    return values, scales
 
 
 def check_rows(x: Tensor, weight: HopperWeight) -> None:

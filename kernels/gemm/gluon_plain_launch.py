@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 
 from .activations import Activations
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
 from .gluon_tiles import described_tiles
 from .hopper_weights import HopperWeight
-from .triton_kernel import check_operands
+from .triton_kernel import check_groups, check_operands
 from .weights import Weight
 
 # Fewer are faster with the weight as left operand, the more so where a group has few columns.
@@ -55,7 +56,9 @@ def plain_fp32_linear_gluon(
 
 def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
     """The same as activations for ``linear``, whose order is the plain one: [T, G N]."""
-    acts = Activations.empty_for(linear, len(x), _width(weight))
+    if _width(weight) != linear.k:
+        raise TensorError(f"weight: expected {linear.k} rows in all, found {_width(weight)}")
+    acts = Activations.empty_for(linear, len(x), linear.k)
     values, scales = acts.writer
     _launch(x, weight, described_tiles(values, 64, 64), scales, acts.scale_stride)
     return acts
@@ -78,13 +81,16 @@ def _launch(
     addend: Tensor | None = None,
 ) -> None:
     values = weight.values
-    check_operands(x, weight, values[0] if values.dim() == 3 else values)
+    if values.dim() == 3:
+        check_groups(x, weight)
+    else:
+        check_operands(x, weight, values)
     n, k = values.shape[-2:]
     rows, width = len(x), _width(weight)
     count = cdiv(rows, ROWS.value)
     programs = min(count * cdiv(width, COLUMNS.value), multiprocessors(x.device))
     plain_kernel[(programs,)](
-        described_tiles(x.reshape(rows, -1), ROWS.value, INPUTS.value),
+        described_tiles(x.contiguous().view(rows, -1), ROWS.value, INPUTS.value),
         described_tiles(values.view(width, k), COLUMNS.value, INPUTS.value),
         out,
         scales,

@@ -52,7 +52,7 @@ def linear_triton(x: Tensor, weight: Weight) -> Tensor:
 
 def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
     """As ``grouped_linear_reference``."""
-    check_operands(x, weight, weight.values[0])
+    check_groups(x, weight)
     shape = (*x.shape[:-1], weight.values.shape[1])
     out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
     _launch_rows(x.contiguous(), None, weight, out, MatrixPath.DECODED)
@@ -187,6 +187,15 @@ def check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool =
             f"{list(weight.values.shape)} {weight.values.dtype}, found {describe(x)}"
         )
     check_weight("weight", weight)
+
+
+def check_groups(x: Tensor, weight: Weight) -> None:
+    """The same for groups, of which both have as many.  Raises: TensorError."""
+    check_operands(x, weight, weight.values[0])
+    if x.shape[1:-1] != weight.values.shape[:1]:
+        raise TensorError(
+            f"x: expected [any, {len(weight.values)}, {x.shape[-1]}], found {describe(x)}"
+        )
 
 
 def check_weight(name: str, weight: Weight) -> None:

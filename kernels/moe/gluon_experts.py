@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
@@ -75,6 +76,15 @@ def send_back_experts_gluon(
         linear_rows_gluon(activated, down, rows, tile, arrivals)
 
 
+def _check_experts(gate_up: HopperWeight, down: HopperWeight) -> None:
+    """Raises: TensorError if they are not of the same experts."""
+    members, width = gate_up.members, gate_up.num_rows // 2
+    if (down.members, down.k) != (members, width):
+        raise TensorError(
+            f"down: expected {members} members [any, {width}], found {down.members} [any, {down.k}]"
+        )
+
+
 def _first_half(
     x: Tensor | Arrivals,
     ids: Tensor,
@@ -89,6 +99,7 @@ def _first_half(
         check_rows(x, gate_up)
     check_tensor("ids", ids, torch.int64, (len(x), None), ids)
     check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), ids)
+    _check_experts(gate_up, down)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     rows, acts = order_experts(x, ids, gate_up.members, tile.rows, MatrixPath.FP8, gate_up.order)

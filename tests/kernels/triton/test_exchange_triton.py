@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.exchange import Arrivals, Buffers, copy_tokens
+from deepinfer.errors import TensorError
+from deepinfer.kernels.exchange import Arrivals, Buffers, copy_blocks, copy_tokens
 from deepinfer.kernels.exchange import triton_launch as kernels
 from deepinfer.kernels.exchange.layout import ExchangeLayout
 from deepinfer.kernels.exchange.reference import copy_blocks_reference
@@ -213,3 +214,65 @@ def test_blocks_are_copied_to_where_they_belong(width: int, device: torch.device
     copy_blocks_reference(source.cpu(), rows, expected.data_ptr(), targets)
     assert_bitwise_equal(target.cpu(), expected)
     assert torch.equal(expected[11], source[3].cpu()) and not expected[1].any()
+
+
+def test_more_tokens_than_there_is_room_for_are_not_sent(device: torch.device) -> None:
+    """They would be written over those of the next rank."""
+    ranks = Ranks(2, 3, device)
+    before = [buffers.own.clone() for buffers in ranks.buffers]
+    x, ids, weights = tokens_of(4, 0, device)
+    sent = quantize_activations(x, MatrixPath.SCALED, KOrder.PLAIN)
+    own = ranks.buffers[0]
+    for most in (3, 4):  # more than any rank brings; more than the capacity
+        with pytest.raises(TensorError, match="tokens: expected at most"):
+            kernels.make_heads_triton(own, sent, ids, weights, ranks.table, most)
+        with pytest.raises(TensorError, match="tokens: expected at most"):
+            copy_tokens(own, sent, 1, most)
+    with pytest.raises(TensorError, match="tokens: expected at most"):
+        kernels.receive_tokens_triton(own, 4)
+    for buffers, kept in zip(ranks.buffers, before, strict=True):
+        assert_bitwise_equal(buffers.own, kept)
+
+
+def test_what_an_exchange_cannot_take_is_named(device: torch.device) -> None:
+    ranks = Ranks(2, 4, device)
+    own, (x, ids, weights) = ranks.buffers[0], tokens_of(3, 0, device)
+    sent = quantize_activations(x, MatrixPath.SCALED, KOrder.PLAIN)
+
+    def refused(name: str, ids: Tensor, weights: Tensor, table: tuple[Tensor, ...]) -> None:
+        with pytest.raises(TensorError, match=f"^{name}: "):
+            kernels.make_heads_triton(own, sent, ids, weights, table, 4)
+
+    rank, place, count = ranks.table
+    for wrong in (ids.int(), ids[:2], ids[:, :2].contiguous(), ids.t().contiguous().t()):
+        refused("ids", wrong, weights, ranks.table)
+    for wrong in (weights.double(), weights[:2], weights.t().contiguous().t()):
+        refused("weights", ids, wrong, ranks.table)
+    for table in (
+        (rank.int(), place, count), (rank, place[1:], count), (rank, place, count[1:]),
+        (rank[:, 0], place[:, 0], count), (rank.t().contiguous().t(), place, count),
+    ):  # fmt: skip
+        refused("table", ids, weights, table)
+    kernels.make_heads_triton(own, sent, ids, weights, ranks.table, 4)
+    arrivals, places = Arrivals(own, sent, 4), torch.zeros(8, CHOICES, device=device).long()
+    rows = order_pairs(places, EXPERTS, TILE)
+    good = torch.zeros(len(rows.pair), WIDTH, device=device).bfloat16()
+    for wrong in (good.float(), good[1:], good[:, 1:].contiguous(), good.t().contiguous().t()):
+        with pytest.raises(TensorError, match="^outputs: "):
+            arrivals.send_back(wrong, rows)
+
+
+def test_copies_of_blocks_name_what_they_cannot_take(device: torch.device) -> None:
+    source = torch.zeros(4, 32, dtype=torch.uint8, device=device)
+    there, rows = torch.zeros_like(source), torch.arange(4, device=device)
+    address = there.data_ptr()
+    for operands in (
+        (source.int(), rows, address, rows), (source[0], rows, address, rows),
+        (source[:, ::2], rows, address, rows), (source, rows.int(), address, rows),
+        (source, rows, address, rows.int()), (source, rows, address, rows[1:]),
+        (source, rows[::2], address, rows[:2]), (source, rows[:2], address, rows[::2]),
+        (source, rows[None], address, rows[None]),
+    ):  # fmt: skip
+        with pytest.raises(TensorError, match="copy_blocks: expected contiguous"):
+            copy_blocks(*operands)
+    copy_blocks(source, rows, address, rows)

@@ -1,9 +1,17 @@
-"""Every launcher names the tensor that it cannot take: wrong dtype, device, size or layout."""
+"""Every launcher names the tensor that it cannot take: wrong dtype, device, size or layout.
+
+Launchers for SM90 are in a process of their own, where they are rehearsed (``hopper_operands.py``).
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +105,14 @@ def _layers() -> Iterator[tuple[str, Entry]]:
             lambda x, values: gemm.linear_triton(x, Weight(values)),
             {"x": _new(BF16, 3, 64), "values": _new(BF16, 32, 64)},
             {"x": (0,), "values": (0,)},
+        ),
+    )
+    yield (
+        "groups",
+        Entry(
+            lambda x, values: gemm.grouped_linear_triton(x, Weight(values)),
+            {"x": _new(BF16, 3, 2, 64), "values": _new(BF16, 2, 32, 64)},
+            {"x": (0,), "values": (1,)},
         ),
     )
     yield (
@@ -316,3 +332,14 @@ def test_gaps_between_numbers_are_refused_or_seen(name: str) -> None:
         else:
             if isinstance(expected, Tensor):
                 assert_bitwise_equal(actual, expected, tensor)
+
+
+def test_launchers_for_hopper_refuse_the_same() -> None:
+    """And what was quantised or prepared for another weight."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-P", str(Path(__file__).with_name("hopper_operands.py"))]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["faults"] == []
+    assert found["refused"] > 100
