@@ -220,7 +220,7 @@ def _add_portable(arch: int, add: Add) -> None:
 def _add_rows(add: Add) -> None:
     """What quantises, activates, chooses and orders rows."""
     from deepinfer.kernels.gemm import activations
-    from deepinfer.kernels.moe import pair_order, triton_pairs, triton_router, triton_swiglu
+    from deepinfer.kernels.moe import pair_order, triton_choice, triton_pairs, triton_swiglu
     from deepinfer.kernels.moe import triton_kernel as moe
 
     layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
@@ -235,8 +235,8 @@ def _add_rows(add: Add) -> None:
     )  # fmt: skip
     choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
     add(
-        "choice", triton_router.choice_kernel, "*fp32 *fp32 *i64 *fp32 n n n16 fp32",
-        choice | {"PARTS": 4, "GATHER": True}, num_warps=1,
+        "choice", triton_choice.choice_kernel, "*fp32 *fp32 *i64 *fp32 n16 n n16 fp32",
+        choice | {"PARTS": 4, "IS_GPU": True, "IS_FULL": True}, num_warps=1,
     )  # fmt: skip
     add(
         "count", triton_pairs.count_kernel, "*i64 *i32 n n16 n",

@@ -131,6 +131,24 @@ def test_ties_go_to_the_lower_expert(device: torch.device) -> None:
     assert_close(weights, torch.full_like(weights, 0.25), atol=1e-6, rtol=0.0)
 
 
+def test_the_best_may_share_a_lane_or_a_score(device: torch.device) -> None:
+    """Lanes of a warp hold four neighbours, and those 128 and 256 further on."""
+    logits = torch.randn(5, 384).to(torch.bfloat16)
+    logits[0, [0, 1, 2, 3, 128, 129, 256]] = torch.arange(7.0).bfloat16() + 5
+    logits[1, [4, 5, 6, 200, 300]] = 9.0  # the sixth is alone
+    logits[2, 7:300:10] = 9.0
+    logits[3] = logits[3].round()
+    logits[4] = 0.0
+    x = torch.eye(5, 256, device=device).to(torch.bfloat16)
+    gate = torch.zeros(384, 256, device=device).to(torch.bfloat16)
+    gate[:, :5] = logits.T
+    _route(x, Weight(gate), torch.zeros(384, device=device))
+    bias = torch.full((384,), float("-inf"), device=device)
+    bias[[9, 100]] = -3.0
+    ids, _ = _route(x, Weight(gate), bias)
+    assert ids.tolist() == [[0, 1, 2, 3, 9, 100]] * 5
+
+
 @pytest.mark.parametrize("size", [-40.0, -20.0, -1.0, 0.0, 19.9, 20.1, 300.0])
 def test_scores_of_large_and_tiny_logits(size: float, device: torch.device) -> None:
     """softplus must neither overflow nor lose what is left of exp(x) beside 1."""

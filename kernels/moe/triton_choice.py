@@ -1,0 +1,199 @@
+"""The choice of experts in Triton: the best of a token's scores, a program (one warp) for a token.
+
+All that is compared stays in the warp's registers.  A GPU first guesses: the best two of each of
+its 32 lanes nearly always hold the chosen.  The K-th largest of these 64 is a threshold, and if as
+many scores as are chosen reach it, they are the chosen.  If more do (ties, or three in one lane),
+experts are picked one after the other.  Both find the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LEAST = tl.constexpr(-(2**31))
+_NO_EXPERT = tl.constexpr(2**30)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def choice_kernel(
+    logits, bias, ids, weights, bias_stride, num_rows, num_experts, scaling_factor,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    PARTS: tl.constexpr, NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
+):  # fmt: skip
+    """From parts of the logits, [PARTS, num_rows, num_experts]: a program for each row, the last
+    rows first, as the product has just written them.
+
+    Not IS_GPU: scores of the chosen are carried along instead of computed again, since Ascend's
+    front end aborts on loads from places that are computed; nothing is guessed.
+    """
+    row = num_rows - 1 - tl.program_id(0).to(tl.int64)
+    logits += row * num_experts
+    size = num_rows.to(tl.int64) * num_experts
+    bias += row * bias_stride
+    expert = tl.arange(0, FIRST)
+    other = FIRST + tl.arange(0, REST)
+    slot = tl.arange(0, CHOSEN_PADDED)
+    score = _score(logits, expert, num_experts, size, PARTS, IS_FULL)
+    other_score = _score(logits, other, num_experts, size, PARTS, IS_FULL)
+    biased = _biased(score, bias, expert, num_experts, IS_FULL)
+    other_biased = _biased(other_score, bias, other, num_experts, IS_FULL)
+    if IS_GPU:
+        threshold = _threshold(biased, other_biased, CHOSEN)
+        first, last, count = _ends(biased >= threshold, other_biased >= threshold, expert, other)
+        if (tl.sum(count, axis=0) == CHOSEN) & (threshold > float("-inf")):
+            chosen = tl.full([CHOSEN_PADDED], _NO_EXPERT, tl.int32)
+            for choice in tl.static_range(CHOSEN):
+                pick = tl.min(first, axis=0)
+                is_picked = first == pick
+                first = tl.where(is_picked, last, first)
+                last = tl.where(is_picked, _NO_EXPERT, last)
+                chosen = tl.where(slot == choice, pick, chosen)
+            place = slot
+        else:
+            chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
+            place = _places(chosen)
+        # Faster than to carry scores along.
+        weight = _score(logits, chosen, num_experts, size, PARTS, False)
+    else:
+        chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
+        place = _places(chosen)
+        weight = tl.zeros([CHOSEN_PADDED], tl.float32)
+        for choice in tl.static_range(CHOSEN):
+            pick = tl.sum(tl.where(slot == choice, chosen, 0), axis=0)
+            plain = tl.sum(tl.where(expert == pick, score, 0.0), axis=0)
+            plain += tl.sum(tl.where(other == pick, other_score, 0.0), axis=0)
+            weight = tl.where(slot == choice, plain, weight)
+    weight = tl.where(slot < CHOSEN, weight, 0.0)
+    if NORMALIZE:
+        weight = weight / (tl.sum(weight, axis=0) + 1e-20)
+    place += row * CHOSEN
+    tl.store(ids + place, chosen.to(tl.int64), mask=slot < CHOSEN)
+    tl.store(weights + place, weight * scaling_factor, mask=slot < CHOSEN)
+
+
+@triton.jit
+def _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN: tl.constexpr):
+    """The chosen one after the other, the best first and of equal ones the lowest."""
+    key = tl.where(expert < num_experts, _key(biased), _LEAST)
+    other_key = tl.where(other < num_experts, _key(other_biased), _LEAST)
+    chosen = tl.full(slot.shape, _NO_EXPERT, tl.int32)
+    for choice in tl.static_range(CHOSEN):
+        best = tl.maximum(tl.max(key, axis=0), tl.max(other_key, axis=0))
+        pick = tl.min(tl.where(key == best, expert, _NO_EXPERT), axis=0)
+        other_pick = tl.min(tl.where(other_key == best, other, _NO_EXPERT), axis=0)
+        pick = tl.minimum(pick, other_pick)
+        key = tl.where(expert == pick, _LEAST, key)
+        other_key = tl.where(other == pick, _LEAST, other_key)
+        chosen = tl.where(slot == choice, pick, chosen)
+    return chosen
+
+
+@triton.jit
+def _places(chosen):
+    """How many of the chosen are lower."""
+    return tl.sum((chosen[None, :] < chosen[:, None]).to(tl.int32), axis=1)
+
+
+@triton.jit
+def _threshold(scores, others, CHOSEN: tl.constexpr):
+    """The CHOSEN-th largest of the best two different scores of each lane."""
+    scores = _by_lane(scores, others.shape[0])
+    others = _by_lane(others, others.shape[0])
+    first = tl.maximum(_lane_max(scores), _lane_max(others))
+    below = tl.where(scores < first[None, :, None], scores, float("-inf"))
+    other_below = tl.where(others < first[None, :, None], others, float("-inf"))
+    second = _key(tl.maximum(_lane_max(below), _lane_max(other_below)))
+    first = _key(first)
+    for _ in tl.static_range(CHOSEN - 1):
+        is_best = first == tl.max(first, axis=0)
+        first = tl.where(is_best, second, first)
+        second = tl.where(is_best, _LEAST, second)
+    return _flipped(tl.max(first, axis=0)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _ends(is_best, other_is_best, expert, other):
+    """Of each lane the first and the last expert that is one of the best, and how many are."""
+    first = _lane_min(_by_lane(tl.where(is_best, expert, _NO_EXPERT), other.shape[0]))
+    other_first = _lane_min(_by_lane(tl.where(other_is_best, other, _NO_EXPERT), other.shape[0]))
+    last = _lane_max(_by_lane(tl.where(is_best, expert, -1), other.shape[0]))
+    other_last = _lane_max(_by_lane(tl.where(other_is_best, other, -1), other.shape[0]))
+    count = _lane_sum(_by_lane(is_best.to(tl.int32), other.shape[0]))
+    count += _lane_sum(_by_lane(other_is_best.to(tl.int32), other.shape[0]))
+    first = tl.minimum(first, other_first)
+    last = tl.maximum(last, other_last)
+    return first, tl.where(last == first, _NO_EXPERT, last), count
+
+
+@triton.jit
+def _by_lane(x, WIDTH: tl.constexpr):
+    """[n] as [n / (4 lanes), lanes, 4]: each lane has loaded four at a time."""
+    LANES: tl.constexpr = 32 if WIDTH >= 128 else WIDTH // 4
+    return tl.reshape(x, [x.shape[0] // (4 * LANES), LANES, 4])
+
+
+@triton.jit
+def _lane_max(x):
+    return tl.max(tl.max(x, axis=2), axis=0)
+
+
+@triton.jit
+def _lane_min(x):
+    return tl.min(tl.min(x, axis=2), axis=0)
+
+
+@triton.jit
+def _lane_sum(x):
+    return tl.sum(tl.sum(x, axis=2), axis=0)
+
+
+@triton.jit
+def _biased(score, bias, expert, num_experts, IS_FULL: tl.constexpr):
+    """What experts are chosen by; -inf where that is NaN, or no expert."""
+    biased = score + _load(bias, expert, num_experts, float("-inf"), IS_FULL)
+    return tl.maximum(biased, float("-inf"))
+
+
+@triton.jit
+def _key(x):
+    """Integers in the order of numbers."""
+    return _flipped(x.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _flipped(bits):
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _score(logits, expert, num_experts, size, PARTS: tl.constexpr, IS_FULL: tl.constexpr):
+    logit = _load(logits, expert, num_experts, 0.0, IS_FULL)
+    for part in tl.static_range(1, PARTS):
+        logit += _load(logits + part * size, expert, num_experts, 0.0, IS_FULL)
+    return tl.sqrt(_softplus(logit))
+
+
+@triton.jit
+def _load(place, expert, num_experts, other, IS_FULL: tl.constexpr):
+    """IS_FULL: each of these has an expert."""
+    if IS_FULL:
+        return tl.load(place + expert)
+    else:  # noqa: RET505 - both are compiled otherwise
+        return tl.load(place + expert, mask=expert < num_experts, other=other)
+
+
+@triton.jit
+def _softplus(x):
+    """``max(x, 0) + log(1 + t)``, t = exp(-|x|), by a polynomial for log(1 + t) / t in [0, 1] with
+    the least relative error; with roundings it stays below 2e-7."""
+    t = tl.exp2(tl.abs(x) * -1.4426950408889634)
+    p = 0.0052327439188957214 * t - 0.029505545273423195
+    p = p * t + 0.07822665572166443
+    p = p * t - 0.1366332769393921
+    p = p * t + 0.19106058776378632
+    p = p * t - 0.24842999875545502
+    p = p * t + 0.33319100737571716
+    p = p * t - 0.4999949336051941
+    p = p * t + 0.9999999403953552
+    return tl.maximum(x, 0.0) + p * t
