@@ -33,21 +33,18 @@ def gather_kernel(
     HEAD_BYTES: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
     PATH: tl.constexpr,
     ORDER: tl.constexpr,
 ):
     """Arrivals as rows of experts, in the form in which ``quantize_activations`` gives them; values
     of this rank's own tokens are in ``tokens``."""
-    word = tl.arange(0, WORDS)
-    inside = word < WIDTH // 4
-    half = tl.arange(0, 2 * WORDS)
-    is_half = half < WIDTH // 2
     block = tl.arange(0, BLOCKS)
-    is_block = block < WIDTH // BLOCK
     end = tl.load(used)
-    for place in tl.range(tl.program_id(0), end, tl.num_programs(0), num_stages=3):
-        row = tl.cast(place, tl.int64)
-        pair = tl.load(row_pair + row)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(end, ROWS), tl.num_programs(0), num_stages=1):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        is_row = (row < end)[:, None]
+        pair = tl.load(row_pair + row, mask=row < end, other=-1)
         token = tl.maximum(pair, 0) // CHOICES  # rows that only fill a tile take any
         source, number = token // most_tokens, token % most_tokens
         arrival = (source * capacity + number).to(tl.int64)
@@ -55,28 +52,33 @@ def gather_kernel(
             (source == rank) & (pair >= 0), tokens + number.to(tl.int64) * WIDTH,
             arrived + arrival * WIDTH,
         )  # fmt: skip
-        start = tl.multiple_of(start, 16)
-        head = heads + arrival * HEAD_BYTES
+        start = tl.multiple_of(start, 16)[:, None]
+        head = heads + (arrival * HEAD_BYTES)[:, None]
+        target = row.to(tl.int64)[:, None]
         if PATH == 0:
+            half = tl.arange(0, 2 * WORDS)[None, :]
+            is_half = is_row & (half < WIDTH // 2)
             codes = tl.load(words_at(start, tl.int16) + half, mask=is_half, other=0)
             exponent = tl.load(head + half // (BLOCK // 2), mask=is_half, other=0)
             scale = e8m0_value(exponent)
             decoded = bf16_pair(_value(codes) * scale, _value(codes >> 8) * scale)
-            tl.store(values + row * (WIDTH // 2) + half, decoded, mask=is_half)
+            tl.store(values + target * (WIDTH // 2) + half, decoded, mask=is_half)
         else:
             if ORDER == 2:
-                _move_fragments(
-                    words_at(start, tl.int64), values + row * (WIDTH // 4), WIDTH, WORDS
-                )
+                _move_fragments(start, values + target * (WIDTH // 4), is_row, WIDTH, WORDS, ROWS)
             else:
-                codes = _codes(words_at(start, tl.int32), word, inside, ORDER)
-                tl.store(values + row * (WIDTH // 4) + word, codes, mask=inside)
-            exponent = tl.load(head + block, mask=is_block, other=0)
+                word = tl.arange(0, WORDS)[None, :]
+                is_word = is_row & (word < WIDTH // 4)
+                codes = _codes(words_at(start, tl.int32), word, is_word, ORDER)
+                tl.store(values + target * (WIDTH // 4) + word, codes, mask=is_word)
+            is_block = is_row & (block < WIDTH // BLOCK)[None, :]
+            exponent = tl.load(head + block[None, :], mask=is_block, other=0)
             if PATH == 1:
-                places = block.to(tl.int64) * scale_stride + row
-                tl.store(scales + places, e8m0_value(exponent), mask=is_block)
+                place = scales + block.to(tl.int64)[None, :] * scale_stride + target
+                tl.store(place, e8m0_value(exponent), mask=is_block)
             else:
-                tl.store(scales + row * (WIDTH // BLOCK) + block, exponent, mask=is_block)
+                place = scales + target * (WIDTH // BLOCK) + block[None, :]
+                tl.store(place, exponent, mask=is_block)
 
 
 @triton.jit
@@ -94,21 +96,23 @@ def _codes(row, word, inside, ORDER: tl.constexpr):
 
 
 @triton.jit
-def _move_fragments(row, target, WIDTH: tl.constexpr, WORDS: tl.constexpr):
-    """Copy a row to ``target``, word 8 t + 2 i + h of each 32 to 8 i + 4 h + t: pairs of words in,
+def _move_fragments(
+    start, target, is_row, WIDTH: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr
+):
+    """Copy rows to ``target``, word 8 t + 2 i + h of each 32 to 8 i + 4 h + t: pairs of words in,
     four pairs to eight words that follow each other."""
-    lane = tl.arange(0, WORDS // 8)
-    inside = lane < WIDTH // 32
-    source = row + lane // 4 * 16 + lane % 4
+    lane = tl.arange(0, WORDS // 8)[None, :]
+    inside = is_row & (lane < WIDTH // 32)
+    source = words_at(start, tl.int64) + (lane // 4 * 16 + lane % 4)
     first = tl.load(source, mask=inside, other=0)
     second = tl.load(source + 4, mask=inside, other=0)
     third = tl.load(source + 8, mask=inside, other=0)
     fourth = tl.load(source + 12, mask=inside, other=0)
     even = tl.join(_low_words(first, second), _high_words(first, second))
     odd = tl.join(_low_words(third, fourth), _high_words(third, fourth))
-    pairs = tl.reshape(tl.join(even, odd), [WORDS // 2])
-    pair = tl.arange(0, WORDS // 2)
-    tl.store(words_at(target, tl.int64) + pair, pairs, mask=pair < WIDTH // 8)
+    pairs = tl.reshape(tl.join(even, odd), [ROWS, WORDS // 2])
+    pair = tl.arange(0, WORDS // 2)[None, :]
+    tl.store(words_at(target, tl.int64) + pair, pairs, mask=is_row & (pair < WIDTH // 8))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm.activations import MOST_PROGRAMS, Activations
+from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
@@ -27,8 +27,10 @@ from .triton_kernel import (
 _COPIED_BYTES = 8192  # of a block, by one program
 _HEADS = 4  # by one program
 _READ_ROWS = 32  # of places and weights, by one program
+_MOVED_ROWS = 2  # of experts, by one program at a time
 _SENT_ROWS = 4  # of results, by one program
 _MOST_SENDERS = 128  # programs
+_MOST_MOVERS = 2112  # 16 for each multiprocessor of an H200
 
 
 def make_heads_triton(
@@ -116,7 +118,8 @@ def gather_tokens_triton(
     width, own = layout.hidden_size, buffers.own
     out = Activations.empty(len(rows.pair), width, path, order, own.device)
     values, scales = out.values.view(torch.int32), out.scales
-    gather_kernel[(min(len(rows.pair), MOST_PROGRAMS),)](
+    programs = min(triton.cdiv(len(rows.pair), _MOVED_ROWS), _MOST_MOVERS)
+    gather_kernel[(programs,)](
         own, own[layout.heads :], arrivals.tokens.values.view(torch.uint8), rows.pair, rows.used,
         values, values if scales is None else scales, out.scale_stride,
         arrivals.most_tokens, layout.capacity, buffers.rank,
@@ -126,6 +129,7 @@ def gather_tokens_triton(
         HEAD_BYTES=layout.head_bytes,
         WORDS=triton.next_power_of_2(width // 4),
         BLOCKS=triton.next_power_of_2(width // layout.block),
+        ROWS=_MOVED_ROWS,
         PATH=int(path),
         ORDER=int(out.order),
         enable_fp_fusion=True,

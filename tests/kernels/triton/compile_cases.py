@@ -274,6 +274,7 @@ def _exchange() -> dict[str, Case]:
                 "HEAD_BYTES": 96,
                 "WORDS": 2048,
                 "BLOCKS": 64,
+                "ROWS": 2,
                 "PATH": 1,
                 "ORDER": 2,
             },
