@@ -54,9 +54,10 @@ def listed_index_scores(
     """See ``listed_index_scores_reference``."""
     arguments = (query_rows, head_weights, pool, block_table, request_rows, blocks, num_places)
     if on_accelerator(query_rows) and _has_gluon_form(query_rows):
-        from .gluon_launch import listed_index_scores_gluon
+        from .gluon_launch import fits_listed, listed_index_scores_gluon
 
-        return listed_index_scores_gluon(*arguments, block_size=block_size)
+        if fits_listed(pool, block_size):
+            return listed_index_scores_gluon(*arguments, block_size=block_size)
     return listed_index_scores_reference(
         *arguments, block_size=block_size, score_all=paged_index_scores
     )

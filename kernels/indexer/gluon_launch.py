@@ -11,14 +11,14 @@ from deepinfer.kernels.launch import cdiv, multiprocessors
 
 from .checks import check_lists, check_operands
 from .gluon_kernel import score_gluon_kernel
-from .gluon_listed import score_listed_kernel
+from .gluon_listed import MOST_TILES, SIZE, score_listed_kernel
 
 _TILE_ENTRIES = 64
 # By pairs of queries that share the work on a request's keys (a token with five drafts, or with up
 # to three): blocks on a multiprocessor, and the registers of each thread of them.
 _BLOCKS = {3: (3, 168), 2: (4, 128)}
 _LISTED_BLOCKS = 8
-_PIECE_TILES = (4, 64)
+_PIECE_TILES: tuple[int, int] = (4, MOST_TILES.value)
 _LITTLE = 48
 
 
@@ -67,6 +67,12 @@ def paged_index_scores_gluon(
     return scores
 
 
+def fits_listed(pool: Tensor, block_size: int) -> bool:
+    """Whether ``listed_index_scores_gluon`` takes these: listed blocks of 8, each in one of the
+    pool's."""
+    return block_size == SIZE.value and pool.shape[1] % block_size == 0
+
+
 def listed_index_scores_gluon(
     query_rows: Tensor,
     head_weights: Tensor,
@@ -81,6 +87,7 @@ def listed_index_scores_gluon(
     """``listed_index_scores_reference`` of 32 heads x 128 on SM90, with the bits of
     ``paged_index_scores_gluon``.  Raises: TensorError as that.
     """
+    assert fits_listed(pool, block_size)
     check_operands(query_rows, head_weights, pool, block_table, request_rows, num_places, 0)
     check_lists(blocks, num_places, query_rows)
     num_queries, width = blocks.shape
@@ -94,7 +101,7 @@ def listed_index_scores_gluon(
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, blocks, num_places, scores,
         num_queries, scores.stride(0), block_table.shape[1], width, piece,
-        BLOCK_ENTRIES=pool.shape[1], SIZE=block_size,
+        BLOCK_ENTRIES=pool.shape[1],
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return scores

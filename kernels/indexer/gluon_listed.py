@@ -1,7 +1,8 @@
 """Index scores for Hopper in Gluon of the entries in listed blocks only, query by query.
 
 Queries of one request seldom list the same blocks, so that little of what they share is left: each
-reads its own keys.  Products and roundings are those of ``score_gluon_kernel``.
+reads its own keys.  Where the blocks of a piece of work lie is looked up before its tiles.
+Products and roundings are those of ``score_gluon_kernel``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import thread_barrier
+from deepinfer.kernels.gluon_names import seen_as, thread_barrier
 
 from .gluon_kernel import (
     HEADS,
@@ -35,17 +36,32 @@ from .gluon_kernel import (
 DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
 KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
 ONES = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
+# Entries of a listed block; a tile has as many blocks as a block has entries.
+SIZE = gl.constexpr(8)
+MOST_TILES = gl.constexpr(64)
+ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+# [8 blocks, 8 entries]: a thread has the rows that it has in ROW_LAYOUT.
+BLOCK_ROWS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[1, 0]],
+        lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+        warp_bases=[[2, 0], [4, 0]],
+        block_bases=[],
+        shape=[8, 8],
+    )
+)
 
 
 @gluon.jit(do_not_specialize=["num_queries", "stride", "table_width", "list_width", "piece"])
 def score_listed_kernel(
     query_ptr, weight_ptr, pool_ptr, table_ptr, requests_ptr, list_ptr, count_ptr, scores_ptr,
     num_queries, stride, table_width, list_width, piece,
-    BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr,
+    BLOCK_ENTRIES: gl.constexpr,
 ):  # fmt: skip
-    """Lists [T, list_width] i64 of blocks of SIZE entries, of which count [T] i64 are there."""
+    """Lists [T, list_width] i64 of blocks of 8 entries, of which count [T] i64 are there."""
     queries = gl.allocate_shared_memory(gl.float8e4nv, [64, 128], QUERY_BYTES)
     ones = gl.allocate_shared_memory(gl.bfloat16, [8, 32], ONES)
+    rows = gl.allocate_shared_memory(gl.int32, [MOST_TILES * SIZE], ROWS)
     _store_ones(ones)
     # First pieces of all lists first: those behind their ends come last and cost next to nothing.
     item = gl.program_id(0)
@@ -56,9 +72,10 @@ def score_listed_kernel(
         table = table_ptr + gl.load(requests_ptr + query) * table_width
         blocks = list_ptr + query.to(gl.int64) * list_width
         target = scores_ptr + query.to(gl.int64) * stride
-        sources = (query_ptr, weight_ptr, pool_ptr, table, blocks)
-        tools = (queries, ones, POSITIVE | (num_queries >> 31))
-        _score_listed(sources, target, (query, begin, end), tools, BLOCK_ENTRIES, SIZE)
+        _store_rows(rows, table, blocks + begin // SIZE, end - begin, BLOCK_ENTRIES)
+        sources = (query_ptr, weight_ptr, pool_ptr)
+        tools = (queries, ones, rows, POSITIVE | (num_queries >> 31))
+        _score_listed(sources, target + begin, query, end - begin, tools)
 
 
 @gluon.jit
@@ -72,18 +89,25 @@ def _store_ones(ones):
 
 
 @gluon.jit
-def _score_listed(sources, target, sizes, tools, BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr):
-    """Scores of one query for the places from begin to end of its list."""
-    query_ptr, weight_ptr, pool_ptr, table, blocks = sources
-    query, begin, end = sizes
-    queries, ones, positive = tools
+def _store_rows(rows, table, blocks, count, BLOCK_ENTRIES: gl.constexpr):
+    """Rows of the pool, [64 * 8] i32, where the blocks of ``count`` entries begin; others are any.
+
+    Looked up once: no tile waits for its list and for the request's table.
+    """
+    place = gl.arange(0, MOST_TILES * SIZE, gl.BlockedLayout([4], [32], [4], [0]))
+    entry = gl.load(blocks + place, mask=place * SIZE < count, other=0).to(gl.uint32) * SIZE
+    block = gl.load(table + entry // BLOCK_ENTRIES).to(gl.uint32)
+    rows.store((block * BLOCK_ENTRIES + entry % BLOCK_ENTRIES).to(gl.int32))
+
+
+@gluon.jit
+def _score_listed(sources, target, query, count, tools):
+    """Scores of one query for ``count`` places of its list."""
+    query_ptr, weight_ptr, pool_ptr = sources
+    queries, ones, rows, positive = tools
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
     PLACE: gl.constexpr = gl.SliceLayout(1, SUMS)
-    words, exponents = load_rows(
-        pool_ptr, _listed_rows(table, blocks, begin, end, BLOCK_ENTRIES, SIZE)
-    )
-    row = _listed_rows(table, blocks, begin + TILE, end, BLOCK_ENTRIES, SIZE)
-    thread_barrier()
+    words, exponents = load_rows(pool_ptr, _tile_rows(rows, 0))
     weight = store_queries(query_ptr, weight_ptr, query, query + 1, positive, queries)
     # Both halves have weights; those of the second query, which is not there, are 0.
     weight = gl.sum(gl.reshape(weight.to(gl.float32), (2, HEADS)), 0).to(gl.bfloat16)
@@ -92,13 +116,11 @@ def _score_listed(sources, target, sizes, tools, BLOCK_ENTRIES: gl.constexpr, SI
     thread_barrier()
     numbers = queries.slice(0, 32).permute([1, 0])
     place = gl.arange(0, TILE, PLACE)
-    spot = (target + begin + place)[:, None] + gl.zeros([64, 8], gl.int32, SUMS)
-    for first in range(begin, end, TILE):
+    spot = (target + place)[:, None] + gl.zeros([64, 8], gl.int32, SUMS)
+    for tile in range((count + TILE - 1) // TILE):
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4, positive)
         keys = gl.convert_layout(as_operand(in_product_order(low, high)), KEYS, assert_trivial=True)
-        # Which rows come next was asked for a tile ago.
-        words, exponents = load_rows(pool_ptr, row)
-        row = _listed_rows(table, blocks, first + 2 * TILE, end, BLOCK_ENTRIES, SIZE)
+        words, exponents = load_rows(pool_ptr, _tile_rows(rows, tile + 1))
         zeros = gl.zeros([64, 32], gl.float32, DOTS)
         dots = warpgroup_mma(keys, numbers, zeros, use_acc=False, is_async=True)
         terms = as_terms(warpgroup_mma_wait(0, [dots]), weights)
@@ -108,15 +130,15 @@ def _score_listed(sources, target, sizes, tools, BLOCK_ENTRIES: gl.constexpr, SI
         factor = gl.convert_layout(factor, PLACE)
         values = (sums * factor[:, None]).to(gl.bfloat16)
         is_own = gl.arange(0, 8, gl.SliceLayout(0, SUMS)) == 0
-        gl.store(spot, values, mask=(place < end - first)[:, None] & is_own[None, :])
+        gl.store(spot, values, mask=(place < count - tile * TILE)[:, None] & is_own[None, :])
         spot += TILE
 
 
 @gluon.jit
-def _listed_rows(table, blocks, first, end, BLOCK_ENTRIES: gl.constexpr, SIZE: gl.constexpr):
-    """Rows of the pool, [64] u32, of the entries at 64 places of a list; any from ``end`` on."""
-    place = gl.minimum(first + gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT)), end - 1)
-    place = place.to(gl.uint32)
-    entry = gl.load(blocks + place // SIZE).to(gl.uint32) * SIZE + place % SIZE
-    block = gl.load(table + entry // BLOCK_ENTRIES).to(gl.uint32)
-    return block * BLOCK_ENTRIES + entry % BLOCK_ENTRIES
+def _tile_rows(rows, tile):
+    """Rows of the pool, [64] u32, of the entries of a tile; behind the last one those of any."""
+    tiles = seen_as(rows, gl.int32, [MOST_TILES, SIZE], ROWS)
+    first = tiles.index(tile & (MOST_TILES - 1)).load(gl.SliceLayout(1, BLOCK_ROWS))
+    row = first[:, None] + gl.arange(0, SIZE, gl.SliceLayout(0, BLOCK_ROWS))[None, :]
+    row = gl.reshape(row.to(gl.uint32), (TILE,))
+    return gl.convert_layout(row, gl.SliceLayout(1, ROW_LAYOUT), assert_trivial=True)

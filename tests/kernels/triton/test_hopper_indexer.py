@@ -96,25 +96,29 @@ def test_nothing_to_score() -> None:
     assert _score(case | {"num_entries": 0}).shape == (1, 0)
 
 
-@pytest.mark.parametrize("entries", [1000, 20_000])
-def test_listed_entries_have_the_bits_of_all(entries: int) -> None:
-    """Query by query; none, few and all blocks listed, the last one not whole."""
-    from deepinfer.kernels.indexer.gluon_launch import listed_index_scores_gluon
+@pytest.mark.parametrize(
+    "entries, per_block, size", [(1000, 64, 8), (20_000, 64, 8), (5000, 24, 8), (1000, 64, 4)]
+)
+def test_listed_entries_have_the_bits_of_all(entries: int, per_block: int, size: int) -> None:
+    """Query by query; none, few and all blocks listed, the last one not whole.  Blocks of other
+    sizes than 8 have no kernel of their own."""
+    from deepinfer.kernels.indexer import listed_index_scores
 
-    case = _case([0] * 6 + [1] * 3, entries)
+    case = _case([0] * 6 + [1] * 3, entries, per_block)
     case["num_visible"].fill_(entries)
-    whole, count = _score(case), -(-entries // 8)
+    whole, count = _score(case), -(-entries // size)
     blocks = torch.where(
         torch.rand(9, count, device=CUDA) < 0.2, torch.arange(count, device=CUDA), count
     )
     blocks[0], blocks[1] = count, torch.arange(count, device=CUDA)
     blocks = blocks.sort(1).values
-    listed = (blocks[..., None] * 8 + torch.arange(8, device=CUDA)).flatten(1)
+    listed = (blocks[..., None] * size + torch.arange(size, device=CUDA)).flatten(1)
     num_places = (listed < entries).sum(1)
+    blocks = torch.where(blocks < count, blocks, -1)
     names = ("query_rows", "head_weights", "pool", "block_table", "request_rows")
     operands = [case[name] for name in names]
-    found = listed_index_scores_gluon(*operands, blocks, num_places, block_size=8)
-    assert found.shape == (9, 8 * count)
+    found = listed_index_scores(*operands, blocks, num_places, block_size=size)
+    assert found.shape == (9, size * count)
     for query, places in enumerate(num_places.tolist()):
         expected = whole[query][listed[query, :places]]
         assert_bitwise_equal(found[query, :places], expected, f"{query=}")
