@@ -83,14 +83,15 @@ def bf16_pairs(name: str, x: Tensor) -> Tensor:
 
     Raises: TensorError if x is not bf16 or its last dimension is not contiguous and even.
     """
-    even_strides = all(stride % 2 == 0 for stride in x.stride()[:-1])
-    aligned = x.storage_offset() % 2 == 0 and even_strides
-    if x.dtype != torch.bfloat16 or x.shape[-1] % 2 or x.stride(-1) != 1 or not aligned:
-        raise TensorError(
-            f"{name}: expected bf16 with an even, contiguous last dimension, found {describe(x)}; "
-            "call .contiguous() on it"
-        )
-    return x.view(torch.int32)
+    try:
+        if x.dtype is torch.bfloat16:
+            return x.view(torch.int32)
+    except RuntimeError:  # of torch, for just what is not such pairs
+        pass
+    raise TensorError(
+        f"{name}: expected bf16 with an even, contiguous last dimension, found {describe(x)}; "
+        "call .contiguous() on it"
+    )
 
 
 def check_tensor(
@@ -100,14 +101,18 @@ def check_tensor(
 
     Raises: TensorError that names the tensor, what was expected and what was found.
     """
-    fits = len(shape) == x.dim() and all(
-        want is None or want == size for want, size in zip(shape, x.shape, strict=True)
+    fits = x.shape == shape or (  # mostly they are equal, and this is asked several times a launch
+        len(shape) == x.dim() and all(map(_is_size, shape, x.shape))
     )
     if x.dtype != dtype or not fits or x.device != like.device or not x.is_contiguous():
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
         raise TensorError(
             f"{name}: expected contiguous {dtype} [{sizes}] on {like.device}, found {describe(x)}"
         )
+
+
+def _is_size(want: int | None, size: int) -> bool:
+    return want is None or want == size
 
 
 def bf16_or_f32(x: Tensor) -> torch.dtype:

@@ -111,14 +111,10 @@ class Attention:
     ) -> tuple[NormedRows, Tensor]:
         """The latent queries, and the rows that ``window.read_index`` points into with this pass's
         own among them, which are stored."""
-        num_bytes = ring.shape[-1]
-        if window.previous is None:
-            cache, index = ring.view(-1, num_bytes), window.write_index
-        else:
-            cache = torch.empty(len(both), num_bytes, dtype=torch.uint8, device=both.device)
-            index = torch.arange(len(both), device=both.device)
+        rows, own = window.begin(ring)
         latent_q = split_projection(
-            both, rope, cache, index, q_norm=self.q_norm, kv_norm=self.kv_norm, eps=self.eps,
+            both, rope, rows, own, q_norm=self.q_norm, kv_norm=self.kv_norm, eps=self.eps,
             linear=self.wq_b,
         )  # fmt: skip
-        return latent_q, cache if window.previous is None else window.exchange(ring, cache)
+        window.end(ring, rows)
+        return latent_q, rows

@@ -16,13 +16,23 @@ from deepinfer.engine.execution.staging import send
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Copies:
+    """previous [R * (W - 1)] i64 into the flat ring: the rows before this pass, which come first;
+    own_rows [T] i64 and newest_rows [n] i64: which rows are the tokens', and the newest of them.
+    """
+
+    previous: Tensor
+    own_rows: Tensor
+    newest_rows: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Window:
     """Reads and writes of one layer's ring, the same for all layers that share a start.
 
-    read_index    [T, W] i64 into the rows that ``exchange`` returns, oldest first, -1 = no such key
-    write_index   [n] i64 into the flat ring
-    write_rows    [n] i64 into the T tokens, or None for all of them in order
-    previous      [R * (W - 1)] i64 into the flat ring: the rows before this pass, or None
+    read_index    [T, W] i64 into the rows that ``begin`` returns, oldest first, -1 = no such key
+    write_index   [n] i64 into the flat ring: all tokens, or in a pass that copies the newest ones
+    copies        of a pass that copies out of the ring what its own rows would overwrite
 
     The place of a key in its list follows from its distance to the token alone, so no result
     depends on how a prompt was cut into passes.
@@ -30,20 +40,27 @@ class Window:
 
     read_index: Tensor
     write_index: Tensor
-    write_rows: Tensor | None = None
-    previous: Tensor | None = None
+    copies: Copies | None = None
 
-    def exchange(self, ring: Tensor, rows: Tensor) -> Tensor:
-        """Store this pass's rows and return the rows that ``read_index`` points into; only for a
-        pass that copies ``previous`` rows out.
+    def begin(self, ring: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows that ``read_index`` points into, [N, B] u8, and at which of them the rows of the
+        T tokens are to be stored, [T] i64; then ``end``.
 
-        Shapes: ring [num_slots, ring_size, B] u8, rows [T, B] u8; returns [N, B] u8.
+        Shapes: ring [num_slots, ring_size, B] u8.
         """
-        assert self.previous is not None
-        flat = ring.view(-1, ring.shape[-1])
-        source = torch.cat([flat[self.previous], rows])
-        flat[self.write_index] = rows if self.write_rows is None else rows[self.write_rows]
-        return source
+        flat, copies = ring.view(-1, ring.shape[-1]), self.copies
+        if copies is None:
+            return flat, self.write_index
+        before, own = copies.previous.shape[0], copies.own_rows
+        rows = flat.new_empty(before + own.shape[0], flat.shape[1])
+        torch.index_select(flat, 0, copies.previous, out=rows[:before])
+        return rows, own
+
+    def end(self, ring: Tensor, rows: Tensor) -> None:
+        """Put the newest rows into the ring, where they are not there yet."""
+        if self.copies is not None:
+            newest = rows.index_select(0, self.copies.newest_rows)
+            ring.view(-1, ring.shape[-1]).index_copy_(0, self.write_index, newest)
 
 
 def causal_window(
@@ -77,20 +94,23 @@ def causal_window(
         )
     num_before = width - 1
     tokens = torch.arange(len(positions), device=positions.device)
-    in_pass = len(slots) * num_before + tokens[:, None] - lookback
+    own_rows = len(slots) * num_before + tokens
+    in_pass = own_rows[:, None] - lookback
     before = request_rows[:, None] * num_before + num_before + keys - token_first[:, None]
     read_index = torch.where(keys >= token_first[:, None], in_pass, before)
     old = first[:, None] - num_before + torch.arange(num_before, device=positions.device)
-    write_index, write_rows = ring_base + positions % ring_size, None
+    write_index, newest_rows = ring_base + positions % ring_size, own_rows
     if max(query_lens) > ring_size:
-        newest = last_tokens(query_lens, [ring_size] * len(query_lens))
-        write_rows = send(newest, positions.device)
-        write_index = write_index[write_rows]
+        newest = send(last_tokens(query_lens, [ring_size] * len(query_lens)), positions.device)
+        write_index, newest_rows = write_index[newest], own_rows[newest]
     return Window(
         read_index=read_index.masked_fill_(absent, -1),
         write_index=write_index,
-        write_rows=write_rows,
-        previous=(slots[:, None] * ring_size + old % ring_size).flatten(),
+        copies=Copies(
+            previous=(slots[:, None] * ring_size + old % ring_size).flatten(),
+            own_rows=own_rows,
+            newest_rows=newest_rows,
+        ),
     )
 
 

@@ -56,7 +56,7 @@ class HopperWeight:
         """Whether gates and ups alternate."""
         return self.turns is not None
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """N."""
         return (len(self.factors) - _PADDING) // self.members
@@ -73,7 +73,7 @@ class HopperWeight:
             numbers = torch.unflatten(numbers, 1, (-1, 2, COLUMNS)).transpose(1, 2).flatten(1, 3)
         return Weight(numbers)
 
-    @property
+    @cached_property
     def k(self) -> int:
         return self.values.shape[1] * (1 if self.steps is None else 8)
 
