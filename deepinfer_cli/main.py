@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a help page must not wait for what a run needs
     from .run.job import Engine, MakeEngine
 
 _USAGE = 2
+_SHOWN_NAME = 200  # characters of a file's
 # The base of all usage errors; typer exports only its children.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -122,7 +124,14 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     except Exception as error:
         if "--debug" in given:
             raise
-        return _fail(_message(error), getattr(error, "exit_code", 1))
+        return _fail(_message(error), _exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _USAGE
+    code: int = getattr(error, "exit_code", 1)
+    return code
 
 
 def _message(error: Exception) -> str:
@@ -130,7 +139,9 @@ def _message(error: Exception) -> str:
     if isinstance(error, DeepInferError):
         what = str(error)
     elif isinstance(error, OSError) and error.strerror:
-        what = error.strerror.lower() + (f": {error.filename}" if error.filename else "")
+        name = str(error.filename or "")
+        shown = name if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]}…"
+        what = error.strerror.lower() + (f": {shown}" if shown else "")
     else:
         what = f"{type(error).__name__}: {error} (--debug shows where)"
     return " ".join("; ".join([what, *getattr(error, "__notes__", ())]).split())

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
+_TOO_LARGE = 1e30  # in reports; a seed has 64 bits
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
@@ -85,6 +86,8 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     accepted = (int, float) if kind is float else kind
     ok = isinstance(data, accepted) and (kind is bool or not isinstance(data, bool))
     _expect(ok, where, f"a JSON {_NAMES[kind]}")
+    if not isinstance(data, str):
+        _expect(abs(data) < _TOO_LARGE, where, f"less than {_TOO_LARGE:g}")
     return data
 
 

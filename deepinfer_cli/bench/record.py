@@ -11,6 +11,8 @@ from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.results import Ceiling, LimitRow, Measurement
 from deepinfer.errors import ConfigError
 from deepinfer_cli.host import Host
+from deepinfer_cli.small_file import read_small
+from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import WrongForm, from_json, to_json
 
 SCHEMA = "deepinfer.bench/1"
@@ -51,11 +53,11 @@ class BenchRecord:
         if path.is_dir():
             path = path / "bench.json"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(read_small(path))
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
                 raise WrongForm(f"not {SCHEMA}")
             return from_json(cls, data)
         except OSError as error:
             raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-        except (ValueError, WrongForm) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not the result of deepinfer bench: {error}") from error

@@ -6,13 +6,13 @@ import contextlib
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from deepinfer.errors import InputError, RowError
 from deepinfer.recipes.known_fields import KNOWN_FIELDS
+from deepinfer_cli.strict_json import finite, refuse_constant
 
 from .rows import (
     InputRow,
@@ -21,7 +21,6 @@ from .rows import (
     fields_of_column,
     first_repeated,
     make_row,
-    refuse_constant,
     too_long_row,
     unique_keys,
 )
@@ -151,15 +150,8 @@ def _joined(cells: list[str]) -> bytes:
     return ",".join(cells).encode("utf-8", "surrogateescape")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError(text)
-    return number
-
-
 _CELLS = json.JSONDecoder(
-    object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=_finite
+    object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=finite
 )
 
 

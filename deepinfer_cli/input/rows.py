@@ -7,10 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from deepinfer.errors import RowError
 from deepinfer.recipes.rows import row_id
+from deepinfer_cli.strict_json import refuse_constant
 
 _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
@@ -49,10 +50,6 @@ def fields_with_id(row: InputRow) -> Mapping[str, Any]:
     if row.fields.get("custom_id") is None and row.fields.get("id") is None:
         return {**row.fields, "id": row.row_id}
     return row.fields
-
-
-def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 # No text is right there.

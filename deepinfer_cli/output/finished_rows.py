@@ -14,6 +14,7 @@ from deepinfer.errors import InputError
 from deepinfer_cli.input.rows import encode_json
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.report.report import Report
+from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import from_json
 
 from .journal import Journal, Record
@@ -89,7 +90,7 @@ def _sorted(paths: OutputPaths, end: int, shard: Shard, scratch: Path) -> Iterat
 def finished_report(paths: OutputPaths) -> Report:
     """The report of a finished run.  Raises: InputError if there is none that can be read."""
     try:
-        report = from_json(Report, json.loads(paths.report.read_bytes()))
+        report = from_json(Report, read_json(paths.report.read_bytes()))
     except FileNotFoundError:
         raise InputError(f"there is no {paths.report}, which says what made the rows") from None
     except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
+from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import WrongForm, from_json, to_json
 
 from .basis import Basis
@@ -40,7 +41,7 @@ def read_manifest(folder: Path) -> Basis | None:
     """
     path = folder / NAME
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path.read_bytes())
         if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
             raise WrongForm(f"it is not {_SCHEMA}")
         return from_json(Basis, found)

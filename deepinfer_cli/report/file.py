@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
 from deepinfer_cli.output.partial import OutputPaths, default_output
+from deepinfer_cli.small_file import read_small
+from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import WrongForm, from_json
 
 from .report import SCHEMA, Report
@@ -41,7 +42,7 @@ def read_report(run: str) -> StoredReport:
     """The report of ``run``.  Raises: ConfigError that says where it was looked for."""
     path = _find(Path(run))
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(read_small(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot read {path}: {reason}") from error

@@ -4,13 +4,13 @@ up."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.types import EngineStats
+from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import from_json, to_json
 
 from .build import speculation
@@ -32,7 +32,7 @@ def earlier_report(path: Path) -> Report | None:
     """What the parts before have left there; None if there is nothing sound: a damaged file must
     not stop the run that it is about."""
     try:
-        report = from_json(Report, json.loads(path.read_bytes()))
+        report = from_json(Report, read_json(path.read_bytes()))
     except (OSError, ValueError, RecursionError):
         return None
     measured = (getattr(report, name) for name in _MEASURED)

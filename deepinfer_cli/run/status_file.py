@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.strict_json import read_json
 
 from .console import Snapshot
 
@@ -59,7 +60,7 @@ class StatusFile:
 def read_status(folder: Path) -> dict[str, Any] | None:
     """What the latest run in ``folder`` said, None if it said nothing."""
     try:
-        status = json.loads((folder / NAME).read_bytes())
+        status = read_json((folder / NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(status, dict) and status.get("schema") == _SCHEMA

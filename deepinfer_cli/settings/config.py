@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from deepinfer.errors import ConfigError
+from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.run.talk import data_stream
 
 from .layers import Resolved
@@ -68,7 +68,7 @@ def init(path: Path, *, force: bool) -> None:
         raise ConfigError(
             f"cannot write {path}: {(error.strerror or str(error)).lower()}"
         ) from error
-    print(f"wrote {path}", file=sys.stderr)
+    print(on_one_line(f"wrote {path}"), file=sys.stderr)
 
 
 def _yaml(value: object) -> str:

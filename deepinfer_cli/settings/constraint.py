@@ -9,6 +9,7 @@ from typing import Any
 from deepinfer.errors import ConfigError, RowError
 from deepinfer.recipes.constraints.fields import field_constraint, schema_format
 from deepinfer.recipes.constraints.spec import json_schema
+from deepinfer_cli.small_file import read_small
 
 from .layers import Resolved
 
@@ -67,7 +68,7 @@ def _as_given(name: str, origin: str) -> str:
 
 def _text(path: str, where: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_small(Path(path)).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{where}: cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

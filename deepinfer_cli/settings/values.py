@@ -78,7 +78,14 @@ def parse_number(value: object) -> float:
 
 
 def parse_seconds(value: object) -> float:
-    """A duration in seconds: ``90``, ``90s``, ``1h30m``, ``2d``."""
+    """A duration in seconds: ``90``, ``90s``, ``1h30m``, ``2d``; none beyond 68 years."""
+    seconds = _seconds(value)
+    if not abs(seconds) < 2**31:
+        raise ValueError(value)
+    return seconds
+
+
+def _seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     text = str(value).strip().lower()
@@ -141,7 +148,7 @@ def choice(*names: str) -> Kind:
 def parse_drafts(value: object) -> str:
     """``auto``, a number of drafts, or ``auto:3``: what pays, at most three.  ``off`` is 0."""
     word = "0" if value is False or value == "off" else str(value).strip().lower()
-    if not re.fullmatch(r"auto|\d+|auto:[1-9]\d*", word):
+    if not re.fullmatch(r"auto|\d{1,9}|auto:[1-9]\d{0,8}", word):
         raise ValueError(value)
     return word
 

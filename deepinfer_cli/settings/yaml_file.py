@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.errors import ConfigError, nearest
+from deepinfer_cli.small_file import read_small
 
 from .settings import FIELDS
 
@@ -21,7 +22,7 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
     if config is None and not path.is_file():
         return []
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(read_small(path).decode("utf-8"))
         node = loader.get_single_node()
         if node is None:
             return []
@@ -37,7 +38,11 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
                 raise ConfigError(f"{origin}: {name} is given twice")
             if not _is_flat(value):
                 raise ConfigError(f"{origin}: {name}: lists and mappings inside others")
-            layer.append((name, loader.construct_object(value, deep=True), origin))
+            try:
+                layer.append((name, loader.construct_object(value, deep=True), origin))
+            except (LookupError, AttributeError, TypeError) as error:  # a tag that does not fit
+                kind = value.tag.replace("tag:yaml.org,2002:", "!!")
+                raise ConfigError(f"{origin}: {name}: {value.value!r} is no {kind}") from error
         return layer
     except OSError as error:
         raise ConfigError(f"cannot read settings from {path}: {error.strerror or error}") from error

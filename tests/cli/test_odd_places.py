@@ -137,6 +137,10 @@ def test_a_read_only_mount(cli: Cli, read_only: Path) -> None:
         ("--json-schema", "."),
         ("--config", "."),
         ("--config", "none.yaml"),
+        ("--config", "/dev/zero"),
+        ("--grammar", "/dev/zero"),
+        ("--json-schema", "/dev/zero"),
+        ("--time-limit", "9" * 5_000),
         ("--limit",),
         ("--", "more", "words"),
     ],
@@ -227,3 +231,23 @@ def test_where_a_link_leads_is_told(cli: Cli) -> None:
         done = cli("run", f"{name}.jsonl")
         assert done.exit_code == 4 and f"; it is a link to {target}.jsonl" in done.err
         assert "did you mean" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "x"), ("report", "x"), ("merge", "-o", "m.jsonl", "x"), ("run", "x"),
+        ("plan", "in.jsonl", "--like", "x"), ("bench", "--compare", "x"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_name_that_is_too_long_is_wrong_use(cli: Cli, arguments: tuple[str, ...]) -> None:
+    write_rows("in.jsonl", prompts(1))
+    name = "x" * 4_000
+    done = cli(*(name if word == "x" else word for word in arguments))
+    assert done.exit_code in (2, 4) and "file name too long" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_no_file_that_is_written_controls_the_terminal(cli: Cli) -> None:
+    assert cli("config", "init", "\x1b[31m.yaml").err == "wrote \\x1b[31m.yaml\n"

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import assert_refused
 
 from deepinfer_cli.host import source_commit
 from deepinfer_cli.output.fingerprint import model_fingerprint
@@ -60,6 +61,7 @@ def test_the_schema_in_docs_is_the_definition_and_holds(
         ({"preemptions": True}, "preemptions"),
         ({"errors": {"too_long": 1.5}}, "errors.too_long"),
         ({"timeline": {"rows": [1, "x"]}}, r"timeline.rows\[1\]"),
+        ({"preemptions": 10**400}, "preemptions"),
     ],
 )
 def test_wrong_reports_are_refused_with_the_place(
@@ -70,6 +72,17 @@ def test_wrong_reports_are_refused_with_the_place(
     del finished["tokens"]
     with pytest.raises(WrongForm, match="^tokens: expected to be there"):
         from_json(Report, finished)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999", b"1" * 5_000])
+def test_a_report_with_a_number_that_is_none_is_refused(cli: Any, number: bytes) -> None:
+    Path("in.jsonl").write_text('{"prompt": "a"}\n')
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", "-q").exit_code == 0
+    path = Path("out.jsonl.report.json")
+    path.write_bytes(re.sub(rb'"answer_s": [\d.e-]+', b'"answer_s": ' + number, path.read_bytes()))
+    for verb in ("report", "status"):
+        assert_refused(cli(verb, "out.jsonl"), 2, "out.jsonl.report.json is not a")
+    assert_refused(cli("merge", "-o", "all.jsonl", "out.jsonl"), 4, "is not a report of this")
 
 
 def test_every_number_is_defined_and_every_definition_is_of_a_number(

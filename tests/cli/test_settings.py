@@ -77,6 +77,9 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("limit: -1", "deepinfer.yaml:1: limit: -1: expected a whole number"),
         ("max_row_bytes: 0", "deepinfer.yaml:1: max_row_bytes: 0: expected a size"),
         ("time_limit: -5", "deepinfer.yaml:1: time_limit: -5: expected a duration"),
+        ("time_limit: .inf", "deepinfer.yaml:1: time_limit: inf: expected a duration"),
+        ("raw: !!bool maybe", "deepinfer.yaml:1: raw: 'maybe' is no !!bool"),
+        ("limit: !!timestamp x", "deepinfer.yaml:1: limit: 'x' is no !!timestamp"),
         ("n: 1000000", "n=1000000: expected a whole number, 1 to 128"),
     ],
 )

@@ -15,6 +15,7 @@ from deepinfer_cli.settings.values import (
     pairs,
     parse_bytes,
     parse_count,
+    parse_drafts,
     parse_error_limit,
     parse_number,
     parse_seconds,
@@ -79,7 +80,8 @@ def test_error_limits_are_rows_or_a_share(text: str, expected: float) -> None:
      (parse_count, ""), (parse_count, "1e999"), (parse_bytes, "3 apples"), (parse_seconds, "1h30"),
      (parse_seconds, "-2h"), (parse_seconds, True), (parse_number, "nan"), (parse_number, "inf"),
      (parse_number, False), (parse_switch, "maybe"), (parse_switch, ""), (parse_error_limit, "-1"),
-     (parse_error_limit, "200%")],
+     (parse_error_limit, "200%"), (parse_seconds, "9" * 400), (parse_seconds, "70000d"),
+     (parse_seconds, float("inf")), (parse_drafts, "9" * 99), (parse_drafts, "auto:1e9")],
 )  # fmt: skip
 def test_what_is_not_a_value_is_refused(parse: object, text: object) -> None:
     with pytest.raises((ValueError, OverflowError)):

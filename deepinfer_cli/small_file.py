@@ -1,0 +1,17 @@
+"""Files that are read whole: a device, or data given by mistake, must not fill the memory."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+_MOST_BYTES = 64 * 2**20
+
+
+def read_small(path: Path) -> bytes:
+    """What is in ``path``, which may be a pipe.  Raises: OSError, also for more than 64 MiB."""
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {_MOST_BYTES // 2**20} MiB", str(path))
+    return data
