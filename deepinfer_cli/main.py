@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # a help page must not wait for what a run needs
     from .run.job import Engine, MakeEngine
 
 _USAGE = 2
+_CLOSED_PIPE = 141
 _SHOWN_NAME = 200  # characters of a file's
 # The base of all usage errors; typer exports only its children.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -116,15 +118,27 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     try:
         app = make_app(make_engine)
         result = app(given, prog_name="deepinfer", standalone_mode=False, obj=given)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except _UsageError as error:
         return _fail(_usage_message(error), _USAGE)
-    except typer.Abort:  # Ctrl-C where no row can be lost
-        return _fail("stopped by Ctrl-C", 130)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has seen it first
+            return _nobody_reads()
+        raise
+    except BrokenPipeError:
+        return _nobody_reads()
     except Exception as error:
         if "--debug" in given:
             raise
         return _fail(_message(error), _exit_code(error))
+
+
+def _nobody_reads() -> int:
+    # Python would complain once more while closing stdout.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return _CLOSED_PIPE
 
 
 def _exit_code(error: Exception) -> int:

@@ -33,13 +33,21 @@ class FileRuns:
         return median(report.throughput.completion_tokens_per_s for report in self.reports)
 
 
+class RoundError(DeepInferError):
+    """A round ended without a report of all rows; ``exit_code`` is that of its run."""
+
+    def __init__(self, number: int, exit_code: int) -> None:
+        super().__init__(f"round {number} ended with exit code {exit_code}: nothing to time")
+        self.exit_code = exit_code
+
+
 def run_often(
     source: str, rounds: int, run_once: Callable[[Path], int], console: Console
 ) -> FileRuns:
     """Answer ``source`` ``rounds`` times into files that are thrown away.
 
     ``run_once`` gets the output and returns the exit code of a run.
-    Raises: DeepInferError if a run ends without a report of all rows.
+    Raises: RoundError.
     """
     reports = []
     with tempfile.TemporaryDirectory(prefix="deepinfer-bench-") as folder:
@@ -48,7 +56,7 @@ def run_often(
             output = Path(folder) / "answers.jsonl"
             code = run_once(output)
             if code not in (0, _SOME_ROWS_FAILED):
-                raise DeepInferError(f"round {number} ended with exit code {code}: nothing to time")
+                raise RoundError(number, code)
             text = output.with_name(output.name + ".report.json").read_text(encoding="utf-8")
             reports.append(from_json(Report, json.loads(text)))
     return FileRuns(source=source, reports=tuple(reports))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _SHOWN = 5
@@ -11,13 +11,16 @@ _SHOWN = 5
 @dataclass(frozen=True, slots=True)
 class Basis:
     """settings: name to value, in JSON's types.  model_files: name to digest; empty for the model
-    inside the package, which the version of the package tells."""
+    inside the package, which the version of the package tells.  verb: which makes the output."""
 
     settings: Mapping[str, object]
     model_files: Mapping[str, str] = field(default_factory=dict)
+    verb: str = "run"
 
     def changed_since(self, earlier: Basis) -> tuple[str, str] | None:
         """What is different now, and what would undo that; None if nothing is."""
+        if self.verb != earlier.verb:
+            return f"deepinfer {earlier.verb}", f"give deepinfer {earlier.verb} again"
         settings = settings_changed(earlier.settings, self.settings)
         if settings:
             return f"other settings ({settings})", "give the first settings"
@@ -29,11 +32,12 @@ class Basis:
 
 def settings_changed(earlier: Mapping[str, object], now: Mapping[str, object]) -> str:
     """``temperature was 1.0, now 0.5; ...``; nothing if all are equal."""
-    return "; ".join(
+    words = [
         f"{name} was {earlier.get(name)!r}, now {now.get(name)!r}"
         for name in {**earlier, **now}
         if earlier.get(name) != now.get(name)
-    )
+    ]
+    return _first(words, "; ")
 
 
 def _files_changed(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -45,5 +49,9 @@ def _files_changed(earlier: Mapping[str, str], now: Mapping[str, str]) -> str:
             words.append(f"{name} is new")
         elif earlier[name] != now[name]:
             words.append(f"{name} has changed")
-    more = f", and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+    return _first(words, ", ")
+
+
+def _first(words: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return between.join(words[:_SHOWN]) + more

@@ -54,7 +54,7 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
         check_inputs_are_safe([own.results, own.errors, own.report], paths.written)
     _allow_files(_FILES_OF_A_SHARD * len(outputs) + _OTHER_FILES)
     with PartialFolder(paths) as folder:
-        folder.begin(Basis({"merge": True}), force=force, can_retry=False)
+        folder.begin(Basis({}, verb="merge"), force=force, can_retry=False)
         try:
             report = _write(outputs, folder, format)
         finally:

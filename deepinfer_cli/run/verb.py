@@ -45,7 +45,6 @@ from .status_file import StatusFile, command_line, read_status
 from .talk import data_stream
 
 _AGAIN = "run the same command again to continue"
-_CLOSED_PIPE = 141
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +82,9 @@ def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> in
     if resolved.settings.prometheus is not None:
         check_inputs_are_safe([request.source], [Path(resolved.settings.prometheus)])
     console = make_console(quiet=request.quiet)
-    try:
-        if output == "-":
-            return _run_to_stdout(request, resolved, make_engine, console)
-        return _run_to_files(request, Path(output), resolved, make_engine, console)
-    except BrokenPipeError:
-        # Nobody reads any more.  Python would complain once more while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _CLOSED_PIPE
+    if output == "-":
+        return _run_to_stdout(request, resolved, make_engine, console)
+    return _run_to_files(request, Path(output), resolved, make_engine, console)
 
 
 def _run_to_stdout(

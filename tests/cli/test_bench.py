@@ -256,6 +256,12 @@ def test_a_file_is_run_often_and_leaves_nothing(cli, in_tmp: Path) -> None:
     assert sorted(path.name for path in in_tmp.iterdir()) == ["in.jsonl", "runs.json"]
 
 
+def test_rounds_that_are_stopped_end_as_a_run_does(cli, in_tmp: Path) -> None:
+    (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n')
+    outcome = cli("bench", "run", "in.jsonl", "--time-limit", "0", "-q")
+    assert outcome.exit_code == 75 and "round 1 ended with exit code 75" in outcome.err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [(["none.jsonl"], "none.jsonl"), (["in.jsonl", "--rounds", "0"], "expected 1 or more")],

@@ -111,6 +111,20 @@ def test_a_changed_model_is_told_by_its_files(paths: OutputPaths) -> None:
         assert folder.begin(many, force=False) is True
 
 
+def test_what_another_verb_left_is_told_in_a_line(paths: OutputPaths) -> None:
+    """A merge that was killed, where a run now writes; and a run of an earlier version."""
+    settings = {f"setting_{number}": number for number in range(30)}
+    with PartialFolder(paths) as folder:
+        assert folder.begin(Basis({}, verb="merge"), force=False) is False
+        assert folder.begin(Basis({}, verb="merge"), force=False) is True
+        words = "begun with deepinfer merge; give deepinfer merge again to continue it, or --force"
+        with pytest.raises(ConfigError, match=words):
+            folder.begin(Basis(settings), force=False)
+        assert folder.begin(Basis({}), force=True) is False
+        with pytest.raises(ConfigError, match="setting_4 was None, now 4; and 25 more"):
+            folder.begin(Basis(settings), force=False)
+
+
 def test_results_are_only_replaced_by_force(paths: OutputPaths) -> None:
     paths.results.write_text("precious")
     with PartialFolder(paths) as folder, pytest.raises(ConfigError, match="already exists"):

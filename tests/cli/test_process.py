@@ -69,6 +69,21 @@ def test_a_closed_pipe_is_quiet(in_tmp: Path, command: list[str]) -> None:
     assert done.stdout.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("verb", ["config show", "run --help", "status out.jsonl", "--version"])
+def test_a_closed_pipe_is_told_alike_by_every_verb(
+    in_tmp: Path, command: list[str], process: Process, verb: str
+) -> None:
+    Path("in.jsonl").write_bytes(_prompts(1))
+    assert process("run", "in.jsonl", "-o", "out.jsonl", "-q").exit_code == 0
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*command, *verb.split()], stdout=writing, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(writing)
+    assert done.returncode == 141 and done.stderr == b""
+
+
 def test_a_read_only_folder_of_inputs(process: Process) -> None:
     folder = Path("inputs")
     folder.mkdir()
