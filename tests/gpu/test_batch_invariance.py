@@ -91,6 +91,7 @@ def test_graphs_and_overlap() -> None:
     assert plain.graphs.num_captured == 0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("drafts", [0, 5])
 def test_launching_a_step_waits_for_nothing(
