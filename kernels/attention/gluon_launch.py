@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
+from deepinfer.kernels.relaunch import launch
 
 from .checks import check_operands
 from .gluon_kernel import attention_gluon_kernel
@@ -81,7 +82,7 @@ def sparse_attention_gluon(
     if is_whole and is_repeated:
         window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces
-    attention_gluon_kernel[(min(num_items, multiprocessors(q.device)),)](
+    launch(attention_gluon_kernel, (min(num_items, multiprocessors(q.device)),))(
         q.contiguous(), window_rows, window_index,
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
@@ -91,7 +92,7 @@ def sparse_attention_gluon(
         enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
-        combine_pieces_kernel[(num_queries, _HEADS)](
+        launch(combine_pieces_kernel, (num_queries, _HEADS))(
             parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
             PIECES=num_pieces, TILE_PIECES=next_power_of_2(num_pieces),
             H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, num_warps=2,

@@ -21,6 +21,7 @@ from deepinfer.kernels.launch import (
 )
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, round_bf16
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
+from deepinfer.kernels.relaunch import launch
 
 from .checks import check_operands
 
@@ -83,7 +84,7 @@ def sparse_attention_triton(
     )
     pairs = bf16_pairs("q", q.contiguous())
     result = bf16_pairs("out", out)
-    attention_kernel[(num_queries, cdiv(heads, tile_heads), num_pieces)](
+    launch(attention_kernel, (num_queries, cdiv(heads, tile_heads), num_pieces))(
         pairs, window_rows if width % 64 else window_rows.view(torch.int16), window_rows,
         window_index, window_rows if main_rows is None else main_rows, main_index,
         sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,
@@ -93,7 +94,7 @@ def sparse_attention_triton(
         enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
-        combine_kernel[(num_queries, heads)](
+        launch(combine_kernel, (num_queries, heads))(
             sums, state, sink, cos, sin, result, num_pieces,
             H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
             num_warps=4, enable_fp_fusion=True,

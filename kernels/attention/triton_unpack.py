@@ -10,6 +10,7 @@ from torch import Tensor
 from deepinfer.kernels.launch import cdiv, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
+from deepinfer.kernels.relaunch import launch
 
 _TILE_ROWS = 8
 
@@ -25,7 +26,7 @@ def unpack_rows_triton(
     unpacked = [x.new_empty(len(x), width, dtype=torch.bfloat16) for x in rows]
     programs = [cdiv(len(x), _TILE_ROWS) for x in rows]
     if sum(programs):
-        unpack_kernel[(sum(programs),)](
+        launch(unpack_kernel, (sum(programs),))(
             window_rows.view(torch.int16), window_rows, rows[-1], unpacked[0].view(torch.int32),
             unpacked[-1].view(torch.int32), len(window_rows), len(rows[-1]), programs[0],
             HALF=width // 2, TILE_PAIRS=next_power_of_2(width // 2), TILE_ROWS=_TILE_ROWS,

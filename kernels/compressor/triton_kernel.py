@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import check_tensor, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_bits
+from deepinfer.kernels.relaunch import launch
 
 
 def pool_tokens_triton(
@@ -35,7 +36,7 @@ def pool_tokens_triton(
         check_tensor(name, numbers, torch.int64, (tokens,), ring)
     out = torch.empty(tokens, width, dtype=torch.bfloat16, device=key_gate.device)
     if tokens:
-        pool_kernel[(tokens,)](
+        launch(pool_kernel, (tokens,))(
             key_gate, ring, slots, positions, offsets, places, out.view(torch.int16),
             RING=ring.shape[1], WIDTH=width, TILE=next_power_of_2(width),
             num_warps=4, enable_fp_fusion=False,

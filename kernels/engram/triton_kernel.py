@@ -8,7 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import bf16_or_f32, bf16_pairs, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import (
+    bf16_or_f32,
+    bf16_pairs,
+    cdiv,
+    check_tensor,
+    describe,
+    has_native_fp8,
+    next_power_of_2,
+)
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e4m3_values,
@@ -16,6 +24,7 @@ from deepinfer.kernels.quant.triton_bits import (
     even_bf16,
     odd_bf16,
 )
+from deepinfer.kernels.relaunch import launch
 
 _TILE_TOKENS = 64
 _BLOCK = 32
@@ -37,9 +46,9 @@ def engram_hash_triton(
     check_tensor("offsets", offsets, torch.int64, (reach - 1, heads), lookback)
     rows = torch.empty(tokens, (reach - 1) * heads, dtype=torch.int64, device=lookback.device)
     if rows.numel():
-        hash_kernel[(triton.cdiv(tokens, _TILE_TOKENS),)](
+        launch(hash_kernel, (cdiv(tokens, _TILE_TOKENS),))(
             lookback, multipliers, primes, offsets, rows, tokens,
-            REACH=reach, HEADS=heads, TILE_HEADS=triton.next_power_of_2(heads),
+            REACH=reach, HEADS=heads, TILE_HEADS=next_power_of_2(heads),
             TILE_T=_TILE_TOKENS, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
     return rows
@@ -64,7 +73,7 @@ def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
     out = torch.empty(len(rows), rows.shape[1] * width, dtype=torch.bfloat16, device=rows.device)
     if out.numel():
         blocks = rows.numel() * (width // _BLOCK)
-        lookup_kernel[(triton.cdiv(blocks, _TILE_BLOCKS),)](
+        launch(lookup_kernel, (cdiv(blocks, _TILE_BLOCKS),))(
             table.view(torch.int16), scales.view(torch.uint8), rows, bf16_pairs("out", out),
             blocks, BLOCKS=width // _BLOCK, TILE=_TILE_BLOCKS,
             NATIVE=has_native_fp8(rows.device), num_warps=4, enable_fp_fusion=True,
@@ -87,7 +96,7 @@ def engram_gate_triton(
     weights = [bf16_pairs("weight", w) if is_bf16 else w for w in (q_weight, k_weight)]
     pairs = bf16_pairs("streams", streams)
     if out.numel():
-        gate_kernel[(tokens, num_streams)](
+        launch(gate_kernel, (tokens, num_streams))(
             pairs, bf16_pairs("key_value", key_value), *weights, bf16_pairs("out", out),
             pairs.stride(0), pairs.stride(1), width**-0.5,
             D=width, WEIGHT_BF16=is_bf16, NORM_EPS=_NORM_EPS, MIN_DOT=_MIN_DOT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from deepinfer.errors import TensorError
@@ -11,7 +10,8 @@ from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
-from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.launch import cdiv, check_tensor, describe, next_power_of_2
+from deepinfer.kernels.relaunch import launch
 
 from .arrivals import Arrivals
 from .buffers import Buffers
@@ -58,14 +58,14 @@ def make_heads_triton(
     assert tokens.scales is not None and layout.block == tokens.path.block
     result_row = torch.empty(count * choices, dtype=torch.int32, device=own.device)
     scales = layout.hidden_size // layout.block
-    heads_kernel[(triton.cdiv(most_tokens, _HEADS),)](
+    launch(heads_kernel, (cdiv(most_tokens, _HEADS),))(
         ids, weights, tokens.scales, *table, own[buffers.heads_of(buffers.rank)], buffers.sent,
         buffers.rounds, result_row, count, most_tokens, tokens.scale_stride, buffers.rank,
         table[0].shape[1],
         CHOICES=choices,
-        PADDED=triton.next_power_of_2(choices),
+        PADDED=next_power_of_2(choices),
         SCALES=scales,
-        BLOCKS=triton.next_power_of_2(scales),
+        BLOCKS=next_power_of_2(scales),
         HEAD_BYTES=layout.head_bytes,
         PATH=int(tokens.path),
         TOKENS=_HEADS,
@@ -93,12 +93,12 @@ def receive_tokens_triton(buffers: Buffers, most_tokens: int) -> tuple[Tensor, T
     count, choices = layout.num_ranks * most_tokens, layout.num_choices
     places = torch.empty(count, choices, dtype=torch.int64, device=own.device)
     weights = torch.empty(count, choices, dtype=torch.float32, device=own.device)
-    receive_tokens_kernel[(triton.cdiv(count, _READ_ROWS),)](
+    launch(receive_tokens_kernel, (cdiv(count, _READ_ROWS),))(
         own[layout.heads :], buffers.sent, buffers.rounds, places, weights,
         most_tokens, layout.capacity, buffers.rank,
         RANKS=layout.num_ranks,
         CHOICES=choices,
-        PADDED=triton.next_power_of_2(choices),
+        PADDED=next_power_of_2(choices),
         SCALES=layout.hidden_size // layout.block,
         HEAD_BYTES=layout.head_bytes,
         ROWS=_READ_ROWS,
@@ -118,8 +118,8 @@ def gather_tokens_triton(
     width, own = layout.hidden_size, buffers.own
     out = Activations.empty(len(rows.pair), width, path, order, own.device)
     values, scales = out.values.view(torch.int32), out.scales
-    programs = min(triton.cdiv(len(rows.pair), _MOVED_ROWS), _MOST_MOVERS)
-    gather_kernel[(programs,)](
+    programs = min(cdiv(len(rows.pair), _MOVED_ROWS), _MOST_MOVERS)
+    launch(gather_kernel, (programs,))(
         own, own[layout.heads :], arrivals.tokens.values.view(torch.uint8), rows.pair, rows.used,
         values, values if scales is None else scales, out.scale_stride,
         arrivals.most_tokens, layout.capacity, buffers.rank,
@@ -127,8 +127,8 @@ def gather_tokens_triton(
         WIDTH=width,
         BLOCK=layout.block,
         HEAD_BYTES=layout.head_bytes,
-        WORDS=triton.next_power_of_2(width // 4),
-        BLOCKS=triton.next_power_of_2(width // layout.block),
+        WORDS=next_power_of_2(width // 4),
+        BLOCKS=next_power_of_2(width // layout.block),
         ROWS=_MOVED_ROWS,
         PATH=int(path),
         ORDER=int(out.order),
@@ -141,12 +141,12 @@ def send_rows_triton(arrivals: Arrivals, outputs: Tensor, rows: ExpertRows) -> N
     """Write outputs [R, d] bf16 of experts to where the tokens of ``rows`` came from."""
     width, choices = arrivals.buffers.layout.hidden_size, arrivals.buffers.layout.num_choices
     check_tensor("outputs", outputs, torch.bfloat16, (len(rows.pair), width), rows.pair)
-    send_rows_kernel[(min(_MOST_SENDERS, triton.cdiv(len(outputs), _SENT_ROWS)),)](
+    launch(send_rows_kernel, (min(_MOST_SENDERS, cdiv(len(outputs), _SENT_ROWS)),))(
         outputs.view(torch.int16), rows.pair, rows.used, arrivals.buffers.homes,
         arrivals.most_tokens,
         CHOICES=choices,
         WIDTH=width,
-        COLUMNS=triton.next_power_of_2(width),
+        COLUMNS=next_power_of_2(width),
         ROWS=_SENT_ROWS,
         num_warps=8,
         enable_fp_fusion=True,
@@ -157,7 +157,7 @@ def end_round_triton(buffers: Buffers) -> None:
     """Say that all results of this rank are where they belong, wait for those of this round, and
     count it."""
     layout = buffers.layout
-    end_round_kernel[(1,)](
+    launch(end_round_kernel, (1,))(
         buffers.returned, buffers.homes, buffers.rounds, buffers.rank,
         layout.returned - layout.results,
         RANKS=layout.num_ranks,
@@ -172,7 +172,7 @@ def copy_blocks_triton(source: Tensor, rows: Tensor, address: int, targets: Tens
     width = source.shape[1]
     is_wide = not (width % 16 or address % 16 or source.data_ptr() % 16)
     if len(rows):
-        copy_blocks_kernel[(len(rows), triton.cdiv(width, _COPIED_BYTES))](
+        launch(copy_blocks_kernel, (len(rows), cdiv(width, _COPIED_BYTES)))(
             source.view(torch.int32) if is_wide else source, rows, address, targets,
             width // 4 if is_wide else width,
             IS_WIDE=is_wide, TILE=_COPIED_BYTES // 4 if is_wide else _COPIED_BYTES,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import bf16_pairs, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
+from deepinfer.kernels.relaunch import launch
 
 from .hopper_weights import HopperWeight
 from .k_order import KOrder
@@ -103,7 +104,7 @@ def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activati
     if count:
         pairs = bf16_pairs("x", x)
         grid, tile = tiles_of(count, out.layout)
-        quantize_kernel[grid](
+        launch(quantize_kernel, grid)(
             pairs, count, *out.writer, out.scale_stride, pairs.stride(0), **out.layout,
             PAIRS=k // 2, TILE=tile, enable_fp_fusion=True,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import cdiv, describe, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
@@ -47,7 +48,7 @@ def quantized_linear_gluon(x: Tensor | Activations, weight: HopperWeight) -> Ten
     if isinstance(x, Tensor):
         check_rows(x, weight)
         x = quantize_activations(x, MatrixPath.FP8, weight.order)
-    return linear_rows_gluon(x, weight, None, hopper_tile(weight, len(x.values)))
+    return linear_rows_gluon(x, weight, None, hopper_tile(weight, x.values.shape[0]))
 
 
 def linear_rows_gluon(
@@ -167,11 +168,11 @@ def _launch_narrow(
     limit: float = 0.0,
     gate: int = UNGATED.value,
 ) -> None:
-    rows, n = len(values), weight.num_rows
+    rows, n = values.shape[0], weight.num_rows
     form = weight_form(weight)
     factors = weight.factors
     steps = factors if weight.steps is None else weight.steps.view(-1)
-    narrow_kernel[(cdiv(n, 64), cdiv(rows, tile.rows))](
+    launch(narrow_kernel, (cdiv(n, 64), cdiv(rows, tile.rows)))(
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
         described_tiles(weight.values, 64, 256 if form == 1 else 32),
@@ -223,7 +224,7 @@ def _launch_wide(
     count = cdiv(rows, tile.rows)
     columns = tile.columns if gate == UNGATED.value else 256
     programs = min(count * cdiv(n, columns), multiprocessors(values.device))
-    wide_kernel[(programs,)](
+    launch(wide_kernel, (programs,))(
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
         described_tiles(weight.values, tile.columns, 128 if form == 1 else 16),
@@ -267,7 +268,7 @@ def _launch_triple(
     factors = weight.factors
     count = cdiv(rows, tile.rows)
     programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
-    triple_kernel[(programs,)](
+    launch(triple_kernel, (programs,))(
         described_tiles(values, 64, 128),
         described_tiles(scales.view(-1), 64),
         described_tiles(weight.values, tile.columns, 128),

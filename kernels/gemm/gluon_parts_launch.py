@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .gluon_parts import INPUTS, NARROW, ROWS, WIDE, parts_kernel
 from .gluon_tiles import described_tiles
@@ -33,7 +34,7 @@ def fp32_linear_parts_gluon(x: Tensor, weight: Weight, parts: int) -> Tensor:
     rows, (n, k) = len(x), values.shape
     out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
     tiles = cdiv(rows, ROWS.value) * parts * cdiv(n, WIDE.value + NARROW.value)
-    parts_kernel[(min(tiles, multiprocessors(x.device)),)](
+    launch(parts_kernel, (min(tiles, multiprocessors(x.device)),))(
         described_tiles(x.contiguous(), ROWS.value, INPUTS.value),
         described_tiles(values, WIDE.value, INPUTS.value),
         described_tiles(values, NARROW.value, INPUTS.value),

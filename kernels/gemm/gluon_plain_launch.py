@@ -8,6 +8,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .activations import Activations
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
@@ -25,7 +26,7 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
     """Whether ``plain_linear_gluon`` takes these; the bits are those of the portable form."""
     values = weight.values
     return (
-        len(x) >= (_MANY_IN_GROUPS if values.dim() == 3 else _MANY)
+        x.shape[0] >= (_MANY_IN_GROUPS if values.dim() == 3 else _MANY)
         and x.dtype == values.dtype == torch.bfloat16
         and values.shape[-1] % INPUTS.value == 0
         and values.shape[-2] % (COLUMNS.value if values.dim() == 3 else 8) == 0
@@ -89,7 +90,7 @@ def _launch(
     rows, width = len(x), _width(weight)
     count = cdiv(rows, ROWS.value)
     programs = min(count * cdiv(width, COLUMNS.value), multiprocessors(x.device))
-    plain_kernel[(programs,)](
+    launch(plain_kernel, (programs,))(
         described_tiles(x.contiguous().view(rows, -1), ROWS.value, INPUTS.value),
         described_tiles(values.view(width, k), COLUMNS.value, INPUTS.value),
         out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .gluon_slim import slim_kernel
 from .gluon_tiles import described_tiles
@@ -20,7 +21,7 @@ def launch_slim(
     rows, n = out.shape
     count = cdiv(rows, tile.rows)
     programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
-    slim_kernel[(programs,)](
+    launch(slim_kernel, (programs,))(
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
         described_tiles(weight.values, 64, 128),

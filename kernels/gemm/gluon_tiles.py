@@ -18,11 +18,26 @@ _TYPES = {
 }
 
 
+class Tiles(TensorDescriptor):  # type: ignore[misc]
+    """A descriptor that is checked by the driver alone, which refuses what TMA cannot copy.
+
+    ``key``: what kernels are compiled for, see ``launch_key``.
+    """
+
+    def __init__(self, x: Tensor, box: tuple[int, ...]) -> None:
+        self.key = box, x.dtype
+        self.base = x
+        self.shape = x.shape
+        self.strides = x.stride()
+        self.block_shape, self.layout = _box(*self.key)
+        self.padding = "zero"
+
+
 def described_tiles(x: Tensor, *box: int) -> TensorDescriptor:
     """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(box), _layout(box, x.dtype))
+    return Tiles(x, box)
 
 
 @cache  # finding it takes longer than a launch
-def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])
+def _box(box: tuple[int, ...], dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+    return list(box), gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe, has_native_fp8, is_interpreted
+from deepinfer.kernels.launch import cdiv, check_tensor, describe, has_native_fp8, is_interpreted
 from deepinfer.kernels.quant.triton_bits import round_bf16
+from deepinfer.kernels.relaunch import launch
 
 from .activations import Activations, quantize_activations
 from .expert_rows import ExpertRows
@@ -89,7 +90,7 @@ def expert_linear_triton(acts: Activations, weight: Weight, rows: ExpertRows, ti
     width, tiles = weight.values.shape[1], len(rows.expert)
     out = torch.empty(len(rows.pair), width, dtype=torch.bfloat16, device=acts.values.device)
     if tiles:
-        grid = (triton.cdiv(width, tile.width) * tiles, 1)
+        grid = (cdiv(width, tile.width) * tiles, 1)
         _launch(
             grid, acts.values[:, None], acts.scales, weight, out[:, None], rows.expert, tiles,
             acts.path, tile, is_grouped=True,
@@ -104,8 +105,8 @@ def _launch_rows(
     rows, groups, width = out.shape
     if rows and groups and width:
         tile = tile_for(rows, width, groups, path, x.device)
-        count = triton.cdiv(rows, tile.tokens)
-        grid = (triton.cdiv(width, tile.width) * count, groups)
+        count = cdiv(rows, tile.tokens)
+        grid = (cdiv(width, tile.width) * count, groups)
         _launch(grid, x, scales, weight, out, out, count, path, tile, is_grouped=False)
 
 
@@ -125,7 +126,7 @@ def _launch(
     packed = weight.scales is not None
     k = values.shape[-1] * (2 if _format(weight) == _FP4 else 1)
     exact = x.dtype == torch.float32 or values.dtype == torch.float32 or is_interpreted()
-    _gemm_kernel[grid](
+    launch(_gemm_kernel, grid)(
         x,
         x if scales is None else scales,
         values.view(torch.uint8) if packed else values,

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm.gluon_tiles import described_tiles
 from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .gluon_kernel import PADDED_ROWS, TOKENS, WIDTH, advance_kernel
 from .reference import HyperMix, Mixer
@@ -30,10 +31,10 @@ def pass_streams_gluon(
     x = described_tiles(streams.reshape(tokens, -1), *tile)
     kept = described_tiles(collapsed, *tile)
     fn = mixer.fn.bf16_parts.flatten(0, 1)
-    pieces = len(squares)
+    pieces = squares.shape[0]
     # As many programs as run at once, a whole number of them for each piece.
     most = max(1, multiprocessors(streams.device) // pieces)
-    advance_kernel[(pieces, min(most, cdiv(tokens, TOKENS.value)))](
+    launch(advance_kernel, (pieces, min(most, cdiv(tokens, TOKENS.value))))(
         x,
         kept if output is None else described_tiles(output, *tile),
         described_tiles(fn, PADDED_ROWS.value, WIDTH.value),

@@ -28,6 +28,7 @@ from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, norm_warps
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_operand, bf16_value
+from deepinfer.kernels.relaunch import launch
 
 from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
@@ -145,7 +146,7 @@ def _pass_streams(
     bits = streams.view(torch.int16)
     if tokens:
         # Pieces of the same tokens follow each other, so that memory is read in whole rows.
-        stream_kernel[(cdiv(width, _PIECE), cdiv(tokens, _TILE_TOKENS))](
+        launch(stream_kernel, (cdiv(width, _PIECE), cdiv(tokens, _TILE_TOKENS)))(
             bits, bits if output is None else output.view(torch.int16),
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
@@ -165,7 +166,7 @@ def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> No
     pieces, tokens, rows = products.shape
     # The interpreter's products of more rows depend on where a row stands.
     tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
-    mix_kernel[(cdiv(tokens, tile), pieces)](
+    launch(mix_kernel, (cdiv(tokens, tile), pieces))(
         streams.view(torch.int16), mixer.fn.bf16_parts.view(torch.int16), products, squares,
         tokens, streams.shape[2], streams.stride(0), streams.stride(1),
         S=streams.shape[1], ROWS=rows, TILE_ROWS=max(16, next_power_of_2(rows)),
@@ -195,7 +196,7 @@ def _finish(
     acts = Activations.empty_for(entrance.linear, tokens, width)
     pairs, weight = norm_operands(collapsed, entrance.weight)
     if tokens:
-        finish_kernel[(tokens + cdiv(tokens, _TILE_TOKENS_SUM),)](
+        launch(finish_kernel, (tokens + cdiv(tokens, _TILE_TOKENS_SUM),))(
             pairs, weight, normed.view(torch.int32), *acts.writer,
             acts.scale_stride, entrance.eps,
             products, squares, mixer.scale, mixer.base, *mix,

@@ -10,6 +10,7 @@ from torch import Tensor
 from deepinfer.kernels.launch import cdiv
 from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
+from deepinfer.kernels.relaunch import launch
 
 _COLUMNS = 1024
 
@@ -21,7 +22,7 @@ def added_up(output: Tensor | PairOutputs) -> Tensor:
     tokens, width = output.added.shape
     total = torch.empty_like(output.added)
     if tokens:
-        add_pairs_kernel[(tokens, cdiv(width, _COLUMNS))](
+        launch(add_pairs_kernel, (tokens, cdiv(width, _COLUMNS)))(
             output.added.view(torch.int16), output.rows.view(torch.int16), output.row,
             total.view(torch.int16), width, PER_TOKEN=output.per_token, TILE_D=_COLUMNS,
             num_warps=4, enable_fp_fusion=True,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.relaunch import launch
 
 from .checks import check_lists, check_operands
 from .gluon_kernel import score_gluon_kernel
@@ -47,7 +48,7 @@ def paged_index_scores_gluon(
     requests = len(block_table)
     pairs = 3 if num_queries > 4 * requests else 2
     groups = request_rows.new_empty(num_queries + 1, dtype=torch.int32)
-    group_kernel[(1,)](
+    launch(group_kernel, (1,))(
         request_rows, groups, num_queries, SIZE=2 * pairs, TILE=1024,
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
@@ -57,7 +58,7 @@ def paged_index_scores_gluon(
     piece = _piece_entries(num_groups, num_entries, blocks * multiprocessors(pool.device))
     pieces = cdiv(num_entries, piece)
     most_groups = min(num_queries, requests + num_queries // (2 * pairs))
-    score_gluon_kernel[(most_groups * pieces,)](
+    launch(score_gluon_kernel, (most_groups * pieces,))(
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, num_visible, groups, scores,
         num_queries, num_entries, scores.stride(0), block_table.shape[1], pieces, piece,
@@ -97,7 +98,7 @@ def listed_index_scores_gluon(
     blocks_at_once = _LISTED_BLOCKS * multiprocessors(pool.device)
     piece = _piece_entries(num_queries, width * block_size, blocks_at_once)
     pieces = cdiv(width * block_size, piece)
-    score_listed_kernel[(num_queries * pieces,)](
+    launch(score_listed_kernel, (num_queries * pieces,))(
         query_rows.view(torch.int32), head_weights, pool.view(torch.int32), block_table,
         request_rows, blocks, num_places, scores,
         num_queries, scores.stride(0), block_table.shape[1], width, piece,

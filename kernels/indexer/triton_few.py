@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import cdiv, is_npu, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_value
+from deepinfer.kernels.relaunch import launch
 
 from .triton_maxima import segment_best
 
@@ -56,7 +57,7 @@ def select_few(bits: Tensor, visible: Tensor, k: int) -> Tensor:
     warps = 8 if rows <= _FEW_ROWS else (4 if group > 1 else 2)
     lists = torch.empty(rows, 2 * most, dtype=torch.int32, device=bits.device)
     chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
-    few_kernel[(rows,)](
+    launch(few_kernel, (rows,))(
         tops, best, bits, visible, lists, chosen,
         tops.shape[1], width, size, tops.stride(0), best.stride(0), bits.stride(0), k,
         TOPS=next_power_of_2(tops.shape[1]), GROUP=group, SEGMENT=_SEGMENT, MOST=most,

@@ -13,6 +13,7 @@ from torch import Tensor
 from deepinfer.kernels.launch import cdiv, matrix_dtype, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value, round_bf16
 from deepinfer.kernels.quant.triton_rows import index_keys
+from deepinfer.kernels.relaunch import launch
 
 from .checks import check_operands
 
@@ -43,7 +44,7 @@ def paged_index_scores_triton(
     if not scores.numel():
         return scores
     grid = (cdiv(num_entries, _TILE_ENTRIES), cdiv(num_queries, _TILE_QUERIES))
-    score_kernel[grid](
+    launch(score_kernel, grid)(
         query_rows, head_weights.view(torch.int16), pool, block_table, request_rows, num_visible,
         scores.view(torch.int16), num_queries, num_entries, pool.shape[1], block_table.shape[1],
         H=heads, HALF=half, TILE_PAIRS=next_power_of_2(half),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from deepinfer.kernels.launch import cdiv
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
+from deepinfer.kernels.relaunch import launch
 
 _TILE = 8192
 _MOST_AT_ODD = 1024  # segments of rows at odd places: registers would not hold more addresses
@@ -37,7 +38,7 @@ def segment_best(
     is_even = bits.stride(0) % 16 == 0
     tile = max(1, min(_TILE if is_even else _MOST_AT_ODD, _TILE // segment))
     if best.numel():
-        segment_best_kernel[(rows, cdiv(width, tile))](
+        launch(segment_best_kernel, (rows, cdiv(width, tile)))(
             bits, visible, best, tops, size, bits.stride(0), width, best.stride(0), tops.stride(0),
             BITS=8 * bits.element_size(), SEGMENT=segment, TILE=tile, GROUP=group,
             KEEP_NEWEST=keep_newest, HAS_VISIBLE=visible is not None,

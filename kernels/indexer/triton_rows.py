@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.kernels.launch import check_tensor, next_power_of_2
+from deepinfer.kernels.relaunch import launch
 
 
 def pool_rows_triton(
@@ -31,7 +32,7 @@ def pool_rows_triton(
         check_tensor("blocks", blocks, torch.int64, (num_queries, None), picks)
     rows = torch.empty_like(picks)
     if picks.numel():
-        pool_rows_kernel[(num_queries,)](
+        launch(pool_rows_kernel, (num_queries,))(
             picks, request_rows, block_table, blocks, rows,
             k, per_block, block_table.shape[1], 0 if blocks is None else blocks.shape[1],
             SIZE=0 if blocks is None else block_size, TILE=next_power_of_2(k),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.launch import check_tensor, describe, next_power_of_2
+from deepinfer.kernels.relaunch import launch
 
 from .triton_few import has_few, select_few
 from .triton_maxima import segment_best
@@ -113,7 +114,7 @@ def _select(
     every = next_power_of_2(max(_LEAST, upper.shape[1]))
     upper_tile = some if parents is not None else every
     tile = some if has_upper or parents is not None else every
-    select_kernel[(rows,)](
+    launch(select_kernel, (rows,))(
         upper, bits, chosen if parents is None else parents, visible,
         torch.empty_like(chosen) if has_upper else chosen, chosen,
         upper.shape[1], size, upper.stride(0), bits.stride(0), k,

@@ -20,6 +20,7 @@ from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import kept_pairs, quantized, store_codes
 from deepinfer.kernels.launch import bf16_pairs, cdiv, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
+from deepinfer.kernels.relaunch import launch
 
 from .triton_pairs import count_kernel, first_rows, place_pairs_kernel, place_tiles
 
@@ -41,7 +42,7 @@ def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
     chunks = max(1, min(32, _MOST_TOTALS // experts))
     counts = _counts(ids, num_experts, chunks)
     programs = blocks * cdiv(num_experts, _PLACED_EXPERTS) + num_experts + 1
-    place_pairs_kernel[(programs,)](
+    launch(place_pairs_kernel, (programs,))(
         ids, counts, rows.pair, rows.row, rows.expert, rows.used,
         ids.numel(), num_experts, blocks, len(rows.expert),
         PLACED_EXPERTS=_PLACED_EXPERTS, TILE_ROWS=tile_rows, EXPERTS=experts, CHUNKS=chunks,
@@ -60,7 +61,7 @@ def order_tokens(
     if not ids.numel():
         return rows, acts
     pairs, layout = bf16_pairs("x", x), acts.layout
-    place_tokens_kernel[(tokens + num_experts + 1,)](
+    launch(place_tokens_kernel, (tokens + num_experts + 1,))(
         ids, _counts(ids, num_experts, 1), rows.pair, rows.row, rows.expert, rows.used,
         pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
         tokens, num_experts, cdiv(ids.numel(), _BLOCK), len(rows.expert),
@@ -85,7 +86,7 @@ def _counts(ids: Tensor, num_experts: int, chunks: int) -> Tensor:
     """[blocks + chunks, num_experts] i32, see ``count_kernel``; at least one pair."""
     blocks = cdiv(ids.numel(), _BLOCK)
     counts = torch.empty(blocks + chunks, num_experts, dtype=torch.int32, device=ids.device)
-    count_kernel[(chunks * cdiv(num_experts, _COUNTED_EXPERTS),)](
+    launch(count_kernel, (chunks * cdiv(num_experts, _COUNTED_EXPERTS),))(
         ids, counts, ids.numel(), num_experts, blocks,
         EXPERTS=_COUNTED_EXPERTS, PAIRS=_BLOCK, CHUNKS=chunks, num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip

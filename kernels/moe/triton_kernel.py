@@ -23,8 +23,9 @@ from deepinfer.kernels.gemm.triton_kernel import (
     check_weight,
     expert_linear_triton,
 )
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import cdiv, check_tensor
 from deepinfer.kernels.quant.triton_bits import bf16_bits
+from deepinfer.kernels.relaunch import launch
 
 from .pair_order import order_pairs, order_tokens
 from .triton_swiglu import swiglu_of_rows
@@ -121,9 +122,9 @@ def sum_rows_triton(
     out = torch.empty(tokens, width, dtype=dtype, device=rows.device)
     is_bf16 = dtype is torch.bfloat16
     if tokens:
-        _sum_kernel[(tokens, triton.cdiv(width, _COLUMNS))](
-            rows, row, out.view(torch.int16) if is_bf16 else out, width, per_token, _COLUMNS,
-            is_bf16, enable_fp_fusion=True,
+        launch(_sum_kernel, (tokens, cdiv(width, _COLUMNS)))(
+            rows, row, out.view(torch.int16) if is_bf16 else out, width, per_token,
+            COLUMNS=_COLUMNS, BF16=is_bf16, enable_fp_fusion=True,
         )  # fmt: skip
     return out
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear_parts
 from deepinfer.kernels.launch import check_tensor, is_npu, next_power_of_2
+from deepinfer.kernels.relaunch import launch
 
 from .triton_choice import choice_kernel
 
@@ -50,7 +51,7 @@ def route_triton(
         return ids, weights
     parts = _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1
     logits = fp32_linear_parts(x, gate, parts)
-    choice_kernel[(rows,)](
+    launch(choice_kernel, (rows,))(
         logits, bias, ids, weights,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
         **choice, PARTS=parts, num_warps=1, enable_fp_fusion=True,

@@ -16,6 +16,7 @@ from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import block_tile, kept_pairs, store_quantized
 from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, has_native_fp8
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, sigmoid
+from deepinfer.kernels.relaunch import launch
 
 _PLAIN_BLOCK = 128
 
@@ -37,7 +38,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
             "NATIVE": has_native_fp8(gate_up.device),
         }
         grid, tile = tiles_of(rows, layout)
-        swiglu_kernel[grid](
+        launch(swiglu_kernel, grid)(
             halves, words if weights is None else weights, words, words, rows, words, words, 0,
             limit, WEIGHT=0 if weights is None else 1, ALTERNATE=False, PAIRS=both // 4, TILE=tile,
             **layout, enable_fp_fusion=True,
@@ -83,7 +84,7 @@ def _swiglu_into(
     count, both = gate_up.shape
     if count:
         grid, tile = tiles_of(count, out.layout)
-        swiglu_kernel[grid](
+        launch(swiglu_kernel, grid)(
             halves,
             halves if weights is None else weights,
             halves if rows is None else rows.pair,

@@ -32,6 +32,7 @@ from deepinfer.kernels.quant.triton_bits import (
     odd_bf16,
     rounded_pair,
 )
+from deepinfer.kernels.relaunch import launch
 
 from .reference import RowFormat
 
@@ -157,7 +158,7 @@ def _launch(
     tile_rows = max(1, _TILE_PAIRS // tile_pairs)
     cos, sin = rope if rope is not None else (x, x)
     scales = x if scales is None else scales
-    row_kernel[(cdiv(len(x), tile_rows),)](
+    launch(row_kernel, (cdiv(len(x), tile_rows),))(
         pairs, _words(x if weight is None else weight), cos, sin, rows,
         values, scales, len(x), pairs.stride(0), values.stride(-2), scales.stride(-2),
         len(x) // max(tokens, 1), eps,

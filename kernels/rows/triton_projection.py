@@ -13,6 +13,7 @@ from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, next_power_of_2
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, normed_row
+from deepinfer.kernels.relaunch import launch
 
 from .triton_kernel import row_parts, row_tile
 
@@ -47,7 +48,7 @@ def split_projection_triton(
     check_tensor("kv_norm", kv_norm, torch.bfloat16, (width,), both)
     kv_pairs = bf16_pairs("kv", kv)
     if tokens:
-        projection_kernel[(tokens + cdiv(tokens, _TILE_ROWS),)](
+        launch(projection_kernel, (tokens + cdiv(tokens, _TILE_ROWS),))(
             q_pairs, q_weight, bf16_pairs("normed", normed), *acts.writer, acts.scale_stride,
             kv_pairs, bf16_pairs("kv_norm", kv_norm), *rope, rows, values,
             scales, tokens, q_pairs.stride(0), values.stride(0), scales.stride(0), eps,

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor
+from deepinfer.kernels.launch import cdiv, check_tensor, next_power_of_2
+from deepinfer.kernels.relaunch import launch
 
 _TILE = 1024
 
@@ -38,11 +39,11 @@ def sample_triton(
         check_tensor("logits", logits, torch.float32, (rows, vocab_size), logits)
     chosen = torch.empty_like(positions)
     if rows:
-        tile = min(_TILE, triton.next_power_of_2(vocab_size))
-        sample_kernel[(rows,)](
+        tile = min(_TILE, next_power_of_2(vocab_size))
+        launch(sample_kernel, (rows,))(
             logits, temperature, top_p, top_k, min_p, seeds, positions, chosen,
             logits.stride(0), vocab_size, TILE=tile,
-            TILES=triton.next_power_of_2(triton.cdiv(vocab_size, tile)),
+            TILES=next_power_of_2(cdiv(vocab_size, tile)),
             num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return chosen
@@ -55,7 +56,7 @@ def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) 
     check_tensor("positions", positions, torch.int64, (rows,), seeds)
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)
     if noise.numel():
-        noise_kernel[(rows, triton.cdiv(vocab_size, _TILE))](
+        launch(noise_kernel, (rows, cdiv(vocab_size, _TILE)))(
             seeds, positions, noise, vocab_size, TILE=_TILE, num_warps=8, enable_fp_fusion=False
         )
     return noise

@@ -58,9 +58,7 @@ def test_every_launch_says_whether_it_fuses() -> None:
     for path in _KERNELS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
-                case ast.Call(ast.Subscript(ast.Name(name)), _, keywords) if name.endswith(
-                    "_kernel"
-                ):
+                case ast.Call(ast.Call(ast.Name("launch"), [ast.Name(name), _]), _, keywords):
                     if "enable_fp_fusion" not in [keyword.arg for keyword in keywords]:
                         silent.append(f"{path.name}:{node.lineno} {name}")
     assert not silent
@@ -77,5 +75,5 @@ def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -
     for path in _KERNELS.rglob("*.py"):
         if path.name.startswith("gluon"):
             continue  # for the released model's sizes
-        launched |= set(re.findall(r"\b(\w+_kernel)\[", path.read_text(encoding="utf-8")))
+        launched |= set(re.findall(r"\blaunch\((\w+),", path.read_text(encoding="utf-8")))
     assert launched - set(found["names"]) == _UNPLANNED

@@ -1,0 +1,135 @@
+"""Launches that skip Triton's own description of their arguments are those that Triton makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_START = """
+import json, random
+from types import SimpleNamespace
+import torch
+from triton.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+from deepinfer.kernels import rehearsal
+from deepinfer.kernels.gemm.gluon_slim import slim_kernel
+from deepinfer.kernels.gemm.gluon_tiles import described_tiles
+from deepinfer.kernels.relaunch import launch, launch_key
+from deepinfer.kernels.rows.triton_kernel import row_kernel
+
+device = rehearsal.PretendedDevice((9, 0))
+draw = random.Random(0)
+floats, halves = torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
+"""
+
+_KEYS = (
+    _START
+    + """
+others = [
+    floats, floats[1:], floats[4:], halves, halves[4:], halves[8:], None, True, False, 0, 1, 2, 8,
+    16, 17, -1, -16, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**40, 2**40 + 1, 0.0, 1.0, 16.0,
+]
+tiles = [
+    described_tiles(x, *box)
+    for x in (torch.zeros(64, 256, dtype=torch.bfloat16), torch.zeros(64, 256))
+    for box in ((64, 16), (64, 32), (16, 64))
+]
+
+def by_key(kernel, chosen):
+    binder = kernel.device_caches[rehearsal.active_driver.active.get_current_device()][-1]
+    found = {}
+    for args, named in chosen:
+        _, described, options = binder(*args, **named)
+        key, _ = launch_key(kernel, args, named)
+        found.setdefault(key, set()).add(str((described, options)))
+    return found
+
+def changed(args, values):
+    place = draw.randrange(len(args))
+    return [*args[:place], draw.choice(values), *args[place + 1 :]]
+
+def constants(kernel):
+    names = [param.name for param in kernel.params if param.is_constexpr]
+    return {name: draw.choice([0, 1, 16]) for name in names} | {"num_warps": draw.choice([4, 8])}
+
+with rehearsal.pretend(device):
+    results = {}
+    for kernel, values in ((row_kernel, others), (slim_kernel, others + tiles)):
+        count = sum(not param.is_constexpr for param in kernel.params)
+        args, named, chosen = [floats] * count, constants(kernel), []
+        for _ in range(3000):
+            args = changed(args, values)
+            if draw.random() < 0.02:
+                named = constants(kernel)
+            chosen += [(args, named), ([floats] * (count - 1) + args[:1], named)]
+        found = by_key(kernel, chosen)
+        results[kernel.fn.__name__] = [len(found), max(map(len, found.values()))]
+print(json.dumps(results))
+"""
+)
+
+_PASSED = (
+    _START
+    + """
+passed = []
+
+def run(x, y, z, stream, function, packed, metadata, enter, leave, *args):
+    plain = [arg.data_ptr() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    passed.append(str([x, y, z, stream, function, packed, *map(str, plain)]))
+
+class Compiled(CompiledKernel):
+    module, function, packed_metadata = 0, 1, 2
+
+    def __init__(self, backend):
+        self.metadata = SimpleNamespace(target=SimpleNamespace(backend=backend))
+        self._run = run
+
+    def launch_metadata(self, *args):
+        return None
+
+def found(kernel, key, *unused, **named):
+    compiled = Compiled(backend)
+    compiles.append(backend)
+    kernel.device_caches[rehearsal.active_driver.active.get_current_device()][0][key] = compiled
+    return compiled
+
+compiles, described = [], []
+count = sum(not param.is_constexpr for param in row_kernel.params)
+named = {param.name: 16 for param in row_kernel.params if param.is_constexpr}
+go_on = JITFunction.run
+
+def note(kernel, *args, **more):
+    described.append(backend)
+    return go_on(kernel, *args, **more)
+
+JITFunction.run = note
+with rehearsal._replaced(JITFunction, "_do_compile", found), rehearsal.pretend(device):
+    for backend, shift in (("cuda", 4), ("other", 1)):
+        for _ in range(3):
+            args = [floats[shift:], *range(2, count + 1)]
+            launch(row_kernel, (3, 2))(*args, **named, num_warps=4)
+    backend, args[0] = "cuda", torch.nn.Parameter(floats)
+    for _ in range(2):
+        launch(row_kernel, (3, 2))(*args, **named, num_warps=4)
+    try:
+        launch(row_kernel, (1,))(*args, *named.values())
+    except TypeError as error:
+        print(json.dumps([compiles, described, passed[:3], str(error)]))
+"""
+)
+
+
+def test_launches_that_share_a_key_are_described_alike(in_own_process: Callable[..., Any]) -> None:
+    """Pointers, integers, tiles and constants of all kinds, in all places of two kernels."""
+    for keys, most in in_own_process(_KEYS).values():
+        assert keys > 1000
+        assert most == 1
+
+
+def test_second_launch_passes_what_the_first_did(in_own_process: Callable[..., Any]) -> None:
+    """Triton is asked once, and each time about drivers and arguments of other kinds."""
+    compiles, described, passed, error = in_own_process(_PASSED)
+    assert compiles == ["cuda", "other"]
+    assert described == ["cuda", *["other"] * 3, *["cuda"] * 2]
+    assert len(set(passed)) == 1
+    assert "row_kernel: expected its compile-time arguments by name" in error
