@@ -64,22 +64,21 @@ class AnswerConstraint:
 
     def forced(self, most: int) -> list[int]:
         """At most so many of the tokens that must follow here."""
-        if self.error is None:
-            try:
-                return self.rule.forced_tokens()[:most]
-            except RowError as error:
-                self.error = error
-        return []
+        try:
+            return [] if self.error else self.rule.forced_tokens()[:most]
+        except RowError:
+            return []  # it gives up somewhere ahead; the mask of that place will say so
 
     def drafts(self, draft_token_ids: list[int], forced: list[int]) -> list[int]:
         """The drafts to verify: those allowed, or the forced tokens where these are more."""
         try:
-            if self.error is None and len(draft_token_ids) > len(forced):
-                allowed = draft_token_ids[: self.rule.num_allowed(draft_token_ids)]
-                forced = max(allowed, forced, key=len)  # the longer begins with the shorter
-        except RowError as error:
-            self.error = error
-        return [] if self.error else forced
+            longest = max(draft_token_ids, forced, key=len)
+            if self.error or not longest:
+                return []
+            allowed = longest[: self.rule.num_allowed(longest)]
+            return max(allowed, forced, key=len)  # the longer begins with the shorter
+        except RowError:
+            return []
 
     def push(self, token_id: int) -> bool:
         """Take the next token of the answer; whether it ends here."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from fake_constraint import Rising
 from fake_model import FakeConfig, FakeModel, make_engine, oracle, request, run
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepinfer.engine.execution.decode import DecodeWorker
@@ -85,6 +85,7 @@ class SometimesDrafts(VerifyAll):
 @given(
     prompts, st.integers(14, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.booleans()
 )
+@example([([2], 1, ""), ([4, 3, 4], 4, "gives up")], 14, 1, 1, False, True)
 def test_answers_do_not_depend_on_which_steps_draft(
     asked: list[tuple[list[int], int, str]],
     num_blocks: int,
