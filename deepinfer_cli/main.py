@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from deepinfer.errors import DeepInferError
 from .bench.app import add_bench_verbs
 from .build.verb import add_build_verb
 from .doctor.flags import add_doctor
+from .exit_code import exit_code
 from .helptext import Command, Group
 from .plan.app import add_plan
 from .report.app import add_report
@@ -132,20 +132,13 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     except Exception as error:
         if "--debug" in given:
             raise
-        return _fail(_message(error), _exit_code(error))
+        return _fail(_message(error), exit_code(error))
 
 
 def _nobody_reads() -> int:
     # Python would complain once more while closing stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return _CLOSED_PIPE
-
-
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return _USAGE
-    code: int = getattr(error, "exit_code", 1)
-    return code
 
 
 def _message(error: Exception) -> str:

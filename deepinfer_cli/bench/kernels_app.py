@@ -10,7 +10,7 @@ import typer
 from deepinfer_cli.helptext import Command
 from deepinfer_cli.run.console import make_console
 
-from .options import count, option
+from .options import check_file, count, option
 
 _HELP = """\
 Times the kernels of each family at the model's shapes, on one GPU, beside what
@@ -43,6 +43,7 @@ def add_kernels(bench_app: typer.Typer) -> None:
         number = count("--seed", seed)
         if not 0 <= number < 2**63:
             raise typer.BadParameter(f"--seed {seed}: expected 0 to 2**63 - 1")
+        check_file("--output", output)
         times, ended = time_kernels(families or (), number, make_console(quiet=quiet).say)
         text = kernels_json(times)
         print(text if json else kernels_page(times), end="", flush=True)

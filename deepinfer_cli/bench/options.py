@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,6 +13,13 @@ from deepinfer_cli.settings.values import parse_count, parse_number
 def option(flag: str, help: str, metavar: str, *short: str) -> Any:
     """An option with one value; its default is said in ``help``."""
     return typer.Option(flag, *short, metavar=metavar, help=help, show_default=False)
+
+
+def check_file(flag: str, path: Path | None) -> None:
+    """Refuse a file that could not be written when all is measured.  Raises: typer.BadParameter."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise typer.BadParameter(f"{flag} {path}: {reason}")
 
 
 def counts(flag: str, text: str) -> tuple[int, ...]:

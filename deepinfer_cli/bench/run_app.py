@@ -11,7 +11,7 @@ from deepinfer_cli.helptext import Command
 from deepinfer_cli.run.console import make_console
 from deepinfer_cli.settings.flags import with_settings
 
-from .options import count, option
+from .options import check_file, count, option
 
 if TYPE_CHECKING:
     from deepinfer_cli.run.job import MakeEngine
@@ -50,6 +50,7 @@ def add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
         times = count("--rounds", rounds)
         if times < 1:
             raise typer.BadParameter(f"--rounds {rounds}: expected 1 or more")
+        check_file("--output", output)
         resolved = resolve(flags)
         constraint = run_constraint(resolved)
 

@@ -239,7 +239,7 @@ def check_inputs_are_safe(sources: Iterable[str | Path], written: Iterable[Path]
             continue
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"cannot write {path}: {reason}; use another -o") from error
+            raise ConfigError(f"cannot write {path}: {reason}; give another place") from error
         if is_input:
             raise ConfigError(
                 f"{source} is the input, and {path} would replace it; give that another name"

@@ -90,7 +90,10 @@ def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool
 
 def _sync_folder(folder: Path) -> None:
     """Make new names in ``folder`` survive the machine, where its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # it may be written, but not be listed
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 from deepinfer import __version__
 from deepinfer.errors import ConfigError, EngineError, InputError
+from deepinfer_cli.exit_code import exit_code
 from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.basis import Basis
@@ -167,8 +168,7 @@ def _run_to_files(
         except Exception as error:
             if isinstance(error, OSError):
                 error = disk_full(error, folder.path, job.bytes_to_write()) or error
-            code = getattr(error, "exit_code", 1)
-            report = _keep(job, folder, "failed", code, str(error))
+            report = _keep(job, folder, "failed", exit_code(error), str(error))
             export_metrics(report, job.settings.prometheus, console.warn)
             _tell_what_is_kept(error, job, folder)
             raise error

@@ -264,7 +264,12 @@ def test_rounds_that_are_stopped_end_as_a_run_does(cli, in_tmp: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(["none.jsonl"], "none.jsonl"), (["in.jsonl", "--rounds", "0"], "expected 1 or more")],
+    [
+        (["none.jsonl"], "none.jsonl"),
+        (["in.jsonl", "--rounds", "0"], "expected 1 or more"),
+        (["in.jsonl", "-o", "none/runs.json"], "--output none/runs.json: there is no folder none"),
+        (["in.jsonl", "-o", "."], "--output .: it is a folder"),
+    ],
 )
 def test_what_cannot_be_run_often(cli, in_tmp: Path, arguments: list[str], message: str) -> None:
     (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,7 +238,7 @@ def test_where_a_link_leads_is_told(cli: Cli) -> None:
     "arguments",
     [
         ("status", "x"), ("report", "x"), ("merge", "-o", "m.jsonl", "x"), ("run", "x"),
-        ("plan", "in.jsonl", "--like", "x"), ("bench", "--compare", "x"),
+        ("plan", "in.jsonl", "--like", "x"), ("bench", "--compare", "x"), ("config", "init", "x"),
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -247,6 +248,43 @@ def test_a_name_that_is_too_long_is_wrong_use(cli: Cli, arguments: tuple[str, ..
     done = cli(*(name if word == "x" else word for word in arguments))
     assert done.exit_code in (2, 4) and "file name too long" in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.fixture
+def without_rights(command: list[str]) -> None:
+    """Processes of the test are bound by the rights of files, those of root too."""
+    words = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    if os.getuid() != 0:
+        return
+    if shutil.which("setpriv") is None or subprocess.run([*words, "true"]).returncode:
+        pytest.skip("needs setpriv to give up the rights of root")
+    command[:0] = words
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["status shut/out.jsonl", "report shut/out.jsonl", "merge -o shut/out.jsonl",
+     "run in.jsonl -o shut/out.jsonl", "run in.jsonl -o o.jsonl --model shut",
+     "run in.jsonl -o o.jsonl --prometheus shut/a.prom", "config init shut/a.yaml"],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_rights")
+def test_places_without_rights_are_wrong_use(process: Process, arguments: str) -> None:
+    write_rows("in.jsonl", prompts(1))
+    Path("shut").mkdir(mode=0)
+    done = process(*arguments.split())
+    assert done.exit_code == 2 and "permission denied" in done.err, done.err
+    assert done.err.count("\n") == 1
+    Path("shut").chmod(0o700)
+
+
+@pytest.mark.usefixtures("without_rights")
+def test_a_folder_that_cannot_be_listed_takes_results(process: Process) -> None:
+    write_rows("in.jsonl", prompts(2))
+    Path("box").mkdir(mode=0o300)
+    done = process("run", "in.jsonl", "-o", "box/out.jsonl", "-q")
+    Path("box").chmod(0o700)
+    assert done.exit_code == 0 and counts("box/out.jsonl") == (2, 0)
+    assert not Path("box/out.jsonl.partial").exists()
 
 
 def test_no_file_that_is_written_controls_the_terminal(cli: Cli) -> None:
