@@ -1,10 +1,11 @@
 """Hyper-connections on NVIDIA SM90, in Gluon: expand, collapse and mix in one pass.
 
-A program has a piece of the width, 128 columns of each stream, whose mixing weights stay in shared
-memory, and takes every few tiles of 64 tokens.  Programs of all pieces reach the same tokens at
-about the same time, so that the device's memory sees whole rows.  One warp fetches 64 columns at a
-time by TMA; two groups of four warps take turns with tiles.  They write what the streams become
-to where these were in shared memory: TMA stores it from there, and the matrix unit multiplies it.
+A program has a piece of the width, STEPS times 32 columns of each stream, whose mixing weights stay
+in shared memory, and takes every few tiles of 64 tokens.  Programs of all pieces reach the same
+tokens at about the same time, so that the device's memory sees whole rows.  One warp fetches 32
+columns at a time by TMA; two groups of four warps take turns with tiles.  They write what the
+streams become to where these were in shared memory: TMA stores it from there, and the matrix unit
+multiplies it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from deepinfer.kernels.gemm.gluon_ring import barriers, wait_empty
 from deepinfer.kernels.gluon_names import load_tile, store_tile, thread_barrier
 
 TOKENS = gl.constexpr(64)
-WIDTH = gl.constexpr(64)
-STEPS = gl.constexpr(2)
+WIDTH = gl.constexpr(32)
 STREAMS = gl.constexpr(4)
 PARTS = gl.constexpr(3)
 ROWS = gl.constexpr(24)
@@ -40,10 +40,11 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 @gluon.jit(do_not_specialize=["num_tokens"])
 def advance_kernel(
     x, added, fn, expanded, collapsed, post, comb, pre, products, squares, num_tokens, D,
-    EXPAND: gl.constexpr, STAGES: gl.constexpr,
+    EXPAND: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """x [T, 4 D] bf16 becomes expanded [T, 4 D] and collapsed [T, D]; of each piece the products
-    with fn [3 x 24, 4 D], bf16 parts, [pieces, T, 24] and the squares [pieces, T] are f32."""
+    with fn [3 x 24, 4 D], bf16 parts, [pieces, T, 24] and the squares [pieces, T] are f32.  A piece
+    has STEPS x 32 columns."""
     # One for each stream, so that a write to one does not wait for reads of others.
     x_tiles = (
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
@@ -82,10 +83,17 @@ def _num_tiles(num_tokens):
 
 
 @gluon.jit
+def _first_column(step):
+    """Of a step in each stream: steps of all pieces together read and write long runs at a time."""
+    return (step * gl.num_programs(0) + gl.program_id(0)) * WIDTH
+
+
+@gluon.jit
 def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
     """Two tiles at a time, a step of each in turn."""
     x_tiles, o_tiles, w_tiles, full, empty, ready = memory
     STAGES: gl.constexpr = empty.shape[0]
+    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
     STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
     count = _num_tiles(num_tokens)
     for pair in range(0, count, 2):
@@ -95,7 +103,7 @@ def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
             stage = step % STAGES
             bar = full.index(step % (2 * STAGES))
             tile = gl.program_id(1) + (pair + i % in_turn) * gl.num_programs(1)
-            column = (gl.program_id(0) * STEPS + i // in_turn) * WIDTH
+            column = _first_column(i // in_turn)
             wait_empty(empty, step)
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
@@ -109,9 +117,10 @@ def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
 
 @gluon.jit
 def _fetch_weights(fn, w_tiles, bar, D):
+    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
     mbarrier.expect(bar, STEPS * STREAMS * PARTS * fn.block_type.nbytes)
     for inner in gl.static_range(STEPS):
-        column = (gl.program_id(0) * STEPS + inner) * WIDTH
+        column = _first_column(inner)
         for stream in gl.static_range(STREAMS):
             for part in gl.static_range(PARTS):
                 tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
@@ -149,6 +158,7 @@ def _tile(
     post, comb, pre = coefficients
     expanded, collapsed, products_ptr, squares_ptr = results
     STAGES: gl.constexpr = empty.shape[0]
+    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
     tile = gl.program_id(1) + index * gl.num_programs(1)
     kept = _four(pre, tile, STREAMS, num_tokens)
     factors = kept
@@ -161,17 +171,16 @@ def _tile(
             _four(comb + 8, tile, STREAMS * STREAMS, num_tokens),
             _four(comb + 12, tile, STREAMS * STREAMS, num_tokens),
         )
-    squares = gl.zeros([TOKENS, WIDTH // 2], gl.float32, VALUES)
+    squares = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
     products = gl.zeros([TOKENS, PADDED_ROWS], gl.float32, SUMS)
     for inner in range(STEPS):
         step = (index - WHICH) * STEPS + inner * in_turn + WHICH
         stage = step % STAGES
-        column = (gl.program_id(0) * STEPS + inner) * WIDTH
+        column = _first_column(inner)
         mbarrier.wait(full.index(step % (2 * STAGES)), (step // (2 * STAGES)) & 1)
-        for half in gl.static_range(2):
-            squares = _mix_values(
-                x_tiles, o_tiles, factors, mixed, kept, squares, stage, half * (WIDTH // 2), EXPAND
-            )
+        squares = _mix_values(
+            x_tiles, o_tiles.index(stage), factors, mixed, kept, squares, stage, EXPAND
+        )
         fence_async_shared()
         thread_barrier()
         if EXPAND:
@@ -221,29 +230,25 @@ def _column(numbers):
 
 
 @gluon.jit
-def _mix_values(
-    x_tiles, o_tiles, post, comb, pre, squares, stage, FIRST: gl.constexpr, EXPAND: gl.constexpr
-):
-    """Half of a unit: new streams and their collapse take the place of streams and output."""
-    HALF: gl.constexpr = WIDTH // 2
+def _mix_values(x_tiles, output, post, comb, pre, squares, stage, EXPAND: gl.constexpr):
+    """New streams and their collapse take the place of streams and output."""
     x = (
-        _wide(x_tiles[0].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
-        _wide(x_tiles[1].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
-        _wide(x_tiles[2].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
-        _wide(x_tiles[3].index(stage).slice(FIRST, HALF, 1).load(VALUES)),
+        _wide(x_tiles[0].index(stage).load(VALUES)),
+        _wide(x_tiles[1].index(stage).load(VALUES)),
+        _wide(x_tiles[2].index(stage).load(VALUES)),
+        _wide(x_tiles[3].index(stage).load(VALUES)),
     )
-    output = o_tiles.index(stage).slice(FIRST, HALF, 1)
     if EXPAND:
         added = _wide(output.load(VALUES))
-    collapsed = gl.zeros([TOKENS, HALF], gl.float32, VALUES)
+    collapsed = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
     for stream in gl.static_range(STREAMS):
         value = x[stream]
         if EXPAND:
-            value = gl.zeros([TOKENS, HALF], gl.float32, VALUES)
+            value = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
             for origin in gl.static_range(STREAMS):
                 value += comb[origin][stream] * x[origin]
             bits = _rounded(post[stream] * added + value)
-            x_tiles[stream].index(stage).slice(FIRST, HALF, 1).store(bits)
+            x_tiles[stream].index(stage).store(bits)
             value = _wide(bits)
         squares += value * value
         collapsed += pre[stream] * value

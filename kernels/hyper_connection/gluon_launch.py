@@ -1,17 +1,21 @@
-"""Launches of ``gluon_kernel.py``: hyper-connections on NVIDIA SM90."""
+"""Launches of ``gluon_kernel.py`` and ``gluon_finish.py``: hyper-connections on NVIDIA SM90."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.gemm.activations import GROUP, Activations
 from deepinfer.kernels.gemm.gluon_tiles import described_tiles
-from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
+from deepinfer.kernels.norm.triton_kernel import norm_operands
 from deepinfer.kernels.relaunch import launch
 
+from .gluon_coefficients import MADE_TOKENS
+from .gluon_finish import finish_gluon_kernel
 from .gluon_kernel import PADDED_ROWS, TOKENS, WIDTH, advance_kernel
-from .reference import HyperMix, Mixer
+from .reference import Entrance, HyperMix, Mixer
 
-_STAGES = 3
+_STAGES = 5
 
 
 def pass_streams_gluon(
@@ -48,7 +52,44 @@ def pass_streams_gluon(
         tokens,
         width,
         EXPAND=expanded is not None,
+        STEPS=width // pieces // WIDTH.value,
         STAGES=_STAGES,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+
+
+def finish_streams_gluon(
+    rows: Tensor,
+    products: Tensor,
+    squares: Tensor,
+    mixer: Mixer,
+    entrance: Entrance,
+    mix: HyperMix,
+    acts: Activations,
+) -> None:
+    """Fills ``mix`` and ``acts``, FP8, and normalises ``rows`` where they are; at least a token."""
+    tokens, width = rows.shape
+    pairs, weight = norm_operands(rows, entrance.weight)
+    launch(finish_gluon_kernel, (tokens + cdiv(tokens, MADE_TOKENS.value),))(
+        pairs,
+        weight,
+        *acts.writer,
+        acts.scale_stride,
+        entrance.eps,
+        products,
+        squares,
+        mixer.scale,
+        mixer.base,
+        *mix,
+        tokens,
+        1.0 / (mix.pre.shape[1] * width),
+        mixer.eps,
+        D=width,
+        BLOCKS=next_power_of_2(width // GROUP),
+        ORDER=int(acts.order),
+        PIECES=squares.shape[0],
+        ROUNDS=mixer.iterations,
         num_warps=4,
         enable_fp_fusion=True,
     )

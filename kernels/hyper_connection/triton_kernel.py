@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.gemm.activations import Activations
+from deepinfer.kernels.gemm.activations import GROUP, Activations
+from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.launch import (
     cdiv,
     check_tensor,
@@ -34,7 +35,7 @@ from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
 from .triton_pairs import added_up
 
-_PIECE, _HOPPER_PIECE = 64, 128
+_PIECE, _HOPPER_PIECE = 64, 160
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 8
@@ -88,11 +89,11 @@ def _enter(
     rows, pre = num_streams * (2 + num_streams), _checked_pre(streams, pre)
     check_tensor("fn", mixer.fn.values, torch.float32, (rows, num_streams * width), streams)
     collapsed = streams.new_empty(tokens, width)
-    is_hopper_form = _fits_hopper(streams)
-    pieces = cdiv(width, _HOPPER_PIECE if is_hopper_form else _PIECE)
+    piece = _hopper_piece(streams, entrance)
+    pieces = cdiv(width, piece or _PIECE)
     products = pre.new_empty(pieces, tokens, rows)
     squares = pre.new_empty(pieces, tokens)
-    if tokens and is_hopper_form:
+    if tokens and piece:
         from .gluon_launch import pass_streams_gluon
 
         pass_streams_gluon(streams, output, mix, expanded, pre, collapsed, mixer, products, squares)
@@ -102,10 +103,17 @@ def _enter(
     return _finish(streams, collapsed, products, squares, mixer, entrance)
 
 
-def _fits_hopper(streams: Tensor) -> bool:
-    """Whether the form in Gluon takes them: four streams, whole pieces of the width."""
+def _hopper_piece(streams: Tensor, entrance: Entrance) -> int | None:
+    """Columns of a piece where the forms in Gluon take them: four streams, blocks of 128.
+
+    Pieces of 160 make 32 programs of the model's width, of which four times as many fill 132
+    multiprocessors.
+    """
     _, num_streams, width = streams.shape
-    return is_hopper(streams.device) and num_streams == 4 and width % _HOPPER_PIECE == 0
+    fits = num_streams == 4 and width % GROUP == 0 and entrance.linear.order is not KOrder.SPLIT
+    if not fits or not is_hopper(streams.device):
+        return None
+    return GROUP if width % _HOPPER_PIECE else _HOPPER_PIECE
 
 
 def _check_streams(streams: Tensor) -> None:
@@ -192,8 +200,13 @@ def _finish(
     pre = squares.new_empty(tokens, num_streams)
     comb = squares.new_empty(tokens, num_streams, num_streams)
     mix = HyperMix(pre, torch.empty_like(pre), comb)
-    normed = torch.empty_like(collapsed)
     acts = Activations.empty_for(entrance.linear, tokens, width)
+    if tokens and _hopper_piece(streams, entrance):
+        from .gluon_launch import finish_streams_gluon
+
+        finish_streams_gluon(collapsed, products, squares, mixer, entrance, mix, acts)
+        return Entry(mix, NormedRows(collapsed, acts))
+    normed = torch.empty_like(collapsed)
     pairs, weight = norm_operands(collapsed, entrance.weight)
     if tokens:
         launch(finish_kernel, (tokens + cdiv(tokens, _TILE_TOKENS_SUM),))(

@@ -17,8 +17,14 @@ from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
 from deepinfer.kernels.compile_task import task_of
 from deepinfer.kernels.compile_worker import compile_task
 from deepinfer.kernels.gemm import Weight
-from deepinfer.kernels.hyper_connection import HyperMix, Mixer
-from deepinfer.kernels.hyper_connection.gluon_launch import pass_streams_gluon
+from deepinfer.kernels.gemm.activations import Activations
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.hyper_connection import Entrance, HyperMix, Mixer
+from deepinfer.kernels.hyper_connection.gluon_launch import (
+    finish_streams_gluon,
+    pass_streams_gluon,
+)
 from deepinfer.kernels.indexer.gluon_launch import (
     listed_index_scores_gluon,
     paged_index_scores_gluon,
@@ -28,7 +34,7 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 def launch(every: bool) -> None:
     """The released model: whole lists of few rows and of many, scores; or also pieces, no lists of
-    compressed keys, lists of blocks."""
+    compressed keys, lists of blocks, the other order of quantised rows."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     main, none = (byte(999, 288), long(3, 512)), (None, None)
@@ -57,6 +63,10 @@ def launch(every: bool) -> None:
     advanced = (row, mix, streams.clone())
     for form in (advanced, (None, None, None)) if every else (advanced,):
         pass_streams_gluon(streams, *form, mix.pre, row, mixer, *sums)
+    entrance = Entrance(row[0], 1e-6, mixer.fn)
+    for order in (KOrder.PLAIN, KOrder.FRAGMENT) if every else (KOrder.PLAIN,):
+        acts = Activations.empty(3, 5120, MatrixPath.FP8, order, row.device)
+        finish_streams_gluon(row, *sums, mixer, entrance, mix, acts)
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ def test_hopper_kernels_compile(which: tuple[str, ...], counts: dict[str, int]) 
         for kernel in own:
             assert kernel["instructions"]["wgmma.mma_async"] > 0, name
             assert "mma.sync" not in kernel["instructions"], name
+    assert any(kernel["kernel"] == "finish_gluon_kernel" for kernel in kernels)
     for kernel in kernels:
         assert kernel["stack_bytes"] <= MAX_SPILLED, kernel
         assert kernel["shared_bytes"] <= 227 * 1024, kernel["kernel"]
