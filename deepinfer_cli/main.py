@@ -22,7 +22,7 @@ from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
 from .run.run_app import add_run
-from .run.talk import complain, hold_standard_descriptors
+from .run.talk import complain, hold_standard_descriptors, show_every_character
 from .settings.layers import resolve
 from .settings.settings import Settings
 
@@ -114,6 +114,7 @@ def _add_config_verbs(config: typer.Typer) -> None:
 def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_engine) -> int:
     """Run the program and return its exit code; ``deepinfer`` exits with it."""
     hold_standard_descriptors()
+    show_every_character()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app = make_app(make_engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import textwrap
@@ -11,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
-from deepinfer_cli.run.talk import data_stream
+from deepinfer_cli.run.talk import data_stream, print_json
 from deepinfer_cli.typed_json import to_json
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check
@@ -31,7 +30,7 @@ def doctor(flags: Mapping[str, object], config: str | None, *, as_json: bool) ->
     problems = [check for check in checks if check.state == PROBLEM]
     if as_json:
         shown = {"schema": SCHEMA, "ready": not problems, "checks": to_json(checks)}
-        print(json.dumps(shown, ensure_ascii=False, indent=1))
+        print_json(shown)
     else:
         print_checks(checks, stream)
     return 1 if problems else 0

@@ -86,13 +86,19 @@ def _records(reader: Any, name: str, mapping: Mapping[str, str]) -> Iterator[Inp
                 f"{name}: line {reader.line_num} is not CSV: {error}; quote cells that hold quotes"
             ) from error
         if not columns:
-            columns = [_Column.of(cell, mapping) for cell in _check_header(cells, name)]
+            columns = [_Column.of(cell, mapping) for cell in _check_header(cells, name, mapping)]
         elif cells:
             yield _csv_row(index, reader.line_num, columns, cells)
             index += 1
 
 
-def _check_header(cells: list[str], name: str) -> list[str]:
+def _check_header(cells: list[str], name: str, mapping: Mapping[str, str]) -> list[str]:
+    """Raises: InputError for names that no row could be read by."""
+    if len(cells) == 1 and cells[0] not in mapping.values() and set(cells[0]) & set(";\t"):
+        raise InputError(
+            f"{name}: the header is one column, {cells[0][:40]!r}; cells must be separated by "
+            "commas: convert the file"
+        )
     if len(set(cells)) != len(cells):
         twice = first_repeated(cells)
         raise InputError(f"{name}: the header names column {twice[:40]!r} twice; rename one")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 
@@ -14,7 +13,7 @@ from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.report.file import read_report
 from deepinfer_cli.report.report import InputFacts, SettingReport
 from deepinfer_cli.run.console import Snapshot, duration, make_console
-from deepinfer_cli.run.talk import data_stream
+from deepinfer_cli.run.talk import data_stream, print_json
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved
@@ -77,7 +76,7 @@ def plan(
         found = estimate(scan, earlier, dry_run.config, dry_run.memory)
     made = _plan(input_facts, scan, dry_run, resolved, found)
     if as_json:
-        print(json.dumps(to_json(made), ensure_ascii=False, indent=1))
+        print_json(to_json(made))
     else:
         print_plan(made, stream)
     return _ERROR_ROWS if made.failing else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from contextlib import suppress
@@ -18,7 +17,7 @@ from deepinfer_cli.report.file import read_report
 
 from .console import duration
 from .status_file import current_folder, read_status
-from .talk import data_stream
+from .talk import data_stream, print_json
 
 _PASSING = {"engine_error"}  # kinds that the same row may not meet again
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
@@ -32,11 +31,10 @@ def show_status(target: str, *, as_json: bool) -> None:
     stream = data_stream()
     state = run_state(find_run(target))
     if as_json:
-        json.dump(state, stream, indent=1, ensure_ascii=False)
-        print()
+        print_json(state)
         return
     for label, text in _lines(state):
-        print(on_one_line(f"{label:<8}  {text}".rstrip()))
+        print(on_one_line(f"{label:<8}  {text}".rstrip()), file=stream)
 
 
 def find_run(target: str) -> OutputPaths:

@@ -4,6 +4,7 @@ reader gone."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from contextlib import suppress
@@ -43,6 +44,21 @@ def data_stream() -> TextIO:
     if sys.stdout is None:
         raise ConfigError("stdout is closed; redirect it to a file, or to /dev/null")
     return sys.stdout
+
+
+def show_every_character() -> None:
+    """What stdout's encoding lacks, such as a byte of a file's name, is printed as an escape."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def print_json(value: object) -> None:
+    """Indented on stdout, in UTF-8 whatever the terminal's encoding.  Raises: ConfigError."""
+    stream = data_stream()
+    stream.flush()
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    stream.buffer.write(text.encode("utf-8", "replace"))
+    stream.buffer.flush()
 
 
 def talk() -> IO[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 
 from deepinfer.errors import ConfigError, on_one_line
-from deepinfer_cli.run.talk import data_stream
+from deepinfer_cli.run.talk import data_stream, print_json
 
 from .layers import Resolved
 from .settings import FIELDS, Settings, plain
@@ -30,7 +29,7 @@ def show(resolved: Resolved, *, origin: bool, as_json: bool) -> None:
     if as_json:
         rows = resolved.report()
         shown: Any = rows if origin else {name: entry["value"] for name, entry in rows.items()}
-        print(json.dumps(shown, indent=1, ensure_ascii=False))
+        print_json(shown)
         return
     for name in FIELDS:
         line = f"{name}: {_yaml(getattr(resolved.settings, name))}"

@@ -98,3 +98,24 @@ def test_a_closed_stdout_is_told_before_anything_is_done(
     told = done.stderr.decode()
     assert done.returncode == 2 and "stdout is closed" in told and told.count("\n") == 1, told
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_names_and_settings_of_any_bytes_are_shown(
+    process: Callable[..., Any], encoding: str
+) -> None:
+    """Whatever the terminal's encoding lacks; and JSON stays JSON."""
+    name = os.fsdecode("n\xff\N{SNOWMAN}é".encode("utf-8") + b"\xff")
+    Path(f"{name}.jsonl").write_text('{"prompt": "a"}\n')
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "DEEPINFER_STOP": name}
+    output = f"{name}.out.jsonl"
+    for verb in (
+        ["run", f"{name}.jsonl", "-o", output, "-q"], ["status", output], ["report", output],
+        ["config", "show"],
+        ["config", "show", "--json"], ["status", output, "--json"], ["report", output, "--json"],
+        ["plan", f"{name}.jsonl", "--calibrate", "0", "--json"],
+    ):  # fmt: skip
+        done = process(*verb, env=env)
+        assert done.exit_code == 0 and "Error" not in done.err, (verb, done.err)
+        if verb[-1] == "--json":
+            json.loads(done.out)

@@ -189,6 +189,16 @@ def test_error_rows_of_csv_keep_what_the_cells_of_good_rows_are(tmp_path: Path) 
     assert again.fields == {**row.fields, "n": None} and again.raw == row.raw
 
 
+@pytest.mark.parametrize("separator", [b";", b"\t"])
+def test_csv_without_commas_is_told_at_once(tmp_path: Path, separator: bytes) -> None:
+    data = b"prompt%bid\nHi, you%b5\n" % (separator, separator)
+    with pytest.raises(InputError, match="one column, 'prompt.+id'; cells must be separated by"):
+        read_input(tmp_path / "a.csv", data)
+    one = b"a%bb\nHi\n" % separator
+    mapping = {"prompt": f"a{separator.decode()}b"}
+    assert fields_of(read_input(tmp_path / "b.csv", one, mapping=mapping)) == [{"prompt": "Hi"}]
+
+
 @given(rows=st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=8))
 @settings(max_examples=50, deadline=None)
 def test_csv_cells_come_back(rows: list[tuple[str, str]], tmp_path_factory: Any) -> None:
