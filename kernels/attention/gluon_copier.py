@@ -8,17 +8,15 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from deepinfer.kernels.gluon_names import async_load, seen_as
 
-from .gluon_query import LAST_PAIRS, copy_query, rotation, turn_query
+from .gluon_query import fetch_query
 from .gluon_work import (
     EMPTY,
     FULL,
     HALF,
-    QUERY_READ,
-    QUERY_THERE,
     TILE,
     TILE_BF16,
     WIDTH,
@@ -48,16 +46,16 @@ def _listed_rows(
 @gluon.jit
 def copy_rows(
     shared, sources, num_items, WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr,
-    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr,
+    TOTAL_TILES: gl.constexpr,
 ):  # fmt: skip
     """Fills the tiles of whole items: pairs of tiles, the last of which may be without keys."""
-    queries, _, _, _, _, turns, barriers = shared
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     NUM_TILES: gl.constexpr = (TOTAL_TILES + 1) // 2 * 2
     index = _listed_rows(gl.program_id(0), 0, num_items, sources, WINDOW_LENGTH, MAIN_LENGTH)
     phase = 1
     query_phase = 1
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        fetch_query(shared, sources[0], item, query_phase)
         for tile in range(NUM_TILES):
             slot = tile % 2
             is_last = tile == NUM_TILES - 1
@@ -69,23 +67,7 @@ def copy_rows(
             rows = gl.where(tile < WINDOW_TILES, sources[1], sources[3])
             _copy_half(shared, rows, index, slot, 0, phase)
             # Addresses are computed anew for the second half: fewer registers.
-            again = index + opaque_zero(tile)
-            if tile == 0:
-                # The query is asked for before the right consumer has left its half.
-                mbarrier.wait(barriers.index(QUERY_READ), query_phase)
-                copy_query(sources[0], item, queries)
-                if ROTARY > 0:
-                    TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
-                    cos, sin = rotation(sources[5], sources[6], item, ROTARY, TURN, True)
-                _copy_half(shared, rows, again, slot, 1, phase)
-                # Half of the rows may still be on their way, the query is there.
-                async_copy.wait_group(0)
-                if ROTARY > 0:
-                    turn_query(queries, cos, sin, turns, query_phase ^ 1)
-                fence_async_shared()
-                mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
-            else:
-                _copy_half(shared, rows, again, slot, 1, phase)
+            _copy_half(shared, rows, index + opaque_zero(tile), slot, 1, phase)
             phase ^= slot
             index = next_index
         query_phase ^= 1

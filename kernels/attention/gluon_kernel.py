@@ -10,6 +10,8 @@ groups of warps share it:
   their sums and the running maximum to the other one through shared memory.
 
 So Q is read once per tile.  The left and right values of a tile are filled and emptied apart.
+Queries come by TMA, and results leave by TMA from where the last tile lay, while the next item's
+first tile is worked on.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .gluon_consumer import consume
+from .gluon_consumer import consume_left, consume_right
 from .gluon_copier import copy_rows
 from .gluon_producer import produce
-from .gluon_work import EMPTY, HEADS, QUERY_READ, TILE, TILE_BF16, WIDTH
+from .gluon_work import BARRIERS, EMPTY, HEADS, QUERY_READ, TILE, TILE_BF16, WIDTH
 
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
@@ -30,8 +32,8 @@ BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 
 @gluon.jit(do_not_specialize=["num_queries"])
 def attention_gluon_kernel(
-    q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
-    out_ptr, state_ptr, log2_scale, num_queries,
+    q, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
+    out, state_ptr, log2_scale, num_queries,
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
@@ -44,9 +46,9 @@ def attention_gluon_kernel(
     biases = gl.allocate_shared_memory(gl.bfloat16, [2, TILE], VECTOR)
     states = gl.allocate_shared_memory(gl.float32, [4, HEADS], VECTOR)
     sinks = gl.allocate_shared_memory(gl.float32, [2, HEADS], VECTOR)
-    turns = gl.allocate_shared_memory(gl.float32, [4, 32], VECTOR)
-    barriers = gl.allocate_shared_memory(gl.int64, [12, 1], BARRIER)
-    for barrier in gl.static_range(12):
+    turns = gl.allocate_shared_memory(gl.float32, [2, 32], VECTOR)
+    barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], BARRIER)
+    for barrier in gl.static_range(BARRIERS):
         # Each thread that copied arrives by itself; the first half has nothing else.
         mbarrier.init(
             barriers.index(barrier),
@@ -58,29 +60,29 @@ def attention_gluon_kernel(
     num_items = num_queries * PIECES
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
-    sources = (q_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr, cos_ptr, sin_ptr)
-    outputs = (sink_ptr, out_ptr, state_ptr, log2_scale, sinks)
+    sources = (q, window_ptr, window_index_ptr, main_ptr, main_index_ptr)
+    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks)
     gl.warp_specialize(
         [
             (
                 _produce,
                 (
                     shared, sources, num_items, PIECES, PIECE_TILES, WINDOW_LENGTH, MAIN_LENGTH,
-                    total_tiles, ROTARY, COPIES,
+                    total_tiles, COPIES,
                 ),
             ),
             (
-                _consume_left,
+                consume_left,
                 (shared, outputs, num_items, PIECES, PIECE_TILES, total_tiles, ROTARY, COPIES),
             ),
             (
-                _consume_right,
+                consume_right,
                 (shared, outputs, num_items, PIECES, PIECE_TILES, total_tiles, ROTARY, COPIES),
             ),
         ],
         [4, 4],
-        # Decoding needs the 112 that are left for it more than the consumers do; copying needs 88.
-        [208, 208] if COPIES else [200, 192],
+        # The 88 that are left for the producer hold a unit and what it is decoded with.
+        [208, 208],
     )  # fmt: skip
 
 
@@ -88,25 +90,9 @@ def attention_gluon_kernel(
 def _produce(
     shared, sources, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr, TOTAL_TILES: gl.constexpr,
-    ROTARY: gl.constexpr, COPIES: gl.constexpr,
+    COPIES: gl.constexpr,
 ):  # fmt: skip
     if COPIES:
-        copy_rows(shared, sources, num_items, WINDOW_LENGTH, MAIN_LENGTH, TOTAL_TILES, ROTARY)
+        copy_rows(shared, sources, num_items, WINDOW_LENGTH, MAIN_LENGTH, TOTAL_TILES)
     else:
-        produce(shared, sources, num_items, PIECES, PIECE_TILES, WINDOW_LENGTH, MAIN_LENGTH, ROTARY)
-
-
-@gluon.jit
-def _consume_left(
-    shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
-    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
-):  # fmt: skip
-    consume(shared, outputs, num_items, 0, PIECES, PIECE_TILES, TOTAL_TILES, ROTARY, COPIES)
-
-
-@gluon.jit
-def _consume_right(
-    shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
-    TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
-):  # fmt: skip
-    consume(shared, outputs, num_items, 1, PIECES, PIECE_TILES, TOTAL_TILES, ROTARY, COPIES)
+        produce(shared, sources, num_items, PIECES, PIECE_TILES, WINDOW_LENGTH, MAIN_LENGTH)

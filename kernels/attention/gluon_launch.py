@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
+from deepinfer.kernels.gemm.gluon_tiles import described_tiles
 from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
 from deepinfer.kernels.relaunch import launch
@@ -83,10 +85,10 @@ def sparse_attention_gluon(
         window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces
     launch(attention_gluon_kernel, (min(num_items, multiprocessors(q.device)),))(
-        q.contiguous(), window_rows, window_index,
+        _half_queries(q.contiguous()), window_rows, window_index,
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
-        sink, cos, sin, parts, state, scale * _LOG2_E, num_queries,
+        sink, cos, sin, _half_queries(parts), state, scale * _LOG2_E, num_queries,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
         MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
         enable_fp_fusion=True,
@@ -99,6 +101,11 @@ def sparse_attention_gluon(
             launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip
     return out
+
+
+def _half_queries(x: Tensor) -> TensorDescriptor:
+    """[..., 64 heads, 512] 16-bit numbers for copies of half a query's values."""
+    return described_tiles(x.view(-1, _WIDTH), _HEADS, _WIDTH // 2)
 
 
 @triton.jit

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from deepinfer.kernels.gluon_names import seen_as
 
-from .gluon_query import LAST_PAIRS, copy_query, rotation, turn_query
+from .gluon_query import fetch_query
 from .gluon_rows import (
     decode_main,
     decode_window,
@@ -28,8 +27,6 @@ from .gluon_work import (
     EMPTY,
     FULL,
     HALF,
-    QUERY_READ,
-    QUERY_THERE,
     TILE,
     first_unit,
     unit_after,
@@ -134,9 +131,9 @@ def _store_part(
 @gluon.jit
 def produce(
     shared, sources, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
-    WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr,
+    WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr,
 ):  # fmt: skip
-    queries, keys, _, biases, _, turns, barriers = shared
+    _, keys, _, biases, _, _, barriers = shared
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     TOTAL_TILES: gl.constexpr = WINDOW_TILES + (MAIN_LENGTH + TILE - 1) // TILE
     tables = main_tables()
@@ -156,15 +153,9 @@ def produce(
     phase = 1
     query_phase = 1
     while item < num_items:
-        query = item // PIECES
-        is_start = unit == first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES)
-        if is_start:
-            mbarrier.wait(barriers.index(QUERY_READ), query_phase)
+        if unit == first_unit(item, PIECES, PIECE_TILES, WINDOW_TILES):
+            fetch_query(shared, sources[0], item // PIECES, query_phase)
             query_phase ^= 1
-            copy_query(sources[0], query, queries)
-        if ROTARY > 0:
-            TURN: gl.constexpr = gl.SliceLayout(0, LAST_PAIRS)
-            cos, sin = rotation(sources[5], sources[6], query, ROTARY, TURN, is_start)
         third_item, third_unit = unit_after(
             next_item, next_unit, PIECES, PIECE_TILES, WINDOW_TILES, TOTAL_TILES
         )
@@ -188,12 +179,6 @@ def produce(
             half += 1
             mbarrier.wait(barriers.index(EMPTY + 2 * slot + half), phase)
         _store_part(right, right_scales, unit, slot, keys, tables, 1, WINDOW_TILES)
-        if is_start:
-            async_copy.wait_group(0)
-            if ROTARY > 0:
-                turn_query(queries, cos, sin, turns, query_phase)
-            fence_async_shared()
-            mbarrier.arrive(barriers.index(QUERY_THERE), count=1)
         fence_async_shared()
         mbarrier.arrive(barriers.index(FULL + 2 * slot + half), count=1)
         right, right_scales = _load_part(next_index, next_unit, sources, 1, WINDOW_TILES)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from deepinfer.kernels.gluon_names import async_load
+from deepinfer.kernels.gluon_names import load_tile, seen_as
 
-from .gluon_work import HEADS, WIDTH
+from .gluon_work import (
+    HALF,
+    HEADS,
+    QUERY_READ,
+    QUERY_THERE,
+    QUERY_TURNED,
+    TILE_BF16,
+    WIDTH,
+)
 
 # The last 64 values of a head, as such and as pairs.
 LAST = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
@@ -16,33 +24,35 @@ LAST_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
 
 
 @gluon.jit
-def copy_query(q_ptr, query, queries):
-    """Starts to copy a query's 64 heads x 512 bf16; a group of copies ends here."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    head = gl.arange(0, HEADS, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    source = q_ptr + query.to(gl.int64) * (HEADS * WIDTH) + head[:, None] * WIDTH + column[None, :]
-    async_load(queries.index(0), source)
-    async_copy.commit_group()
+def fetch_query(shared, q, query, phase):
+    """Starts to copy a query's 64 heads x 512 bf16 as soon as the one before has been read."""
+    queries, _, _, _, _, _, barriers = shared
+    left_right = seen_as(queries, gl.bfloat16, [2, HEADS, HALF], TILE_BF16)
+    there = barriers.index(QUERY_THERE)
+    mbarrier.wait(barriers.index(QUERY_READ), phase)
+    mbarrier.expect(there, 2 * HEADS * WIDTH)
+    load_tile(q, [query * HEADS, 0], there, left_right.index(0))
+    load_tile(q, [query * HEADS, HALF], there, left_right.index(1))
 
 
 @gluon.jit
-def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr, LAYOUT: gl.constexpr, is_wanted):
+def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr):
     """Cosine and sine of the last 32 pairs, of which the last ROTARY turn."""
-    turning = gl.arange(0, 32, LAYOUT) - (32 - ROTARY)
+    turning = gl.arange(0, 32, gl.SliceLayout(0, LAST_PAIRS)) - (32 - ROTARY)
     place = 2 * (query * ROTARY + turning)
-    is_turning = (turning >= 0) & is_wanted
-    cos = gl.load(cos_ptr + place, mask=is_turning, other=1.0)
-    sin = gl.load(sin_ptr + place + 1, mask=is_turning, other=0.0)
+    cos = gl.load(cos_ptr + place, mask=turning >= 0, other=1.0)
+    sin = gl.load(sin_ptr + place + 1, mask=turning >= 0, other=0.0)
     return cos, sin
 
 
 @gluon.jit
-def turn_query(queries, cos, sin, turns, parity):
-    """Rotates the last 64 values of every head where they lie, and leaves cos and sin [32] there
-    for those who turn the output back."""
-    turns.index(2 * parity).store(cos)
-    turns.index(2 * parity + 1).store(sin)
+def turn_query(shared, cos, sin, phase):
+    """Rotates the last 64 values of every head where they lie, when they are there, and leaves cos
+    and sin [32] for turning the output back."""
+    queries, _, _, _, _, turns, barriers = shared
+    turns.index(0).store(cos)
+    turns.index(1).store(sin)
+    mbarrier.wait(barriers.index(QUERY_THERE), phase)
     last = queries.index(0).slice(WIDTH - 64, 64, dim=1)
     even, odd = gl.split(gl.reshape(last.load(LAST).to(gl.float32), (HEADS, 32, 2)))
     COLUMN: gl.constexpr = gl.SliceLayout(0, even.type.layout)
@@ -51,3 +61,5 @@ def turn_query(queries, cos, sin, turns, parity):
     turned = gl.join(even * cos - odd * sin, even * sin + odd * cos)
     turned = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
     last.store(gl.convert_layout(turned, LAST, assert_trivial=True))
+    fence_async_shared()
+    mbarrier.arrive(barriers.index(QUERY_TURNED), count=1)

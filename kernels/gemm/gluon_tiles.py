@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _TYPES = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
     torch.float32: gl.float32,
     torch.int16: gl.int16,
     torch.int32: gl.int32,
