@@ -147,7 +147,8 @@ def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tenso
 
 
 def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:
-    """``fp32_linear`` by equal parts of K, for whoever adds them up: [parts, T, N] f32.
+    """``fp32_linear`` by equal parts of K, for whoever adds them up in ascending order: [T, parts,
+    N] f32, or [T, 1, N] where that is done.
 
     On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
     depend on T, or results would.

@@ -1,8 +1,9 @@
 """Products of bf16 rows with a weight of few rows on NVIDIA SM90, for parts of K by themselves.
 
-A persistent kernel in Gluon: one warp fetches tiles, 64 inputs at a time; two groups of four warps
-multiply 64 rows by 192 columns each.  The matrix unit adds the inputs of a part in ascending order
-in fp32: the same chain as in ``triton_kernel.py``, and so the same bits.
+A persistent kernel in Gluon: one warp fetches tiles, 64 inputs at a time; each group of four warps
+multiplies 64 rows of the weight, the left operand, by the tile's rows of x.  The matrix unit adds
+the inputs of a part in ascending order in fp32: the same chain as in ``triton_kernel.py``, and so
+the same bits.  Parts that a program computes one after the other may leave added up.
 """
 
 from __future__ import annotations
@@ -12,121 +13,169 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import load_tile
+from deepinfer.kernels.gluon_names import load_tile, store_tile
 
 from .gluon_ring import barriers, wait_empty
 
-ROWS = gl.constexpr(128)
 INPUTS = gl.constexpr(64)
-# 192 columns as two powers of two.
-WIDE = gl.constexpr(128)
-NARROW = gl.constexpr(64)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows"])
 def parts_kernel(
-    x, wide_w, narrow_w, out, num_rows, N, K, PARTS: gl.constexpr, STAGES: gl.constexpr
-):
-    """x [R, PARTS K] bf16 times each K of w [N, PARTS K] bf16, to out [PARTS, R, N] f32."""
+    x, w, out, num_rows, N, K, PARTS: gl.constexpr, ADDED: gl.constexpr, PIECES: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """x [R, PARTS ADDED K] bf16 times each K of w [N, PARTS ADDED K] bf16, ADDED in turn summed in
+    ascending order, to out [R, PARTS N] f32.
+
+    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.
+    """
+    ROWS: gl.constexpr = x.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
-    wide_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, WIDE, INPUTS], wide_w.layout)
-    narrow_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, NARROW, INPUTS], narrow_w.layout)
-    full, empty = barriers(STAGES, 1, 2)
+    w_tiles = gl.allocate_shared_memory(gl.bfloat16, [PIECES * STAGES, 64, INPUTS], w.layout)
+    o_tiles = gl.allocate_shared_memory(gl.float32, [PIECES, out.block_shape[0], 64], out.layout)
+    full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
-    tiles = (x_tiles, wide_tiles, narrow_tiles, full, empty)
-    gl.warp_specialize(
-        [
-            (_multiply_first, (tiles, out, num_rows, N, K, PARTS)),
-            (_multiply_second, (tiles, out, num_rows, N, K, PARTS)),
-            (_fetch, (x, wide_w, narrow_w, tiles, num_rows, N, K, PARTS)),
-        ],
-        [4, 1],
-        [216, 24],
-    )
+    work = (num_rows, N, K)
+    tiles = (x_tiles, w_tiles, full, empty)
+    if PIECES == 1:
+        gl.warp_specialize(
+            [
+                (_multiply_first, (work, tiles, out, o_tiles, PARTS, ADDED)),
+                (_fetch, (x, w, work, tiles, PARTS, ADDED)),
+            ],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply_first, (work, tiles, out, o_tiles, PARTS, ADDED)),
+                (_multiply_second, (work, tiles, out, o_tiles, PARTS, ADDED)),
+                (_multiply_third, (work, tiles, out, o_tiles, PARTS, ADDED)),
+                (_fetch, (x, w, work, tiles, PARTS, ADDED)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
 
 
 @gluon.jit
-def _place(tile, N, PARTS: gl.constexpr):
+def _num_tiles(work, tiles, PARTS: gl.constexpr):
+    num_rows, N, K = work
+    x_tiles, w_tiles, full, empty = tiles
+    WIDTH: gl.constexpr = 64 * (w_tiles.shape[0] // x_tiles.shape[0])
+    return gl.cdiv(num_rows, x_tiles.shape[1]) * PARTS * gl.cdiv(N, WIDTH)
+
+
+@gluon.jit
+def _place(tile, work, tiles, PARTS: gl.constexpr):
     """(row, part, column): programs that run together share rows."""
-    columns = gl.cdiv(N, WIDE + NARROW)
+    num_rows, N, K = work
+    x_tiles, w_tiles, full, empty = tiles
+    WIDTH: gl.constexpr = 64 * (w_tiles.shape[0] // x_tiles.shape[0])
+    columns = gl.cdiv(N, WIDTH)
     rest = tile // columns
-    return rest // PARTS * ROWS, rest % PARTS, tile % columns * (WIDE + NARROW)
+    return rest // PARTS * x_tiles.shape[1], rest % PARTS, tile % columns * WIDTH
 
 
 @gluon.jit
-def _num_tiles(num_rows, N, PARTS: gl.constexpr):
-    return gl.cdiv(num_rows, ROWS) * PARTS * gl.cdiv(N, WIDE + NARROW)
-
-
-@gluon.jit
-def _fetch(x, wide_w, narrow_w, tiles, num_rows, N, K, PARTS: gl.constexpr):
-    x_tiles, wide_tiles, narrow_tiles, full, empty = tiles
+def _fetch(x, w, work, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    num_rows, N, K = work
+    x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
+    PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
     step = 0
-    for tile in range(gl.program_id(0), _num_tiles(num_rows, N, PARTS), gl.num_programs(0)):
-        row, part, column = _place(tile, N, PARTS)
-        for start in range(part * K, part * K + K, INPUTS):
+    for tile in range(gl.program_id(0), _num_tiles(work, tiles, PARTS), gl.num_programs(0)):
+        row, part, column = _place(tile, work, tiles, PARTS)
+        first = part * ADDED * K
+        for start in range(first, first + ADDED * K, INPUTS):
             stage = step % STAGES
             bar = full.index(stage)
             wait_empty(empty, step)
-            mbarrier.expect(
-                bar, x.block_type.nbytes + wide_w.block_type.nbytes + narrow_w.block_type.nbytes
-            )
+            mbarrier.expect(bar, x.block_type.nbytes + PIECES * w.block_type.nbytes)
             load_tile(x, [row, start], bar, x_tiles.index(stage))
-            load_tile(wide_w, [column, start], bar, wide_tiles.index(stage))
-            load_tile(narrow_w, [column + WIDE, start], bar, narrow_tiles.index(stage))
+            for piece in gl.static_range(PIECES):
+                place = w_tiles.index(stage * PIECES + piece)
+                load_tile(w, [column + piece * 64, start], bar, place)
             step += 1
 
 
 @gluon.jit
-def _multiply_first(tiles, out, num_rows, N, K, PARTS: gl.constexpr):
-    _multiply(tiles, out, num_rows, N, K, PARTS, 0)
+def _multiply_first(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 0)
 
 
 @gluon.jit
-def _multiply_second(tiles, out, num_rows, N, K, PARTS: gl.constexpr):
-    _multiply(tiles, out, num_rows, N, K, PARTS, 64)
+def _multiply_second(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 1)
 
 
 @gluon.jit
-def _multiply(tiles, out, num_rows, N, K, PARTS: gl.constexpr, FIRST: gl.constexpr):
-    x_tiles, wide_tiles, narrow_tiles, full, empty = tiles
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    wide_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    narrow_sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
+def _multiply_third(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 2)
+
+
+@gluon.jit
+def _multiply(
+    work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr, PIECE: gl.constexpr
+):
+    num_rows, N, K = work
     step = 0
-    for tile in range(gl.program_id(0), _num_tiles(num_rows, N, PARTS), gl.num_programs(0)):
-        row, part, column = _place(tile, N, PARTS)
-        wide = gl.zeros([64, WIDE], gl.float32, wide_sums)
-        narrow = gl.zeros([64, NARROW], gl.float32, narrow_sums)
-        for start in range(0, K, INPUTS):
-            stage = step % STAGES
-            mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-            rows = x_tiles.index(stage).slice(FIRST, 64)
-            columns = wide_tiles.index(stage).permute((1, 0))
-            wide = warpgroup_mma(rows, columns, wide, is_async=True)
-            columns = narrow_tiles.index(stage).permute((1, 0))
-            narrow = warpgroup_mma(rows, columns, narrow, is_async=True)
-            wide, narrow = warpgroup_mma_wait(2, [wide, narrow])
-            # The products of the stage before are done.
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
-            step += 1
-        wide, narrow = warpgroup_mma_wait(0, [wide, narrow])
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-        target = out + part.to(gl.int64) * num_rows * N
-        _store(target, wide, row + FIRST, column, num_rows, N)
-        _store(target, narrow, row + FIRST, column + WIDE, num_rows, N)
+    for tile in range(gl.program_id(0), _num_tiles(work, tiles, PARTS), gl.num_programs(0)):
+        row, part, column = _place(tile, work, tiles, PARTS)
+        column += PIECE * 64
+        total = _sum_part(tiles, step, K, PIECE)
+        step += K // INPUTS
+        for _ in range(ADDED - 1):
+            total += _sum_part(tiles, step, K, PIECE)
+            step += K // INPUTS
+        if column < N:  # there the next part begins
+            _store(out, o_tiles.index(PIECE), total, row, part * N + column)
+    tma.store_wait(0)
 
 
 @gluon.jit
-def _store(out, values, row, column, num_rows, N):
-    layout: gl.constexpr = values.type.layout
-    row += gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
-    column += gl.arange(0, values.shape[1], gl.SliceLayout(0, layout))
-    inside = (row < num_rows)[:, None] & (column < N)[None, :]
-    gl.store(out + row.to(gl.int64)[:, None] * N + column[None, :], values, mask=inside)
+def _sum_part(tiles, step, K, PIECE: gl.constexpr):
+    """64 rows of the weight by the rows of a tile of x."""
+    x_tiles, w_tiles, full, empty = tiles
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
+    ROWS: gl.constexpr = x_tiles.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    total = gl.zeros([64, ROWS], gl.float32, layout)
+    for start in range(0, K, INPUTS):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        piece = w_tiles.index(stage * PIECES + PIECE)
+        rows = x_tiles.index(stage).permute((1, 0))
+        total = warpgroup_mma(piece, rows, total, is_async=True)
+        total = warpgroup_mma_wait(1, [total])
+        # The products of the stage before are done.
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
+        step += 1
+    total = warpgroup_mma_wait(0, [total])
+    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
+    return total
+
+
+@gluon.jit
+def _store(out, buffer, values, row, column):
+    """Write [64, rows] sums by way of shared memory, a box at a time."""
+    if values.shape[1] == out.block_shape[0]:
+        tma.store_wait(0)
+        buffer.permute((1, 0)).store(values)
+        fence_async_shared()
+        store_tile(out, [row, column], buffer)
+    else:
+        HALF: gl.constexpr = values.shape[1] // 2
+        halves = gl.reshape(values, (values.shape[0], 2, HALF))
+        upper, lower = gl.split(gl.permute(halves, (0, 2, 1)))
+        _store(out, buffer, upper, row, column)
+        _store(out, buffer, lower, row + HALF, column)

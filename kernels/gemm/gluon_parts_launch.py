@@ -8,42 +8,46 @@ from torch import Tensor
 from deepinfer.kernels.launch import cdiv, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
-from .gluon_parts import INPUTS, NARROW, ROWS, WIDE, parts_kernel
+from .gluon_parts import INPUTS, parts_kernel
 from .gluon_tiles import described_tiles
+from .parts_tiles import PartsTile, parts_tile
 from .triton_kernel import check_operands
 from .weights import Weight
 
-_STAGES = 5
-_MANY = 1280  # fewer rows leave too many multiprocessors without a tile
-
 
 def fits_parts(x: Tensor, weight: Weight, parts: int) -> bool:
-    """Whether ``fp32_linear_parts_gluon`` takes these, and is faster; bits are the same."""
-    values = weight.values
+    """Whether ``fp32_linear_parts_gluon`` takes these; the bits are those of the portable form."""
+    n, k = weight.values.shape
     return (
-        len(x) >= _MANY
-        and x.dtype == values.dtype == torch.bfloat16
-        and values.shape[1] % (INPUTS.value * parts) == 0
+        len(x) > 0
+        and x.dtype == weight.values.dtype == torch.bfloat16
+        and n % 64 == 0
+        and k % (INPUTS.value * parts) == 0
     )
 
 
-def fp32_linear_parts_gluon(x: Tensor, weight: Weight, parts: int) -> Tensor:
-    """As ``fp32_linear_parts``."""
+def fp32_linear_parts_gluon(
+    x: Tensor, weight: Weight, parts: int, form: tuple[PartsTile, int] | None = None
+) -> Tensor:
+    """As ``fp32_linear_parts``; ``form`` is the fastest unless a test wants another."""
     values = weight.values
     check_operands(x, weight, values, float32=True)
     rows, (n, k) = len(x), values.shape
-    out = torch.empty(parts, rows, n, dtype=torch.float32, device=x.device)
-    tiles = cdiv(rows, ROWS.value) * parts * cdiv(n, WIDE.value + NARROW.value)
-    launch(parts_kernel, (min(tiles, multiprocessors(x.device)),))(
-        described_tiles(x.contiguous(), ROWS.value, INPUTS.value),
-        described_tiles(values, WIDE.value, INPUTS.value),
-        described_tiles(values, NARROW.value, INPUTS.value),
-        out,
+    at_once = multiprocessors(x.device)
+    tile, added = form or parts_tile(rows, n, k, parts, at_once)
+    out = torch.empty(rows, parts // added, n, dtype=torch.float32, device=x.device)
+    tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.pieces) * (parts // added)
+    launch(parts_kernel, (min(tiles, at_once),))(
+        described_tiles(x.contiguous(), tile.rows, INPUTS.value),
+        described_tiles(values, 64, INPUTS.value),
+        described_tiles(out.view(rows, -1), tile.out_rows, 64),
         rows,
         n,
         k // parts,
-        PARTS=parts,
-        STAGES=_STAGES,
+        PARTS=parts // added,
+        ADDED=added,
+        PIECES=tile.pieces,
+        STAGES=tile.stages,
         num_warps=4,
         enable_fp_fusion=True,
     )

@@ -75,10 +75,10 @@ def fp32_linear_triton(x: Tensor, weight: Weight, out: Tensor | None = None) -> 
 def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
     """As ``fp32_linear_parts``."""
     check_operands(x, weight, weight.values, float32=True)
-    out = torch.empty(parts, len(x), len(weight.values), dtype=torch.float32, device=x.device)
+    out = torch.empty(len(x), parts, len(weight.values), dtype=torch.float32, device=x.device)
     x_parts = x.contiguous().view(len(x), parts, -1)
     w_parts = weight.values.view(len(weight.values), parts, -1).transpose(0, 1)
-    _launch_rows(x_parts, None, Weight(w_parts), out.transpose(0, 1), MatrixPath.DECODED)
+    _launch_rows(x_parts, None, Weight(w_parts), out, MatrixPath.DECODED)
     return out
 
 

@@ -21,21 +21,20 @@ def choice_kernel(
     CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     PARTS: tl.constexpr, NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
-    """From parts of the logits, [PARTS, num_rows, num_experts]: a program for each row, the last
+    """From parts of the logits, [num_rows, PARTS, num_experts]: a program for each row, the last
     rows first, as the product has just written them.
 
     Not IS_GPU: scores of the chosen are carried along instead of computed again, since Ascend's
     front end aborts on loads from places that are computed; nothing is guessed.
     """
     row = num_rows - 1 - tl.program_id(0).to(tl.int64)
-    logits += row * num_experts
-    size = num_rows.to(tl.int64) * num_experts
+    logits += row * PARTS * num_experts
     bias += row * bias_stride
     expert = tl.arange(0, FIRST)
     other = FIRST + tl.arange(0, REST)
     slot = tl.arange(0, CHOSEN_PADDED)
-    score = _score(logits, expert, num_experts, size, PARTS, IS_FULL)
-    other_score = _score(logits, other, num_experts, size, PARTS, IS_FULL)
+    score = _score(logits, expert, num_experts, PARTS, IS_FULL)
+    other_score = _score(logits, other, num_experts, PARTS, IS_FULL)
     biased = _biased(score, bias, expert, num_experts, IS_FULL)
     other_biased = _biased(other_score, bias, other, num_experts, IS_FULL)
     if IS_GPU:
@@ -54,7 +53,7 @@ def choice_kernel(
             chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
             place = _places(chosen)
         # Faster than to carry scores along.
-        weight = _score(logits, chosen, num_experts, size, PARTS, False)
+        weight = _score(logits, chosen, num_experts, PARTS, False)
     else:
         chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
         place = _places(chosen)
@@ -167,10 +166,10 @@ def _flipped(bits):
 
 
 @triton.jit
-def _score(logits, expert, num_experts, size, PARTS: tl.constexpr, IS_FULL: tl.constexpr):
+def _score(logits, expert, num_experts, PARTS: tl.constexpr, IS_FULL: tl.constexpr):
     logit = _load(logits, expert, num_experts, 0.0, IS_FULL)
     for part in tl.static_range(1, PARTS):
-        logit += _load(logits + part * size, expert, num_experts, 0.0, IS_FULL)
+        logit += _load(logits + part * num_experts, expert, num_experts, 0.0, IS_FULL)
     return tl.sqrt(_softplus(logit))
 
 

@@ -54,6 +54,6 @@ def route_triton(
     launch(choice_kernel, (rows,))(
         logits, bias, ids, weights,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
-        **choice, PARTS=parts, num_warps=1, enable_fp_fusion=True,
+        **choice, PARTS=logits.shape[1], num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return ids, weights

@@ -68,6 +68,7 @@ def test_other_batches_launch_nothing_else(in_own_process: Callable[..., Any]) -
     """Batches that the plan does not hold, with experts in both forms: no kernel that is not in
     it."""
     passes = [(2, 1, 39), (5, 6, 777), (33, 2, 1500), (1, 700, 1), (9, 40, 2600), (64, 6, 333)]
+    passes += [(1, 450, 1), (1, 1200, 1), (4, 600, 1)]
     found = in_own_process(_PLAN, str([list(entry) for entry in passes]))
     assert found["unknown"] == []
     assert found["seen"] > 40

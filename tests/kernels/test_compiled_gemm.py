@@ -118,9 +118,13 @@ def test_wide_bf16_on_hopper(name: str) -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
-def test_parts_of_bf16_on_hopper() -> None:
-    kernel = _compiled(90)["parts bf16"]
-    assert "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16" in kernel["steps"]
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_parts_of_bf16_on_hopper(rows: int, pieces: int) -> None:
+    """Added up in registers, too."""
+    name = f"parts bf16 {rows} x {64 * pieces}"
+    assert _steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
+    kernel = _compiled(90)[name]
     assert kernel["stack_bytes"] == 0
     assert kernel["shared_bytes"] <= 227 * 1024
 
@@ -322,7 +326,7 @@ def _add_slim(add: Add) -> None:
 
 def _add_wide_bf16(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
-    from deepinfer.kernels.gemm import gluon_parts, gluon_plain
+    from deepinfer.kernels.gemm import gluon_parts, gluon_plain, parts_tiles
 
     for dtype, width, adds in [("bf16", 128, 0), ("fp32", 64, 0), ("fp32", 64, 1), ("i16", 64, 0)]:
         tiles = [descriptor("bf16", 128, 64), descriptor("bf16", 256, 64)]
@@ -332,11 +336,13 @@ def _add_wide_bf16(add: Add) -> None:
             [*tiles, descriptor(dtype, 64, width), *sizes],
             {"STAGES": 4, "BAND": 8, "ADDS": bool(adds)},
         )  # fmt: skip
-    tiles = [descriptor("bf16", rows, 64) for rows in (128, 128, 64)]
-    add(
-        "parts bf16", gluon_parts.parts_kernel, [*tiles, "*fp32", "n", "n16", "n16"],
-        {"PARTS": 4, "STAGES": 5},
-    )  # fmt: skip
+    for tile in parts_tiles.TILES:
+        tiles = [descriptor("bf16", tile.rows, 64), descriptor("bf16", 64, 64)]
+        add(
+            f"parts bf16 {tile.rows} x {64 * tile.pieces}", gluon_parts.parts_kernel,
+            [*tiles, descriptor("fp32", tile.out_rows, 64), "n", "n16", "n16"],
+            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages},
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -23,7 +24,6 @@ from deepinfer.kernels.gemm import (
     HopperWeight,
     Weight,
     fp32_linear,
-    fp32_linear_parts,
     grouped_linear,
     grouped_linear_quantized,
     native_gate_up,
@@ -32,7 +32,7 @@ from deepinfer.kernels.gemm import (
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
 from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, linear_rows_gluon
-from deepinfer.kernels.gemm.gluon_parts_launch import fits_parts
+from deepinfer.kernels.gemm.gluon_parts_launch import fits_parts, fp32_linear_parts_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
 from deepinfer.kernels.gemm.hopper_tile import (
     SLIM,
@@ -47,6 +47,7 @@ from deepinfer.kernels.gemm.hopper_tile import (
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.gemm.parts_tiles import TILES
 from deepinfer.kernels.gemm.reference import quantized_linear_reference
 from deepinfer.kernels.gemm.triton_kernel import (
     fp32_linear_parts_triton,
@@ -203,14 +204,18 @@ def test_bf16_layers_have_the_portable_forms_bits(groups: int, n: int, k: int) -
             assert_bitwise_equal(fp32_linear(x, weight), fp32_linear_triton(x, weight))
 
 
-@pytest.mark.parametrize("n, k", [(384, 5120), (256, 512), (100, 256)])
+@pytest.mark.parametrize("n, k", [(384, 5120), (256, 512), (64, 256)])
 def test_parts_of_bf16_layers_have_the_portable_forms_bits(n: int, k: int) -> None:
     weight = Weight((torch.randn(n, k, device=_CUDA) / k**0.5).to(torch.bfloat16))
-    for rows in (1280, 1500):
+    for rows in (1, 60, 300, 1500, 9000):
         x = torch.randn(rows, k, device=_CUDA).to(torch.bfloat16)
         assert fits_parts(x, weight, 4)
-        actual = fp32_linear_parts(x, weight, 4)
-        assert_bitwise_equal(actual, fp32_linear_parts_triton(x, weight, 4))
+        parts = fp32_linear_parts_triton(x, weight, 4)
+        first, second, third, fourth = parts.split(1, dim=1)
+        whole = first + second + third + fourth
+        for form in product(TILES, (1, 4)):
+            actual = fp32_linear_parts_gluon(x, weight, 4, form)
+            assert_bitwise_equal(actual, parts if form[1] == 1 else whole, str(form))
 
 
 @pytest.mark.parametrize("rows", [256, 300, 1100])

@@ -1,0 +1,51 @@
+"""Tiles of ``gluon_parts.py``, and which one is fastest for a number of rows on SM90.
+
+All of them add the same products in the same order: the choice does not reach the bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from deepinfer.kernels.launch import cdiv
+
+_INPUTS = 64  # of a step
+_US_PER_BYTE = 1 / 4e6  # of results, for whoever reads them
+
+
+@dataclass(frozen=True)
+class PartsTile:
+    """``rows`` of x, of which ``out_rows`` leave at once, by 64 ``pieces`` rows of the weight; what
+    a step of 64 inputs and the rest of a tile take was measured on an H200."""
+
+    rows: int
+    pieces: int
+    stages: int
+    out_rows: int
+    us_per_step: float
+    us_per_tile: float
+
+
+TILES = (
+    PartsTile(128, 3, 5, 32, 0.53, 1.8),
+    PartsTile(64, 3, 5, 64, 0.36, 2.0),
+    PartsTile(128, 1, 7, 64, 0.22, 0.6),
+    PartsTile(64, 1, 12, 64, 0.12, 1.35),
+)
+
+
+@lru_cache(maxsize=4096)
+def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[PartsTile, int]:
+    """The fastest tile for ``rows`` of x and ``n`` of the weight, K being ``k``, with ``at_once``
+    programs, and how many of the ``parts`` one program adds up: one or all."""
+
+    def microseconds(form: tuple[PartsTile, int]) -> float:
+        tile, added = form
+        tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.pieces) * parts // added
+        steps = k // (_INPUTS * parts) * added
+        waves = cdiv(tiles, at_once)
+        product = waves * (steps * tile.us_per_step + tile.us_per_tile)
+        return product + rows * n * 4 * parts // added * _US_PER_BYTE
+
+    return min(((tile, added) for tile in TILES for added in (1, parts)), key=microseconds)
