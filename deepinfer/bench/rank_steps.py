@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from deepinfer.engine.execution.ladder import ladder_size
 from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
+from deepinfer.engine.memory.out_of_memory import free_unused
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.share import Share
 from deepinfer.errors import ConfigError
@@ -101,7 +102,8 @@ def measure_rank(
         tick(f"random weights of 1 of {deployment.name}")
         rank = deployment.make_rank(devices[0])
         yield from deployment.measure(rank, tick)
-        del rank  # frees its memory before the next one takes it
+        del rank
+        free_unused(devices[0])  # the next one is refused where the free memory is too small
 
 
 def deployments(plan: BenchPlan, model: ModelConfig, device: str) -> Iterator[Deployment]:

@@ -18,8 +18,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_unused(device: str) -> None:
-    """Give back what the failed step has left.  Call it outside of ``except``: the error holds the
-    frames, and with them the tensors, of the step."""
+    """Give back memory that nothing needs any more.  After a failed step, call it outside of
+    ``except``: the error holds the frames, and with them the tensors, of the step."""
     gc.collect()
     if device != "cpu":
         torch.get_device_module(device).empty_cache()

@@ -12,8 +12,9 @@ _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
-    # The product with the mixing weights: a part of the Hopper form of the streams.
+    # The streams' product with the mixing weights, and their end: SM90 has others.
     "mix_kernel",
+    "finish_kernel",
     # Results of experts that are not sent by the Hopper form of their last product.
     "send_rows_kernel",
     # Before the Hopper form of attention, which takes the released model's sizes.
