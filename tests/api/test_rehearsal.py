@@ -61,7 +61,7 @@ def test_a_full_batch_chooses_drafts_as_a_run_that_begins_with_it(tmp_path: Path
     ).save(tmp_path / "profile.json")  # fmt: skip
     arguments = replace(ARGUMENTS, profile_path=tmp_path / "profile.json", num_threads=1)
     rows = ((i, {"prompt": f"Tell me about kite {i}.", "ignore_eos": True}) for i in range(100))
-    found = rehearse(None, arguments, rows, SamplingParams(max_tokens=4_000), seconds=1.0)
+    found = rehearse(None, arguments, rows, SamplingParams(max_tokens=4_000), seconds=3.0)
     assert found is not None
     assert found.times.num_requests == (1.0, 4.0, 6.0)
     assert found.times.decode_tokens[0] > 1.5 and found.times.decode_tokens[-1] == 1.0
