@@ -27,6 +27,7 @@ _OF_ENGINE_CONFIG = (
     "batch_invariant",
     "exact",
     "expert_weights",
+    "output_projection",
 )
 
 
@@ -65,6 +66,7 @@ class EngineArguments:
     batch_invariant: bool | None = None
     exact: bool | None = None
     expert_weights: str | None = None
+    output_projection: str | None = None
     num_threads: int | None = None
     kernels: str | Path | None = None
     device: str = "auto"

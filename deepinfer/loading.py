@@ -171,6 +171,7 @@ def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> 
         device=device,
         share=WHOLE_MODEL if rank is None else rank.share,
         experts_as_fp8=opened.engine_config.expert_weights == "fp8",
+        output_as_fp8=opened.engine_config.output_projection == "fp8",
     )
 
 

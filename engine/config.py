@@ -12,6 +12,7 @@ from .checks import is_number, is_whole
 
 BATCH_INVARIANT_VARIABLE = "DEEPINFER_BATCH_INVARIANT"
 EXPERT_WEIGHTS = ("auto", "fp4", "fp8")
+OUTPUT_PROJECTION = ("bf16", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,9 @@ class EngineConfig:
     expert_weights          fp4: routed experts as they are stored.  fp8: the same numbers in twice
                             the memory, faster where each meets many rows (NVIDIA SM90 only).
                             auto: fp8 where steps are that large and the caches still fit
+    output_projection       inputs of the first product after attention.  bf16: as in the official
+                            model.  fp8: rounded like those of all other products, which is faster
+                            and gives other answers now and then
     device                  where weights and caches live
 
     Raises: ConfigError when values are out of range or contradict each other.
@@ -56,6 +60,7 @@ class EngineConfig:
     schedule_drafts: bool = False
     rejection_sampling: bool = False
     expert_weights: str = "auto"
+    output_projection: str = "bf16"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -112,8 +117,8 @@ def check_fields(fields: Mapping[str, object]) -> None:
             _check(ok, name, value, f"a whole number, {low:,} to {high:,}")
         elif name in _SWITCHES:
             _check(type(value) is bool, name, value, "True or False")
-        elif name == "expert_weights":
-            _check(value in EXPERT_WEIGHTS, name, value, " or ".join(EXPERT_WEIGHTS))
+        elif name in _CHOICES:
+            _check(value in _CHOICES[name], name, value, " or ".join(_CHOICES[name]))
     if "cache_memory_gib" in fields:
         memory = fields["cache_memory_gib"]
         ok = memory is None or (is_number(memory, 0, 2.0**30) and memory != 0)
@@ -138,6 +143,7 @@ _WHOLE_NUMBERS = {
     "num_snapshots": (0, 2**20),
     "num_speculative_tokens": (0, 2**10),
 }
+_CHOICES = {"expert_weights": EXPERT_WEIGHTS, "output_projection": OUTPUT_PROJECTION}
 _OPTIONAL = {"num_blocks", "max_model_len", "num_snapshots"}
 _SWITCHES = {
     "batch_invariant",

@@ -47,9 +47,8 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
     """
     share = _OneOfEachKind(config)
     model = model_of_zeros(config, device, share)
-    forms = [model]
-    if device.capability == (9, 0):
-        forms.append(model_of_zeros(config, device, share, experts_as_fp8=True))
+    as_fp8 = model_of_zeros(config, device, share, as_fp8=True)
+    forms = (model, as_fp8)
     longest = max(_contexts(config))
     with rehearse(device) as launches, torch.inference_mode():
         for context in _contexts(config):
@@ -183,9 +182,12 @@ def model_of_zeros(
     device: PretendedDevice,
     share: Share = WHOLE_MODEL,
     *,
-    experts_as_fp8: bool = False,
+    as_fp8: bool = False,
 ) -> Model:
-    """A model whose weights are all the same zeros, which no memory is spent on."""
+    """A model whose weights are all the same zeros, which no memory is spent on.
+
+    ``as_fp8``: with what an engine has as FP8 only if it is asked to.
+    """
     specs = expected_tensors(config)
     tensors = {
         name: torch.empty(spec.shape, dtype=spec.dtype, device="meta")
@@ -199,7 +201,8 @@ def model_of_zeros(
             device="meta",
             token_map=token_map,
             share=share,
-            experts_as_fp8=experts_as_fp8,
+            experts_as_fp8=as_fp8 and device.capability == (9, 0),
+            output_as_fp8=as_fp8,
         )
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     memory = torch.frombuffer(mmap.mmap(-1, _MOST_BYTES, flags=flags), dtype=torch.uint8)

@@ -42,6 +42,7 @@ class BenchPlan:
                      layer this rank has most; balanced: the same after EPLB.  One row each
     replay_tokens    decoder tokens of a prompt; None is one window
     expert_weights   form of the experts' FP4 weights, as in ``EngineConfig``; auto: for each row
+    output_projection  as in ``EngineConfig``: bf16 or fp8
     num_steps        steps of each measurement, a quarter of them for ``modes``; the median counts
     seed             of random weights, tokens and routing
 
@@ -64,6 +65,7 @@ class BenchPlan:
     routing: tuple[str, ...] = ("even",)
     replay_tokens: int | None = None
     expert_weights: str = "auto"
+    output_projection: str = "bf16"
     num_steps: int = 20
     seed: int = 0
 
@@ -83,7 +85,8 @@ class BenchPlan:
             _check(ok, "drafts", number, "0 to 1024, or auto")
         _check(is_number(self.acceptance, 0, 1), "acceptance", self.acceptance, "0 to 1")
         _check(is_whole(self.seed, 0, 2**63 - 1), "seed", self.seed, "0 to 2**63 - 1")
-        check_fields({"expert_weights": self.expert_weights})
+        for name in ("expert_weights", "output_projection"):
+            check_fields({name: getattr(self, name)})
         self.profile()
         self.exchange(1)
 

@@ -65,6 +65,7 @@ class RankModel:
         num_redundant: int = 0,
         real_share: Share | None = None,
         experts_as_fp8: bool = False,
+        output_as_fp8: bool = False,
     ) -> RankModel:
         """``num_redundant``: experts held beside this rank's own, for balanced routing.
         ``real_share`` is that of a rank whose others are there."""
@@ -80,6 +81,7 @@ class RankModel:
             token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
             share=real_share or share,
             experts_as_fp8=experts_as_fp8,
+            output_as_fp8=output_as_fp8,
         )
         blocks_each = -(-(context + config.dspark_block_size + 1) // BLOCK_SIZE)
         cache = KVCache.allocate(

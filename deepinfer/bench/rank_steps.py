@@ -71,6 +71,7 @@ class Deployment:
             num_redundant=int("balanced" in plan.routing),
             real_share=real_share,
             experts_as_fp8=self.experts_as_fp8,
+            output_as_fp8=plan.output_projection == "fp8",
         )
 
     def measure(self, rank: RankModel, tick: Callable[[str], None]) -> Iterator[Measurement]:

@@ -82,6 +82,10 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             str, option("--expert-weights", "auto (where many rows meet each expert, fp8), fp4 or "
                         "fp8.", "FORM")
         ] = "auto",
+        output_projection: Annotated[
+            str, option("--output-projection", "bf16 or fp8: inputs of the product after "
+                        "attention.", "FORM")
+        ] = "bf16",
         link: Annotated[
             str | None, option("--link", "nvlink, nvlink5, rdma400 or rdma800. [the device's]",
                                 "NAME")
@@ -126,7 +130,8 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         given = {
             "--phase": phase, "--ep": ep, "--requests": requests, "--context": context_length,
             "--tokens": tokens, "--drafts": drafts, "--modes": modes, "--routing": routing,
-            "--acceptance": acceptance, "--expert-weights": expert_weights, "--link": link,
+            "--acceptance": acceptance, "--expert-weights": expert_weights,
+            "--output-projection": output_projection, "--link": link,
             "--device-profile": device_profile, "--steps": steps, "--seed": seed,
         }  # fmt: skip
         fields = plan_fields(preset, given)

@@ -61,6 +61,7 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[str, str], Any]]] = {
     "--routing": (("routing",), _names),
     "--acceptance": (("acceptance",), number),
     "--expert-weights": (("expert_weights",), _word),
+    "--output-projection": (("output_projection",), _word),
     "--link": (("link",), _word),
     "--device-profile": (("device_profile",), _word),
     "--steps": (("num_steps",), count),

@@ -35,6 +35,7 @@ def engine_arguments(settings: Settings) -> dict[str, Any]:
         batch_invariant=settings.batch_invariant,
         exact=settings.exact,
         expert_weights=settings.expert_weights,
+        output_projection=settings.output_projection,
         num_threads=settings.num_threads,
         kernels=settings.kernels,
         device=settings.device,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepinfer.engine.config import EXPERT_WEIGHTS
+from deepinfer.engine.config import EXPERT_WEIGHTS, OUTPUT_PROJECTION
 from deepinfer.engine.types import SamplingParams
 
 from .definition import param, setting
@@ -178,6 +178,11 @@ class Settings:
     expert_weights: str = setting(
         "auto", choice(*EXPERT_WEIGHTS), "Engine", "fp8: FP4 experts in twice the memory, faster "
         "for large steps on an H100 or H200; auto: where caches still fit. Answers stay the same.",
+    )  # fmt: skip
+    output_projection: str = setting(
+        "bf16", choice(*OUTPUT_PROJECTION), "Engine", "fp8: the product after attention takes FP8 "
+        "inputs, like all others; faster on GPUs, and answers differ slightly from the official "
+        "model's.", answers=True,
     )  # fmt: skip
     block_size: int | None = setting(
         None, optional(COUNT), "Engine", "Tokens in a cache block.", answers=True

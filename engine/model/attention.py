@@ -9,14 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from deepinfer.kernels.attention import sparse_attention
-from deepinfer.kernels.gemm import (
-    Weight,
-    grouped_linear,
-    grouped_linear_quantized,
-    native_grouped_weight,
-    native_weight,
-    quantized_linear,
-)
+from deepinfer.kernels.gemm import Weight, native_weight, quantized_linear
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.rows import split_projection, store_latents
 
@@ -24,6 +17,7 @@ from .compressor import Compressor
 from .global_kv import GlobalKV
 from .indexer import Indexer
 from .layer_tensors import LayerTensors
+from .output_projection import OutputProjection
 from .rotary import rope_key
 from .schedule import LayerPlan
 from .tokens import Tokens
@@ -41,7 +35,6 @@ class Attention:
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
         share, part = tensors.share, tensors.share.tensor_rank
-        self.gather_groups = share.gather_groups if share.tensor_size > 1 else None
         self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
         wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
         self.wq_a_kv = native_weight(wq_a_kv)
@@ -49,9 +42,7 @@ class Attention:
         self.kv_norm = tensors["attn.kv_norm.weight"]
         wq_b = tensors.weight("attn.wq_b").split_rows(share.tensor_size)[part]
         self.wq_b = native_weight(wq_b)
-        wo_a = tensors.weight("attn.wo_a").split_rows(share.tensor_size)[part]
-        self.wo_a = native_grouped_weight(wo_a.split_rows(config.o_groups // share.tensor_size))
-        self.wo_b = native_weight(tensors.weight("attn.wo_b"))
+        self.project = OutputProjection(config, tensors)
         self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
         self.absent_heads = None
         if share.tensor_size > 1 and self.sink.device.type == "cpu":
@@ -91,13 +82,7 @@ class Attention:
         )  # fmt: skip
         if self.absent_heads is not None:
             out = out.narrow(1, self.absent_heads[0], self.q_shape[0])
-        groups = torch.unflatten(out.flatten(1), -1, (len(self.wo_a.values), -1))
-        if self.gather_groups is None:
-            return quantized_linear(
-                grouped_linear_quantized(groups, self.wo_a, self.wo_b), self.wo_b
-            )
-        groups = self.gather_groups(grouped_linear(groups, self.wo_a))
-        return quantized_linear(groups.flatten(1), self.wo_b)
+        return self.project(out)
 
     def store_window(
         self, x: Tensor, rope: tuple[Tensor, Tensor], ring: Tensor, index: Tensor

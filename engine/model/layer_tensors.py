@@ -19,7 +19,8 @@ class LayerTensors:
     """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``.
 
     ``share`` says what part of the layers this rank computes; ``experts_as_fp8`` how it keeps the
-    FP4 weights of routed experts (``native_experts``).
+    FP4 weights of routed experts (``native_experts``), ``output_as_fp8`` how ``OutputProjection``
+    takes its inputs.
     """
 
     tensors: Mapping[str, Tensor]
@@ -27,6 +28,7 @@ class LayerTensors:
     device: torch.device
     share: Share = WHOLE_MODEL
     experts_as_fp8: bool = False
+    output_as_fp8: bool = False
 
     def __getitem__(self, name: str) -> Tensor:
         return self.stored(name).to(self.device)

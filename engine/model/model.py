@@ -49,6 +49,7 @@ class Model:
         token_map: Tensor | NDArray[np.integer[Any]] | None = None,
         share: Share = WHOLE_MODEL,
         experts_as_fp8: bool = False,
+        output_as_fp8: bool = False,
     ) -> None:
         """``tensors`` by their official names, as stored on disk; moved to ``device`` one by one,
         but Engram tables are used where they lie.
@@ -56,11 +57,12 @@ class Model:
         ``token_map`` [V] int: the compressed id of each token, needed by models with Engram.
         ``share`` is what this rank computes of each layer; ``tensors`` may lack the rest.
         ``experts_as_fp8``: FP4 weights of routed experts take twice the memory where many rows for
-        each are faster then (NVIDIA SM90); results are the same bits.
+        each are faster then (NVIDIA SM90); results are the same bits.  ``output_as_fp8``: the first
+        product after attention takes inputs rounded to FP8; results differ.
         Raises: ConfigError without a fitting ``token_map``; CheckpointError for a missing tensor.
         """
         device = torch.device(device)
-        root = LayerTensors(tensors, "", device, share, experts_as_fp8)
+        root = LayerTensors(tensors, "", device, share, experts_as_fp8, output_as_fp8)
         self.config = config
         self.device = device
         self.rotary = Rotary(config, device)

@@ -38,13 +38,13 @@ def native_gate_up(weight: Weight) -> Weight | HopperWeight:
     return (prepare_gate_up(weight) if _is_hopper(weight) else None) or weight
 
 
-def native_grouped_weight(weight: Weight) -> Weight:
-    """``weight`` as its device multiplies it fastest, for ``grouped_linear``.
+def native_grouped_weight(weight: Weight, *, fp8: bool = False) -> Weight:
+    """``weight`` [G, N, K] as its device multiplies it fastest, for ``grouped_linear``.
 
-    On NVIDIA SM90 the same numbers in bf16: decoding them for each product takes longer than
-    reading twice the bytes.
+    On NVIDIA SM90 the same numbers in bf16 for activations that are: decoding them for each product
+    takes longer than reading twice the bytes.
     """
-    return Weight(weight.dense) if _is_hopper(weight) else weight
+    return Weight(weight.dense) if _is_hopper(weight) and not fp8 else weight
 
 
 def _is_hopper(weight: Weight) -> bool:
@@ -87,31 +87,31 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return linear_reference(x, weight)
 
 
-def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
+def grouped_linear(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
     """``grouped_linear_reference``."""
-    if on_accelerator(x):
-        from .triton_kernel import grouped_linear_triton
+    if not on_accelerator(x):
+        return grouped_linear_reference(x, weight, fp8=fp8)
+    if _is_hopper(weight) and not fp8:
+        from .gluon_plain_launch import fits_plain, plain_linear_gluon
 
-        if _is_hopper(weight):
-            from .gluon_plain_launch import fits_plain, plain_linear_gluon
+        if fits_plain(x, weight):
+            return plain_linear_gluon(x, weight)
+    from .triton_kernel import grouped_linear_triton
 
-            if fits_plain(x, weight):
-                return plain_linear_gluon(x, weight)
-        return grouped_linear_triton(x, weight)
-    return grouped_linear_reference(x, weight)
+    return grouped_linear_triton(x, weight, fp8=fp8)
 
 
 def grouped_linear_quantized(
-    x: Tensor, weight: Weight, linear: Weight | HopperWeight
+    x: Tensor, weight: Weight, linear: Weight | HopperWeight, *, fp8: bool = False
 ) -> Tensor | Activations:
     """``grouped_linear``, [T, G N], as ``quantized_linear`` takes it for ``linear``: for many rows
     on NVIDIA SM90 quantised in passing."""
     if isinstance(linear, HopperWeight) and linear.order is KOrder.PLAIN and on_accelerator(x):
         from .gluon_plain_launch import fits_plain, plain_linear_quantized_gluon
 
-        if fits_plain(x, weight):
+        if not fp8 and fits_plain(x, weight):
             return plain_linear_quantized_gluon(x, weight, linear)
-    return grouped_linear(x, weight).flatten(1)
+    return grouped_linear(x, weight, fp8=fp8).flatten(1)
 
 
 def fp32_linear(

@@ -42,11 +42,14 @@ def linear_reference(x: Tensor, weight: Weight) -> Tensor:
     return _matmul_f32(x.float(), weight).to(torch.bfloat16)
 
 
-def grouped_linear_reference(x: Tensor, weight: Weight) -> Tensor:
-    """A separate weight for each group of inputs, on bf16 numbers.
+def grouped_linear_reference(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
+    """A separate weight for each group of inputs, on bf16 numbers; with ``fp8`` on activations
+    rounded to FP8 (1x32) first.
 
     Shapes: x [T, G, K] bf16, weight [G, N, K]; returns [T, G, N] bf16.
     """
+    if fp8:
+        x = fake_quantize_fp8(x)
     groups = range(x.shape[1])
     return torch.stack([linear_reference(x[:, g], weight[g]) for g in groups], dim=1)
 

@@ -17,7 +17,7 @@ from deepinfer.kernels.launch import cdiv, check_tensor, describe, has_native_fp
 from deepinfer.kernels.quant.triton_bits import round_bf16
 from deepinfer.kernels.relaunch import launch
 
-from .activations import Activations, quantize_activations
+from .activations import GROUP, Activations, quantize_activations
 from .expert_rows import ExpertRows
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
@@ -51,12 +51,22 @@ def linear_triton(x: Tensor, weight: Weight) -> Tensor:
     ]
 
 
-def grouped_linear_triton(x: Tensor, weight: Weight) -> Tensor:
-    """As ``grouped_linear_reference``."""
+def grouped_linear_triton(
+    x: Tensor, weight: Weight, *, fp8: bool = False, path: MatrixPath | None = None
+) -> Tensor:
+    """As ``grouped_linear_reference``; ``path`` of FP8 activations as in
+    ``quantized_linear_triton``, where groups are whole blocks of 128 inputs."""
     check_groups(x, weight)
     shape = (*x.shape[:-1], weight.values.shape[1])
     out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
-    _launch_rows(x.contiguous(), None, weight, out, MatrixPath.DECODED)
+    if not fp8:
+        _launch_rows(x.contiguous(), None, weight, out, MatrixPath.DECODED)
+        return out
+    if path is None or x.shape[-1] % GROUP:
+        path = MatrixPath.DECODED if x.shape[-1] % GROUP else MatrixPath.of(x.device)
+    acts = quantize_activations(x.flatten(1), path, weight.order)
+    rows = acts.values[:, : x.shape[1:].numel()].unflatten(1, x.shape[1:])
+    _launch_rows(rows, acts.scales, weight, out, path)
     return out
 
 
@@ -141,6 +151,7 @@ def _launch(
         x.stride(0),
         x.stride(1),
         0 if scales is None else scales.stride(0),
+        _group_stride(scales, path, k),
         out.stride(0),
         out.stride(1),
         num_token_tiles,
@@ -157,6 +168,13 @@ def _launch(
         num_stages=tile.num_stages,
         enable_fp_fusion=True,
     )
+
+
+def _group_stride(scales: Tensor | None, path: MatrixPath, k: int) -> int:
+    """From the scales of one group of K inputs to those of the next."""
+    if scales is None:
+        return 0
+    return k // GROUP * scales.stride(0) if path is MatrixPath.FP8 else k // 32
 
 
 def _format(weight: Weight) -> int:
@@ -222,6 +240,7 @@ def _gemm_kernel(
     x_row_stride,
     x_group_stride,
     scale_stride,
+    scale_group_stride,
     out_row_stride,
     out_group_stride,
     num_token_tiles,
@@ -252,6 +271,7 @@ def _gemm_kernel(
     x += row.to(tl.int64)[None, :] * x_row_stride
     if not GROUPED:
         x += member * x_group_stride
+        x_scales += member * scale_group_stride
         out += member * out_group_stride
     if FORMAT == 0:
         sums = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
@@ -266,7 +286,7 @@ def _gemm_kernel(
                 x, x_scales, scale_stride, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
             )
         else:
-            x_scales += row.to(tl.int64)[:, None] * (tl.cdiv(K, 128) * 4)
+            x_scales += row.to(tl.int64)[:, None] * scale_stride
             sums = scaled_product(x, x_scales, w, w_scales, K, FORMAT, WIDTH, TOKENS, EVEN_K)
     if ROUND:
         sums = round_bf16(sums)

@@ -39,7 +39,7 @@ def facts(launch):
                 launch.options))
 
 known = {facts(launch) for launch in planned}
-models = [kernel_plan.model_of_zeros(config, device, experts_as_fp8=form) for form in (0, 1)]
+models = [kernel_plan.model_of_zeros(config, device, as_fp8=form) for form in (False, True)]
 passes = json.loads(sys.argv[1])
 with rehearse(device) as launches, torch.inference_mode():
     for model in models:

@@ -194,6 +194,7 @@ def test_an_error_keeps_what_was_measured_before_it(
         (["--tokens", "0"], "--tokens=0: expected 1 to"),
         (["--acceptance", "120%"], "--acceptance=1.2: expected 0 to 1"),
         (["--expert-weights", "fp2"], "--expert-weights='fp2': expected auto or fp4 or fp8"),
+        (["--output-projection", "fp4"], "--output-projection='fp4': expected bf16 or fp8"),
         (["--steps", "0"], "--steps=0: expected 1 to"),
         (["--seed", "-1"], "--seed=-1: expected 0 to 2**63 - 1"),
         (["--gpu-hour-price", "-1"], "--gpu-hour-price -1: expected a number, 0 or more"),

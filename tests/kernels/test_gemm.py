@@ -84,6 +84,14 @@ def test_grouped_linear_uses_each_groups_weight(both_ways):
         assert_bitwise_equal(grouped[:, group], linear(x[:, group], own))
 
 
+def test_groups_of_fp8_activations_are_rounded_first(both_ways):
+    weight = random_weight(3 * 32, 64).split_rows(3)
+    x = random_rows(5 * 3, 64).view(5, 3, 64)
+    rounded = grouped_linear(x, weight, fp8=True)
+    assert_bitwise_equal(rounded, grouped_linear(fake_quantize_fp8(x), weight))
+    assert not torch.equal(rounded, grouped_linear(x, weight))
+
+
 def test_concat_and_stack_keep_scales():
     values = [torch.full((32, 32), v).to(torch.float8_e4m3fn) for v in (1.0, 2.0)]
     scales = [torch.tensor([[e]], dtype=torch.uint8).view(torch.float8_e8m0fnu) for e in (126, 128)]

@@ -66,5 +66,5 @@ def test_the_full_size_model_builds_on_the_meta_device():
     model = Model(config, tensors, device="meta", token_map=token_map)
     assert len(model.blocks) == 40
     assert model.blocks[20].moe.routed.gate_up.values.shape == (384, 2 * 2304, 5120 // 2)
-    assert model.blocks[0].attention.wo_a.values.shape == (8, 1024, 4096)
+    assert model.blocks[0].attention.project.wo_a.values.shape == (8, 1024, 4096)
     assert [block.plan.layer_id for block in model.draft_model.blocks] == [40, 41, 42]

@@ -66,15 +66,18 @@ def cases() -> Iterator[KernelCase]:
     x, path = random_rows(4096, 5120), MatrixPath.of(torch.device("cuda"))
     quantise = partial(quantize_activations, x, path, KOrder.PLAIN)
     yield KernelCase("quantise 4096 x 5120", quantise, 0, x.numel() * 3)
-    weight = native_grouped_weight(random_weight("fp8", 8, 1024, 4096))
-    for rows in (64, 256, 4096):
-        yield KernelCase(
-            f"wo_a, {rows} rows",
-            partial(grouped_linear, random_rows(rows, 8, 4096), weight),
-            2 * rows * 8 * 1024 * 4096,
-            rows * 8 * 2 * 5120 + weight.values.nbytes,
-            "bf16",
-        )
+    stored = random_weight("fp8", 8, 1024, 4096)
+    for inputs in ("bf16", "fp8"):
+        is_fp8 = inputs == "fp8"
+        weight = native_grouped_weight(stored, fp8=is_fp8)
+        for rows in (64, 256, 1536, 4096):
+            yield KernelCase(
+                f"wo_a, {inputs} inputs, {rows} rows",
+                partial(grouped_linear, random_rows(rows, 8, 4096), weight, fp8=is_fp8),
+                2 * rows * 8 * 1024 * 4096,
+                rows * 8 * 2 * 5120 + weight.values.nbytes,
+                inputs,
+            )
     for name, n, k in [("lm head", _VOCABULARY, 5120), ("router", 384, 5120)]:
         weight = random_weight("bf16", n, k)
         for rows in (16, 256, 1536):

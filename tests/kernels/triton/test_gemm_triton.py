@@ -175,6 +175,29 @@ def test_grouped_linear(
         assert float(relative_error(actual, expected).max()) < 4e-3
 
 
+@pytest.mark.parametrize("rows, groups, n, k", [(3, 4, 32, 64), (18, 2, 96, 256), (0, 2, 32, 128)])
+def test_grouped_linear_of_fp8_activations(
+    rows: int, groups: int, n: int, k: int, device: torch.device
+) -> None:
+    """Rounded first, each group by its own scales: the bits of a product for each group."""
+    x = _activations(rows * groups, k, device).view(rows, groups, k)
+    x *= 2.0 ** torch.arange(groups, device=device)[:, None]
+    weight = _fp8(groups, n, k, device=device)
+    expected = grouped_linear_reference(x, weight, fp8=True)
+    for path in _paths(device):
+        actual = grouped_linear_triton(x, weight, fp8=True, path=path)
+        assert actual.shape == expected.shape
+        if not rows:
+            continue
+        assert float(relative_error(actual, expected).max()) < 4e-3
+        unrounded = grouped_linear_reference(x, weight)
+        assert float(relative_error(unrounded, expected).max()) > 5e-3
+        path = MatrixPath.DECODED if k % 128 else path  # blocks of 128 would be of two groups
+        for group in range(groups):
+            own = quantized_linear_triton(x[:, group].contiguous(), weight[group], path=path)
+            assert_bitwise_equal(actual[:, group], own)
+
+
 @pytest.mark.parametrize("x_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("w_dtype", [torch.bfloat16, torch.float32])
 def test_fp32_linear(x_dtype: torch.dtype, w_dtype: torch.dtype, device: torch.device) -> None:
