@@ -76,7 +76,7 @@ def cases() -> Iterator[KernelCase]:
                 partial(grouped_linear, random_rows(rows, 8, 4096), weight, fp8=is_fp8),
                 2 * rows * 8 * 1024 * 4096,
                 rows * 8 * 2 * 5120 + weight.values.nbytes,
-                inputs,
+                "FP8" if is_fp8 else "bf16",
             )
     for name, n, k in [("lm head", _VOCABULARY, 5120), ("router", 384, 5120)]:
         weight = random_weight("bf16", n, k)
