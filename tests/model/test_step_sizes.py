@@ -8,6 +8,7 @@ import pytest
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.engine import LLMEngine
+from deepinfer.engine.execution import step_sizes
 from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.execution.graphs import GraphCache, Result
 from deepinfer.engine.execution.ladder import ladder, ladder_size
@@ -16,6 +17,12 @@ from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Request, SamplingParams
 
 NUM_SEQS, NUM_DRAFTS = 3, 2
+
+
+@pytest.fixture(autouse=True)
+def _time_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine would leave some of them out."""
+    monkeypatch.setattr(step_sizes, "BUDGET_S", 1e6)
 
 
 class Noted(GraphCache):
