@@ -1,7 +1,4 @@
-"""Tokens that absent ranks have sent: made once, and read as those that really came.
-
-E4M3 codes below 2 and scales of 1, so that they have about the size of normalised activations.
-"""
+"""Tokens that absent ranks have sent: made once, and read as those that really came."""
 
 from __future__ import annotations
 
@@ -15,17 +12,21 @@ from deepinfer.kernels.exchange import Arrivals, Buffers, ExchangeLayout, token_
 if TYPE_CHECKING:
     from deepinfer.kernels.gemm.activations import Activations
 
-_ONE_E8M0 = 127
+_E4M3_MAX, _E8M0_BIAS = 448.0, 127
 
 
 def fill_tokens(buffers: Buffers, rank: int) -> None:
-    """Random tokens of ``rank``, and zeros for who chose them."""
+    """Rows of normal numbers of ``rank``, rounded as those that are sent, and zeros for who chose
+    them.  Normal, because what products compute with decides how much power they take."""
     layout = buffers.layout
     values, heads = buffers.own[buffers.values_of(rank)], buffers.own[buffers.heads_of(rank)]
-    values.random_(0, 256)
-    values &= 0xBF  # magnitudes below 2, no NaN
+    blocks = (layout.capacity, layout.hidden_size // layout.block, layout.block)
+    normal = torch.randn(blocks, device=values.device)
+    exponent = (normal.abs().amax(-1) / _E4M3_MAX).log2().ceil()
+    codes = torch.ldexp(normal, -exponent[..., None]).to(torch.float8_e4m3fn)
+    values.view(blocks).copy_(codes.view(torch.uint8))
     heads.zero_()
-    heads.view(layout.capacity, -1)[:, : layout.hidden_size // layout.block] = _ONE_E8M0
+    heads.view(layout.capacity, -1)[:, : blocks[1]] = (exponent + _E8M0_BIAS).to(torch.uint8)
 
 
 class ArrivedTokens:

@@ -22,13 +22,14 @@ from deepinfer.engine.scheduling.intake import unasked_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 from deepinfer.errors import ConfigError
+from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 
 from .limits import requests_that_fit
 from .rank_share import RandomTensors, SliceShare, rank_config
 
 BLOCK_SIZE = 64
-# E4M3 and E8M0 bytes of a scale of 1.
-_ONE_E4M3, _ONE_E8M0 = 0x38, 127
+# Rows of a cache that differ, a prime: no two requests have the same ones at the same places.
+_DIFFERENT_ROWS = 65_521
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class RankModel:
             num_slots=num_slots,
             device=device,
         )
-        _fill(cache, config)
+        _fill(cache, config, seed)
         return cls(
             config=config,
             ranks=ranks,
@@ -185,16 +186,20 @@ def num_that_fit(
     return requests_that_fit(model, context, ranks, room)
 
 
-def _fill(cache: KVCache, config: ModelConfig) -> None:
-    """Random values under scales of 1, so that nothing is NaN and nothing is equal."""
-    half, index_half = config.head_dim // 2, config.index_head_dim // 2
-    for pool in cache.main.values():
-        pool[..., :half].random_(0, 256)
-        pool[..., half:] = _ONE_E4M3
-    for pool in cache.index.values():
-        pool[..., :index_half].random_(0, 256)
-        pool[..., index_half:] = _ONE_E8M0
-    for rings in (cache.window, cache.draft):
-        rings[..., : config.head_dim].random_(0, 256)
-        rings[..., : config.head_dim] &= 0xBF
-        rings[..., config.head_dim :] = _ONE_E8M0
+def _fill(cache: KVCache, config: ModelConfig, seed: int) -> None:
+    """Rows of normal numbers, packed as those of an engine: what kernels compute with decides how
+    much power they take, and so their clock."""
+    generator = torch.Generator(cache.window.device).manual_seed(seed)
+    rings = [cache.window, cache.draft]
+    for pools, width, pack in (
+        (cache.main.values(), config.head_dim, pack_main_rows),
+        (cache.index.values(), config.index_head_dim, pack_index_rows),
+        (rings, config.head_dim, pack_window_rows),
+    ):
+        for pool in pools:
+            rows = pool.view(-1, pool.shape[-1])
+            shape = (min(len(rows), _DIFFERENT_ROWS), width)
+            normal = torch.randn(shape, generator=generator, device=rows.device)
+            packed = pack(normal.to(torch.bfloat16))
+            for part in torch.split(rows, len(packed) or 1):
+                part.copy_(packed[: len(part)])
