@@ -198,7 +198,7 @@ class LLMEngine:
 
     def plan_drafts_anew(self) -> None:
         """Choose drafts as a new engine would: what was learned from steps so far is forgotten."""
-        self._open_workers()[1].planner = self._new_planner()
+        self._open_workers()[1].drafter.planner = self._new_planner()
 
     def stats(self) -> EngineStats:
         """Counters since the engine was made."""
@@ -262,7 +262,7 @@ class LLMEngine:
         it was noted, and is noted at once.
         """
         finished: list[RequestState] = []
-        if depth := decode.depth(batch):
+        if depth := decode.drafter.depth(batch):
             finished += self._finish_drawn()
             batch = batch.still_running()
             result = self._try(lambda: decode.run(batch, depth), batch) if batch.states else None

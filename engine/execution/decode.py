@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from itertools import chain
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.sampling.constraint import follow_constraints, forced_drafts
 from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
 from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
@@ -22,7 +20,7 @@ from deepinfer.engine.speculation.step_profile import step_clock
 
 from .decode_stages import DecodeResult, DraftBlock, DrawnDecode, LaunchedDecode, PlannedDecode
 from .decode_step import DecodeStep
-from .drafts_ahead import Drafted, accepted_ends
+from .drafter import Drafter
 from .staging import Returned
 from .step_tokens import choose_drafts
 from .turns import TakesTurns
@@ -48,26 +46,27 @@ class DecodeWorker:
     ) -> None:
         self.step = step
         self.sampler = step.sampler
-        self.planner = planner or VerifyAll(step.num_drafts)
-        self.calibration = calibration or Calibration()
         self.rejects = rejects
         # A device that computes by itself is set to work before anything else is; on the CPU,
         # launching a model is running it.
         self._runs_beside = torch.device(step.table.device).type != "cpu"
         self.waits_for_drafts = not step.graphs.is_enabled
-        # Rejection may keep other tokens than the device knows of; passes of several ranks are
-        # agreed upon, and the last request's end leaves none to make.
-        self._drafts_ahead = not rejects and not isinstance(step.model.model, TakesTurns)
-        self._ahead: Drafted | None = None
-        self._next_depth: int | None = None
+        self.drafter = Drafter(
+            step,
+            planner or VerifyAll(step.num_drafts),
+            calibration or Calibration(),
+            # Rejection may keep other tokens than the device knows of; passes of several ranks are
+            # agreed upon, and the last request's end leaves none to make.
+            goes_ahead=not rejects and not isinstance(step.model.model, TakesTurns),
+        )
         self._clock = step_clock(step.table.device)
         self._finished = self._clock()
 
     def run(self, batch: DecodeBatch, depth: int | None = None) -> DecodeResult:
         """A whole step; ``depth`` as in ``plan``."""
-        depth = self.depth(batch) if depth is None else depth
+        depth = self.drafter.depth(batch) if depth is None else depth
         if depth and not self.waits_for_drafts and all(map(_is_unruled, batch.states)):
-            budget = self.planner.budget(batch.num_drafts, depth)
+            budget = self.drafter.planner.budget(batch.num_drafts, depth)
             if budget is not None:
                 return self.finish(self._draw_unread(batch, depth, budget))
         plan = self.plan(batch, depth)
@@ -76,22 +75,11 @@ class DecodeWorker:
             drawn = self.draw(launched or self.launch(plan), masks)
         return self.finish(drawn)
 
-    def depth(self, batch: DecodeBatch) -> int:
-        """How many drafts to guess for every request of the next step; asked once a step."""
-        depth, self._next_depth = self._next_depth, None
-        if not any(batch.num_drafts):
-            depth = 0
-        elif depth is None:
-            depth = self.planner.depth(batch.num_drafts)
-        if not depth:
-            self._ahead = None
-        return depth
-
     def plan(self, batch: DecodeBatch, depth: int | None = None) -> PlannedDecode:
         """Waits for the device if it drafts; ``depth`` is what was asked for already."""
         started = self._clock()
-        depth = self.depth(batch) if depth is None else depth
-        block = self._draft(batch, depth) if depth else None
+        depth = self.drafter.depth(batch) if depth is None else depth
+        block = self.drafter.block(batch, depth) if depth else None
         counts = [1 + len(ids) for ids in block.token_ids] if block else [1] * len(batch.states)
         return PlannedDecode(batch=batch, block=block, counts=counts, started=started)
 
@@ -122,20 +110,20 @@ class DecodeWorker:
         """What a step gave; waits for the device."""
         states, block, counts = step.plan.batch.states, step.plan.block, step.plan.counts
         drawn = step.drawn
-        if block is not None and self._ahead is None:
-            self.planner.look_ahead(step.plan.batch.num_drafts)
+        if block is not None and not self.drafter.is_ahead:
+            self.drafter.planner.look_ahead(step.plan.batch.num_drafts)
         tokens = _split(step.returned.tolist(), counts)
         if block is not None:
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
             if self.rejects:
                 drawn = self._reject(step, tokens)
-            if self._ahead is None:
+            if not self.drafter.is_ahead:
                 self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
         # A step launched early has waited for the one before it.
         begun, self._finished = max(step.plan.started, self._finished), self._clock()
         seconds = self._finished - begun
-        self.planner.took(seconds, len(states), sum(num_drafts) if block else None)
+        self.drafter.planner.took(seconds, len(states), sum(num_drafts) if block else None)
         return DecodeResult(
             tokens=tokens,
             logprobs=new_logprobs(states, step.output.logits, drawn, counts, tokens),
@@ -148,7 +136,7 @@ class DecodeWorker:
         """Draft, choose ``budget`` drafts on the device, verify and draw: the host reads the drafts
         while the device verifies them."""
         started, states = self._clock(), batch.states
-        drafted, most = self._drafted(batch, depth)
+        drafted, most = self.drafter.drafts(batch, depth)
         first = [state.next_position for state in states]
         budget = min(budget, sum(min(limit, depth) for limit in most))
         chosen = choose_drafts(drafted.token_ids, drafted.survival, first, most, budget)
@@ -157,10 +145,8 @@ class DecodeWorker:
         drawn = self.sampler.draw(output.logits, output.slots, output.positions)
         drawn_back = Returned(drawn)
         token_ids, chances, counts = (tensor.tolist() for tensor in returned)
-        self.planner.note(chances)
-        if self._drafts_ahead:
-            slots, newest, num_new = accepted_ends(drafted.token_ids, chosen.lens, output, drawn)
-            self._draft_ahead(batch, slots, newest, num_new)
+        self.drafter.planner.note(chances)
+        self.drafter.draft_ahead(batch, drafted, chosen.lens, output, drawn)
         block = DraftBlock(
             token_ids=[ids[: n - 1] for ids, n in zip(token_ids, counts, strict=True)],
             survival=[row[: n - 1] for row, n in zip(chances, counts, strict=True)],
@@ -170,52 +156,6 @@ class DecodeWorker:
         plan = PlannedDecode(batch=batch, block=block, counts=counts, started=started)
         return DrawnDecode(
             plan=plan, output=output, used=output.logits, drawn=drawn, returned=drawn_back
-        )
-
-    def _draft_ahead(
-        self, batch: DecodeBatch, slots: Tensor, newest: Tensor, num_new: Tensor
-    ) -> None:
-        """Draft for the step after this one, which nobody has read yet."""
-        self._next_depth = self.planner.depth(batch.num_drafts)
-        if self._next_depth:
-            self.step.newest[slots] = newest
-            self._ahead = self._draft_now(batch.states, self._next_depth, num_new)
-
-    def _drafted(self, batch: DecodeBatch, depth: int) -> tuple[Drafted, list[int]]:
-        """Drafts for a step, and how many of each request it may verify."""
-        ahead, self._ahead = self._ahead, None
-        found = None if ahead is None else ahead.of(batch.states)
-        if found is None:
-            return self._draft_now(batch.states, depth), batch.num_drafts
-        drafted, has_any = found
-        limits = zip(batch.num_drafts, has_any, strict=True)
-        return drafted, [limit if has else 0 for limit, has in limits]
-
-    def _draft_now(
-        self, states: Sequence[RequestState], depth: int, num_new: Tensor | None = None
-    ) -> Drafted:
-        output = self.step.draft(states, depth, num_new)
-        is_greedy = [state.request.sampling.temperature == 0 for state in states]
-        survival = self.calibration.survival(output.confidence, output.logits, is_greedy)
-        return Drafted(
-            states=states, token_ids=output.token_ids, survival=survival, logits=output.logits
-        )
-
-    def _draft(self, batch: DecodeBatch, depth: int) -> DraftBlock:
-        """Drafts worth verifying, drawn with the noise that the target will use there."""
-        states = batch.states
-        drafted, most = self._drafted(batch, depth)
-        constraints = [state.constraint for state in states]
-        forced = forced_drafts(constraints, most)  # while the device drafts
-        chances, token_ids = drafted.survival.cpu().numpy(), drafted.token_ids.tolist()
-        lengths = self.planner.lengths(chances, _to_stops(token_ids, states, most))
-        drafts = [ids[:length] for ids, length in zip(token_ids, lengths, strict=True)]
-        drafts = follow_constraints(drafts, constraints, forced)
-        return DraftBlock(
-            token_ids=drafts,
-            survival=[row[: len(ids)] for row, ids in zip(chances.tolist(), drafts, strict=True)],
-            logits=drafted.logits,
-            num_proposed=drafted.token_ids.numel(),
         )
 
     def _reject(self, step: DrawnDecode, tokens: list[list[int]]) -> Tensor:
@@ -255,23 +195,6 @@ def can_follow(states: Sequence[RequestState]) -> bool:
 def _is_unruled(state: RequestState) -> bool:
     """Whether no rule and no constraint has to see drafts before they are verified."""
     return state.rules is None and state.constraint is None
-
-
-def _to_stops(
-    token_ids: Sequence[Sequence[int]], states: Sequence[RequestState], most: Sequence[int]
-) -> Sequence[int]:
-    """How many of each request's drafts can be part of its answer: up to ``most``, and to the first
-    that ends it."""
-    stops: set[int] = set().union(*(state.stop_token_ids for state in states))
-    if stops.isdisjoint(chain.from_iterable(token_ids)):
-        return most
-    ends = map(_num_to_stop, token_ids, (state.stop_token_ids for state in states))
-    return list(map(min, most, ends))
-
-
-def _num_to_stop(token_ids: Sequence[int], stop_token_ids: Set[int]) -> int:
-    stops = (place for place, token in enumerate(token_ids) if token in stop_token_ids)
-    return next(stops, len(token_ids) - 1) + 1
 
 
 def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:

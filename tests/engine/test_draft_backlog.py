@@ -78,7 +78,7 @@ def test_drafts_always_find_the_whole_window(
         max_model_len=40,
     )
     assert engine._workers is not None
-    engine._workers[1].planner = AnyLengths(choices)
+    engine._workers[1].drafter.planner = AnyLengths(choices)
     prompts = {str(i): [2 + seed % 40, 3 + i] * (1 + i % 3) for i in range(7)}
     done = run(engine, [request(name, ids, max_tokens=15) for name, ids in prompts.items()])
     for name, ids in prompts.items():
@@ -90,6 +90,6 @@ def test_a_small_limit_of_bytes_changes_nothing(monkeypatch: object) -> None:
     config = FakeConfig()
     engine = make_engine(FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24)
     assert engine._workers is not None
-    engine._workers[1].planner = AnyLengths([0, 0, 3])
+    engine._workers[1].drafter.planner = AnyLengths([0, 0, 3])
     done = run(engine, [request("a", [5, 6, 7], max_tokens=20)])
     assert done["a"].output_token_ids == oracle(config, [5, 6, 7], 20)

@@ -107,7 +107,7 @@ def test_answers_do_not_depend_on_which_steps_draft(
     engine = make_engine(num_speculative_tokens=5, **fields)
     engine._overlaps = True
     assert engine._workers is not None
-    engine._workers[1].planner = SometimesDrafts(choices)
+    engine._workers[1].drafter.planner = SometimesDrafts(choices)
     engine._workers[1].waits_for_drafts = waits
     assert answers(run(engine, requests())) == answers(expected)
     engine.check_integrity()
