@@ -89,6 +89,9 @@ class PartialFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with suppress(OSError):  # it is gone, or may not be listed
+            if [path.name for path in self.path.iterdir()] == ["lock"]:
+                self.remove()  # such as that of a run which was refused
         os.close(self._lock)
 
     def begin(self, basis: Basis, *, force: bool, can_retry: bool = True) -> bool:
@@ -100,8 +103,6 @@ class PartialFolder:
         """
         self._check_contents()
         if not is_begun(self.path) and self.paths.results.exists() and not force:
-            if not any(path.name != "lock" for path in self.path.iterdir()):
-                shutil.rmtree(self.path)
             ways = "--retry-failed for its failed rows, or --force to replace it"
             if not can_retry:
                 ways = "or --force to replace it"

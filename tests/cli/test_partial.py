@@ -82,6 +82,15 @@ def test_a_dead_holders_lock_is_taken_over(paths: OutputPaths) -> None:
         pass
 
 
+def test_what_was_never_begun_leaves_nothing(paths: OutputPaths) -> None:
+    with pytest.raises(ZeroDivisionError), PartialFolder(paths):
+        raise ZeroDivisionError
+    assert not paths.partial.exists()
+    with PartialFolder(paths):
+        (paths.partial / "somebody's").touch()
+    assert (paths.partial / "somebody's").exists()
+
+
 def test_work_is_continued_with_the_same_settings_only(paths: OutputPaths) -> None:
     with PartialFolder(paths) as folder:
         assert folder.begin(Basis({"seed": 0}), force=False) is False

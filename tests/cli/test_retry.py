@@ -187,9 +187,7 @@ def test_other_inputs_and_settings_are_refused(cli: Cli) -> None:
     def refused(code: int, reason: str, *more: str) -> None:
         done = cli("run", "in.jsonl", "-o", "out.jsonl", "--retry-failed", *more)
         assert (done.exit_code, reason in done.err) == (code, True), done.err
-        assert {
-            path: path.read_bytes() for path in Path().glob("out.jsonl*") if path.is_file()
-        } == files
+        assert _files() == files and not Path("out.jsonl.partial").exists()
 
     refused(2, "temperature was 1.0, now 0.5", "--temperature", "0.5")
     _write(_failing(2, 7)[:12])
