@@ -51,6 +51,11 @@ class _Compiler:
     more: Json
 
 
+def num_cores() -> int:
+    """Those that this process may use; more compilers at a time take memory and save no time."""
+    return len(os.sched_getaffinity(0))
+
+
 def model_config(name: str) -> ModelConfig:
     """``full``, ``tiny`` (the model in the package), or the folder or file of a config.json.
 
@@ -96,7 +101,7 @@ def build_kernels(
         compiler = _nvidia(target) if is_nvidia else _ascend(stage, progress)
         progress("finding the kernels", 0, 0)
         tasks = _tasks(config, compiler)
-        return tasks, _compile(tasks, identity, compiler, jobs or os.cpu_count() or 1, progress)
+        return tasks, _compile(tasks, identity, compiler, jobs or num_cores(), progress)
 
     bundle = build_bundle(
         store,

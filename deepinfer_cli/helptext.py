@@ -8,6 +8,7 @@ import sys
 import textwrap
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WIDTH, _NARROWEST = 80, 40
@@ -15,12 +16,29 @@ _WIDTH, _NARROWEST = 80, 40
 _FLAG_WIDTH, _INDENT = 30, 6
 
 
-class Command(TyperCommand):
+# The base of all usage errors; typer exports only its children.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+class _NamesItself:
+    """Its usage errors are those of this command, not of the program: the parser does not say so
+    of all of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return left
+        except UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+class Command(_NamesItself, TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_page(self, ctx, _width()))
 
 
-class Group(TyperGroup):
+class Group(_NamesItself, TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         verbs = [
             (name, command.get_short_help_str(_WIDTH))

@@ -17,7 +17,7 @@ from .bench.app import add_bench_verbs
 from .build.verb import add_build_verb
 from .doctor.flags import add_doctor
 from .exit_code import exit_code
-from .helptext import Command, Group
+from .helptext import Command, Group, UsageError
 from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # a help page must not wait for what a run needs
 _USAGE = 2
 _CLOSED_PIPE = 141
 _SHOWN_NAME = 200  # characters of a file's
-# The base of all usage errors; typer exports only its children.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
 Config = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="Settings; else ./deepinfer.yaml.")
@@ -122,7 +120,7 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
-    except _UsageError as error:
+    except UsageError as error:
         return _fail(_usage_message(error), _USAGE)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer has seen it first

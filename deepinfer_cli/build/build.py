@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deepinfer.errors import ConfigError
 from deepinfer.kernels.targets import ASCEND_TARGETS, NVIDIA_TARGETS, check_targets, nvidia_target
+from deepinfer_cli.run.talk import say
 
 from .bundle_report import STAGES, bundle_report, summarize
 from .progress import show_progress
@@ -36,7 +37,7 @@ class BuildRequest:
 
 def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) -> int:
     """Make the bundles; their folders go to stdout.  Raises: ConfigError, EngineError."""
-    from deepinfer.kernel_build import build_kernels
+    from deepinfer.kernel_build import build_kernels, num_cores
     from deepinfer.kernels.bundle import default_store
 
     accelerator = _accelerator(request, environment)
@@ -47,6 +48,11 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
         raise ConfigError(f"--stage {request.stage} goes with --accelerator ascend only")
     if request.jobs is not None and request.jobs < 1:
         raise ConfigError(f"--jobs {request.jobs}: expected at least 1")
+    jobs = request.jobs
+    if jobs is not None and jobs > num_cores():
+        jobs = num_cores()
+        if not request.quiet:
+            say(f"--jobs {request.jobs}: compiling {jobs} at a time, one on each core")
     store = request.output or default_store()
     started = time.perf_counter()
     reports = []
@@ -57,7 +63,7 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
                 target,
                 store,
                 stage=request.stage,
-                jobs=request.jobs,
+                jobs=jobs,
                 progress=progress,
             )
             reports.append(bundle_report(built))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deepinfer.kernels.bundle import Bundle, Json
 from deepinfer.kernels.targets import NO_CODE_GENERATOR, NVIDIA_TARGETS
+from deepinfer_cli.run.talk import say
 
 if TYPE_CHECKING:
     from deepinfer.kernel_build import Built
@@ -73,12 +73,11 @@ def summarize(reports: Sequence[Mapping[str, Any]], seconds: float) -> None:
     for report in reports:
         state = "were there already" if report["was_there"] else "compiled"
         words = _ascend_words(report) if "stage" in report else _nvidia_words(report)
-        print(
+        say(
             f"{report['target']}: {report['specialisations']} specialisations of "
-            f"{report['kernels']} kernels {state}; {words}",
-            file=sys.stderr,
+            f"{report['kernels']} kernels {state}; {words}"
         )
-    print(f"{seconds:.1f} s", file=sys.stderr)
+    say(f"{seconds:.1f} s")
 
 
 def _nvidia_words(report: Mapping[str, Any]) -> str:

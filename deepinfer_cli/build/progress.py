@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
+
+from deepinfer_cli.run.talk import say, talk
 
 if TYPE_CHECKING:
     from deepinfer.kernel_build import Progress
@@ -18,15 +19,16 @@ _PLAIN_SECONDS = 5.0
 @contextmanager
 def show_progress(*, quiet: bool) -> Iterator[Progress]:
     """On stderr, until the block ends."""
-    if quiet or sys.stderr is None:
+    stderr = talk()
+    if quiet or stderr is None:
         yield lambda what, done, total: None
-    elif sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-        yield from _bar()
+    elif stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        yield from _bar(stderr)
     else:
         yield _lines()
 
 
-def _bar() -> Iterator[Progress]:
+def _bar(stderr: IO[str]) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -37,7 +39,7 @@ def _bar() -> Iterator[Progress]:
         MofNCompleteColumn(),
         TextColumn("{task.description}"),
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(file=stderr), transient=True) as bar:
         number = bar.add_task("", total=None)
 
         def show(what: str, done: int, total: int) -> None:
@@ -55,6 +57,6 @@ def _lines() -> Progress:
         if now - shown >= _PLAIN_SECONDS or not total:
             shown = now
             count = f"{done}/{total} " if total else ""
-            print(f"{count}{what}", file=sys.stderr, flush=True)
+            say(f"{count}{what}")
 
     return show

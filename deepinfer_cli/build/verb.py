@@ -55,7 +55,7 @@ def add_build_verb(app: typer.Typer) -> None:
         jobs: Annotated[
             int | None,
             typer.Option("--jobs", "-j", metavar="N", show_default=False,
-                         help="Compilers at a time; without it, one per core."),
+                         help="Compilers at a time, at most one per core, as without it."),
         ] = None,
         json: Annotated[
             bool, typer.Option("--json", help="Describe the bundles as JSON on stdout.")

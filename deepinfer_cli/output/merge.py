@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from deepinfer.errors import ConfigError, InputError, on_one_line
 from deepinfer_cli.input.sharding import Shard, shards_beside
 from deepinfer_cli.report.merged import merged_report
 from deepinfer_cli.report.report import Report, encode_report
-from deepinfer_cli.run.talk import data_stream
+from deepinfer_cli.run.talk import data_stream, say
 from deepinfer_cli.settings.settings import FIELDS
 
 from .basis import Basis
@@ -65,7 +64,7 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
         rows = report.rows
         failed = f", {rows.errors:,} failed" if rows.errors else ""
         merged = f"merged {len(outputs)} shards, {rows.input:,} rows{failed}: {output}"
-        print(on_one_line(merged), file=sys.stderr)
+        say(on_one_line(merged))
     return report.exit_code
 
 

@@ -66,10 +66,15 @@ def talk() -> IO[str] | None:
     return None if sys.stderr is None else cast("IO[str]", Talk(2))
 
 
-def complain(message: str) -> None:
-    """One line on stderr in the program's name."""
+def say(text: str) -> None:
+    """A line on stderr."""
     if (stderr := talk()) is not None:
-        print(f"deepinfer: {printable(message)}", file=stderr, flush=True)
+        print(printable(text), file=stderr, flush=True)
+
+
+def complain(message: str) -> None:
+    """The same in the program's name."""
+    say(f"deepinfer: {message}")
 
 
 def hold_standard_descriptors() -> None:

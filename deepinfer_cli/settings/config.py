@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import yaml
 
 from deepinfer.errors import ConfigError, on_one_line
-from deepinfer_cli.run.talk import data_stream, print_json
+from deepinfer_cli.run.talk import data_stream, print_json, say
 
 from .layers import Resolved
 from .settings import FIELDS, Settings, plain
@@ -67,7 +66,7 @@ def init(path: Path, *, force: bool) -> None:
         raise ConfigError(
             f"cannot write {path}: {(error.strerror or str(error)).lower()}"
         ) from error
-    print(on_one_line(f"wrote {path}"), file=sys.stderr)
+    say(on_one_line(f"wrote {path}"))
 
 
 def _yaml(value: object) -> str:

@@ -48,6 +48,26 @@ def test_bad_input_is_named(changed: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("asked, used", [(1, 1), (2, 2), (3, 2), (10**6, 2), (None, None)])
+def test_there_are_no_more_compilers_than_cores(
+    asked: int | None, used: int | None, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    found = []
+
+    def build_kernels(*_: object, jobs: int | None, **__: object) -> object:
+        found.append(jobs)
+        raise EngineError("far enough")
+
+    monkeypatch.setattr("deepinfer.kernel_build.num_cores", lambda: 2)
+    monkeypatch.setattr("deepinfer.kernel_build.build_kernels", build_kernels)
+    with pytest.raises(EngineError, match="far enough"):
+        _build(arch="sm90a", jobs=asked)
+    assert found == [used]
+    said = f"--jobs {asked}: compiling 2 at a time, one on each core\n"
+    assert capfd.readouterr().err == (said if asked not in (1, used) else "")
+
+
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(ConfigError, match="DEEPINFER_ACCELERATOR='amd'"):
         _build({"DEEPINFER_ACCELERATOR": "amd"})
@@ -80,7 +100,7 @@ def test_a_triton_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_kernels_that_spill_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code = tmp_path / "code"
     code.write_bytes(b"code")
@@ -98,7 +118,7 @@ def test_kernels_that_spill_are_named(
         lambda *_, **__: dataclasses.make_dataclass("Built", ["bundle", "was_there"])(built, False),
     )
     assert _build(arch="sm90a", accelerator="nvidia") == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     (report,) = json.loads(out)
     assert report["spilling"] == {"large": 80}
     assert "more than 32 bytes of stack: large (80)" in err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from deepinfer_cli.main import make_app
+from deepinfer_cli.main import main, make_app
 
 _SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe")
 
@@ -41,6 +41,32 @@ def test_every_page_has_examples_fits_and_is_light(verb: tuple[str, ...]) -> Non
     examples = lines.index("Examples:")
     assert examples <= 8 and lines[examples + 1].startswith("  ")
     assert "deepinfer" in lines[examples + 1]
+
+
+def _options() -> list[tuple[tuple[str, ...], str]]:
+    """Every option that takes a value, by its verb."""
+    found = []
+    for verb in _verbs():
+        command: Any = typer.main.get_command(make_app())
+        for name in verb:
+            command = command.commands[name]
+        found += [
+            (verb, name)
+            for param in command.params
+            if param.param_type_name == "option" and not param.is_flag
+            for name in param.opts
+        ]
+    return found
+
+
+def test_an_option_without_its_value_names_its_own_page(capfd: pytest.CaptureFixture[str]) -> None:
+    options = _options()
+    assert len(options) > 100
+    for verb, name in options:
+        assert main([*verb, name]) == 2
+        page = " ".join(["deepinfer", *verb, "--help"])
+        expected = f"deepinfer: option '{name}' requires an argument; see {page}\n"
+        assert capfd.readouterr().err == expected
 
 
 @pytest.mark.parametrize(

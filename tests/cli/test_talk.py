@@ -45,6 +45,32 @@ def test_a_run_that_cannot_talk_goes_on(in_tmp: Path, command: list[str], line: 
     assert _shell(command, "deepinfer run in.jsonl 2> /dev/full") == 2
 
 
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_verbs_that_cannot_talk_do_their_work(
+    in_tmp: Path, command: list[str], stderr: str
+) -> None:
+    """And what they would have said is not on stdout."""
+    Path("in.jsonl").write_bytes(_prompts(4))
+    for shard in ("1/2", "2/2"):
+        assert _shell(command, f"deepinfer run in.jsonl -q --shard {shard} -o out.jsonl") == 0
+    program = " ".join(command)
+    summarize = "from deepinfer_cli.build.bundle_report import summarize; summarize([], 1.0)"
+    for line in (
+        f"{program} merge -o out.jsonl",
+        f"{program} config init",
+        f"{sys.executable} -c '{summarize}'",
+    ):
+        done = subprocess.run(["bash", "-c", f"{line} {stderr}"], capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, b""), line
+    assert Path("out.jsonl").read_bytes().count(b"\n") == 4 and Path("deepinfer.yaml").exists()
+
+
+def test_everything_for_people_goes_through_talk() -> None:
+    folder = Path(__file__).parents[2] / "deepinfer_cli"
+    direct = [p.name for p in folder.rglob("*.py") if "sys.stderr" in p.read_text(encoding="utf-8")]
+    assert direct == ["talk.py"]
+
+
 def test_what_a_library_writes_to_closed_descriptors_is_in_no_file(in_tmp: Path) -> None:
     """The first files that are opened would become descriptors 0, 1 and 2."""
     Path("in.jsonl").write_bytes(_prompts(3))
