@@ -83,9 +83,9 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
                         "fp8.", "FORM")
         ] = "auto",
         output_projection: Annotated[
-            str, option("--output-projection", "bf16 or fp8: inputs of the product after "
-                        "attention.", "FORM")
-        ] = "bf16",
+            str | None, option("--output-projection", "bf16 or fp8: inputs of the product after "
+                               "attention. [bf16]", "FORM")
+        ] = None,
         link: Annotated[
             str | None, option("--link", "nvlink, nvlink5, rdma400 or rdma800. [the device's]",
                                 "NAME")

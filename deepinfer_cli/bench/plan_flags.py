@@ -76,4 +76,9 @@ def _preset(name: str | None) -> dict[str, Any]:
         return {}
     from deepinfer.bench.plan import LAUNCH_REPLAY
 
-    return {"decode_ranks": (64,), "prefill_ranks": (4,), "replay_tokens": LAUNCH_REPLAY}
+    return {
+        "decode_ranks": (64,),
+        "prefill_ranks": (4,),
+        "replay_tokens": LAUNCH_REPLAY,
+        "output_projection": "fp8",
+    }

@@ -23,6 +23,7 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer_cli.bench import plots, verb
 from deepinfer_cli.bench.compare import comparison
 from deepinfer_cli.bench.page import cost_per_million, page
+from deepinfer_cli.bench.plan_flags import plan_fields
 from deepinfer_cli.bench.plots import save_plots
 from deepinfer_cli.bench.prompts import prompt_lengths
 from deepinfer_cli.bench.record import BenchRecord
@@ -295,3 +296,10 @@ def test_a_gpu_is_measured_without_the_recipes() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and "cuda:99" in done.stderr, done.stderr
+
+
+def test_a_flag_is_above_what_the_preset_sets() -> None:
+    launch = plan_fields("launch", {"--ep": None, "--output-projection": None})
+    assert launch["output_projection"] == "fp8" and launch["decode_ranks"] == (64,)
+    given = plan_fields("launch", {"--ep": "8", "--output-projection": "bf16"})
+    assert given["output_projection"] == "bf16" and given["prefill_ranks"] == (8,)
