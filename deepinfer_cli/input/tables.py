@@ -102,17 +102,32 @@ def _rows(
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
-    """The batch's rows; a row with a value that Python cannot hold is that row's error only."""
+    """The batch's rows; a cell that cannot be read at all is the error of its row only."""
     try:
         yield from batch.to_pylist()
     except (UnicodeDecodeError, ValueError, OverflowError):
         for position in range(batch.num_rows):
+            row = batch.slice(position, 1)
             try:
-                yield batch.slice(position, 1).to_pylist()[0]
-            except UnicodeDecodeError:
-                yield RowError("invalid_utf8", "a text cell is not UTF-8")
-            except (ValueError, OverflowError) as error:
-                yield RowError("invalid_value", f"a cell cannot be read: {error}")
+                yield {name: _cell(name, row.column(name)) for name in row.schema.names}
+            except RowError as error:
+                yield error
+
+
+def _cell(name: str, column: Any) -> Any:
+    """The value of a column of one row; text where Python cannot hold it, such as a date before the
+    year 1.  Raises: RowError if it can be neither."""
+    import pyarrow as pa
+
+    try:
+        return column.to_pylist()[0]
+    except UnicodeDecodeError:
+        raise RowError("invalid_utf8", f"{name[:40]}: its text is not UTF-8") from None
+    except (ValueError, OverflowError) as error:
+        try:
+            return column.cast(pa.string()).to_pylist()[0]
+        except pa.ArrowException:
+            raise RowError("invalid_value", f"{name[:40]}: cannot be read: {error}") from None
 
 
 def _row(index: int, record: dict[str, Any] | RowError, mapping: Mapping[str, str]) -> InputRow:

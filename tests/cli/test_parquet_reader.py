@@ -187,3 +187,31 @@ def test_other_columns_may_hold_any_bytes(tmp_path: Path) -> None:
     table = pa.table({"prompt": ["a"], "other": pa.array([b"\xff\xfe"])})
     pq.write_table(table, tmp_path / "a.parquet")
     assert fields_of(read_input(tmp_path / "a.parquet")) == [{"prompt": "a", "other": "//4="}]
+
+
+def test_values_beyond_those_of_python_cost_no_row(tmp_path: Path) -> None:
+    """Exports mark "never" by dates that only Arrow knows."""
+    columns = {
+        "prompt": ["a", "b"],
+        "born": pa.array([-(10**6), 0], pa.date32()),
+        "seen": pa.array([0, 2**58], pa.timestamp("ms")),
+        "took": pa.array([2**62, 1], pa.duration("s")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    first, second = fields_of(list(open_reader(str(tmp_path / "a.parquet")).rows))
+    assert (first["prompt"], first["born"]) == ("a", "-0768-02-04")
+    assert (second["prompt"], second["born"]) == ("b", "1970-01-01")
+    assert first["seen"] == "1970-01-01T00:00:00" and "out of range" in second["seen"]
+    assert str(2**62) in first["took"]
+
+
+def test_a_cell_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    columns = {
+        "prompt": ["a", "b"],
+        "zone": pa.array([None, 1], pa.timestamp("us", tz="Nowhere/Land")),
+        "text": pa.array([b"\xff", b"ok"]).cast(pa.string(), safe=False),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    rows = list(open_reader(str(tmp_path / "a.parquet")).rows)
+    assert [str(row.error).split(":")[0] for row in rows] == ["text", "zone"]
+    assert [row.error.kind for row in rows if row.error] == ["invalid_utf8", "invalid_value"]
