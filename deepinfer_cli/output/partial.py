@@ -18,12 +18,13 @@ from typing import Self
 from deepinfer.errors import ConfigError, LockedError
 
 from .basis import Basis
+from .disk import disk_full
 from .manifest import is_begun, read_manifest, write_manifest
 
 _ATTEMPTS = 100
 # What a run puts into its folder; nothing else there is ever touched.
 _OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
-_OUR_FILES |= {"report", "report.json", "status.json", "status.json.new"}
+_OUR_FILES |= {"report", "report.json", "report.new", "status.json", "status.json.new"}
 _OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
@@ -68,7 +69,8 @@ class OutputPaths:
 
 
 class PartialFolder:
-    """The locked working folder of one output.  A context manager; leaving it gives the lock back.
+    """The locked working folder of one output.  A context manager; leaving it gives the lock back,
+    and the folder too if nothing was begun there.  An OSError of a full disk says where it is.
 
     The lock ends with the process that holds it, however that ends, so a dead holder's work is
     simply taken over.
@@ -89,10 +91,9 @@ class PartialFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # it is gone, or may not be listed
-            if [path.name for path in self.path.iterdir()] == ["lock"]:
-                self.remove()  # such as that of a run which was refused
-        os.close(self._lock)
+        self._release(self._lock)
+        if isinstance(error, OSError) and (full := disk_full(error, self.path.parent, None)):
+            raise full from error
 
     def begin(self, basis: Basis, *, force: bool, can_retry: bool = True) -> bool:
         """Say on which basis the work here is done; True if there is earlier work to go on with.
@@ -141,12 +142,17 @@ class PartialFolder:
             if stale.name != "lock":
                 stale.unlink()
 
-    def keep_report(self, report: bytes) -> None:
-        """Let the next part know what this one has measured, should it be killed."""
-        fresh = self.earlier_report.with_suffix(".new")
-        with suppress(OSError):  # a full disk, which is told elsewhere
+    def keep_report(self, report: bytes, *, is_last: bool = False) -> None:
+        """Let the next part know what this one has measured, should it be killed; ``is_last``: how
+        it ended.  On a full disk, which is told elsewhere, what was there before stays."""
+        place = self.path / "report.json" if is_last else self.earlier_report
+        fresh = place.with_suffix(".new")
+        try:
             fresh.write_bytes(report)
-            fresh.replace(self.earlier_report)
+            fresh.replace(place)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """The run is finished: nothing here is needed any more."""
@@ -176,13 +182,28 @@ class PartialFolder:
                     "wait for it, stop it, or give another output (-o)"
                 )
             if self._is_current(lock):
-                started = time.strftime("%Y-%m-%d %H:%M:%S")
-                os.ftruncate(lock, 0)
-                me = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
-                os.pwrite(lock, me.encode(), 0)
+                self._sign(lock)
                 return lock
             os.close(lock)
         raise self._unwritable("no folder can be made there")
+
+    def _sign(self, lock: int) -> None:
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        me = f"process {os.getpid()} on {socket.gethostname()} since {started}\n"
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, me.encode(), 0)
+        except OSError as error:
+            self._release(lock)
+            if full := disk_full(error, self.path.parent, None):
+                raise full from error
+            raise
+
+    def _release(self, lock: int) -> None:
+        with suppress(OSError):  # the folder is gone, or may not be listed
+            if {path.name for path in self.path.iterdir()} <= {"lock", "run.json.new"}:
+                self.remove()  # nothing was begun, as by a run that is refused
+        os.close(lock)
 
     def _open_lock(self) -> int:
         try:

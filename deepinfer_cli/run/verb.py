@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,8 +225,7 @@ def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message:
     if job.total.results == 0:
         folder.remove()
     else:
-        with suppress(OSError):  # on a full disk; what was wrong first is said already
-            (folder.path / "report.json").write_bytes(encode_report(report) + b"\n")
+        folder.keep_report(encode_report(report) + b"\n", is_last=True)
     return report
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from deepinfer_cli.output.partial import OutputPaths, PartialFolder
+
 Cli = Callable[..., Any]
 Process = Callable[..., Any]
 _NUM_ROWS = 1_000
@@ -77,6 +79,36 @@ def test_a_full_disk_at_any_time(
     assert output.read_bytes() == Path(whole).read_bytes()
 
 
+def test_a_disk_without_room_for_a_beginning(
+    process: Process, small_disk: Callable[[int], Path]
+) -> None:
+    Path("in.jsonl").write_bytes(_prompts(3))
+    folder = small_disk(4096)
+    full = process("run", "in.jsonl", "-o", folder / "out.jsonl")
+    assert full.exit_code == 1 and not list(folder.iterdir())
+    [line] = full.err.splitlines()
+    assert line.startswith(f"deepinfer: no space left on device: {folder} has 0.0 MB free; make")
+
+
+def test_what_was_measured_survives_a_full_disk(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with PartialFolder(OutputPaths(in_tmp / "out.jsonl")) as folder:
+        for is_last in (False, True):
+            folder.keep_report(b"earlier", is_last=is_last)
+        kept = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+        assert kept.keys() == {"lock", "earlier.json", "report.json"}
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", full)
+            for is_last in (False, True):
+                folder.keep_report(b"later", is_last=is_last)
+        assert kept == {path.name: path.read_bytes() for path in folder.path.iterdir()}
+
+
 def test_stdout_needs_room_for_waiting_rows(
     process: Process, small_disk: Callable[[int], Path]
 ) -> None:
@@ -113,7 +145,7 @@ class _Fault:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(
     "name, nth",
-    [("pwrite", nth) for nth in (2, 3, 20, 41)] + [("fsync", nth) for nth in (1, 2, 3, 4, 5)],
+    [("pwrite", nth) for nth in (1, 2, 3, 20, 41)] + [("fsync", nth) for nth in (1, 2, 3, 4, 5)],
 )
 def test_any_write_may_fail(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str, nth: int, number: int
