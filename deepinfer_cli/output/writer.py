@@ -138,5 +138,9 @@ class StdoutStream:
                     self._write(record)
 
     def _write(self, record: Record) -> None:
-        self._stream.write(record.payload + b"\n")
-        self._stream.flush()
+        try:
+            self._stream.write(record.payload + b"\n")
+            self._stream.flush()
+        except OSError as error:
+            error.filename = "stdout"
+            raise

@@ -93,9 +93,10 @@ def _run_to_stdout(
 ) -> int:
     if sys.stdout is None:
         raise ConfigError("stdout is closed; give the results a file (-o FILE)")
+    folder = Path(tempfile.gettempdir())
     with (
         closing(_open(request, resolved.settings)) as reader,
-        closing(Journal(Path(tempfile.gettempdir()), is_kept=False)) as journal,
+        closing(Journal(folder, is_kept=False)) as journal,
     ):
         shard = Shard.of(resolved.settings.shard)
         stream = StdoutStream(journal, sys.stdout.buffer, resolved.settings.order, shard)
@@ -105,6 +106,11 @@ def _run_to_stdout(
         )  # fmt: skip
         try:
             job.answer_rows()
+        except OSError as error:
+            if error.filename is None and (full := disk_full(error, folder, job.bytes_to_write())):
+                full.add_note("rows that wait for their turn are kept there (TMPDIR)")
+                raise full from error
+            raise
         finally:
             stream.write_rest(job.pipeline.next_index)
     if job.is_finished:

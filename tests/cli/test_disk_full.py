@@ -116,8 +116,17 @@ def test_stdout_needs_room_for_waiting_rows(
     full = process(
         "run", "-", "-q", stdin=_prompts(_NUM_ROWS), env={**os.environ, "TMPDIR": str(folder)}
     )
-    assert full.exit_code == 1 and "no space left on device" in full.err
-    assert 0 < full.out.count(b"\n") < _NUM_ROWS
+    assert full.exit_code == 1 and 0 < full.out.count(b"\n") < _NUM_ROWS
+    assert f"no space left on device: {folder} has 0.0 MB free" in full.err
+    assert full.err.endswith("rows that wait for their turn are kept there (TMPDIR)\n")
+
+
+def test_a_full_disk_behind_stdout_is_named(in_tmp: Path, command: list[str]) -> None:
+    Path("in.jsonl").write_bytes(_prompts(30))
+    line = " ".join([*command, "run in.jsonl -o - -q > /dev/full"])
+    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)
+    words = b"deepinfer: no space left on device: stdout\n"
+    assert (done.returncode, done.stderr) == (1, words)
 
 
 class _Fault:
