@@ -182,13 +182,17 @@ def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
 
     def parse(value: object) -> dict[object, object]:
         if isinstance(value, Mapping):
-            return {key.parse(k): item.parse(v) for k, v in value.items()}
-        texts = value if isinstance(value, list | tuple) else str(value).split(",")
-        halves = [str(text).partition("=") for text in texts]
-        is_twice = len({name for name, _, _ in halves}) < len(halves)
-        if is_twice or not all(equals for _, equals, _ in halves):
+            entries = list(value.items())
+        else:
+            texts = value if isinstance(value, list | tuple) else str(value).split(",")
+            halves = [str(text).partition("=") for text in texts]
+            if not all(equals for _, equals, _ in halves):
+                raise ValueError(value)
+            entries = [(name, text) for name, _, text in halves]
+        found = {key.parse(name): item.parse(text) for name, text in entries}
+        if len(found) < len(entries):  # 1 and 01 are one token
             raise ValueError(value)
-        return {key.parse(k): item.parse(v) for k, _, v in halves}
+        return found
 
     return Kind(expects=expects, parse=parse, form="many", metavar=metavar)
 

@@ -1,4 +1,8 @@
-"""Settings from a YAML file: one flat mapping, each line known for messages."""
+"""Settings from a YAML file: one flat mapping, each line known for messages.
+
+Values are what the same words mean as a flag: YAML itself would read 010 as 8, 1:30 as 90 and the
+folder 1.10 as 1.1.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,19 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
     that is there.  Raises: ConfigError."""
     import yaml  # here, so that help stays fast
 
+    class Loader(yaml.SafeLoader):
+        """Words that are neither true, false nor nothing stay text."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012 (as in its base)
+            first: [(tag, pattern) for tag, pattern in found if tag.endswith((":bool", ":null"))]
+            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
     path = Path(config or DEFAULT_FILE)
     if config is None and not path.is_file():
         return []
     try:
-        loader = yaml.SafeLoader(read_small(path).decode("utf-8"))
+        loader = Loader(read_small(path).decode("utf-8"))
         node = loader.get_single_node()
         if node is None:
             return []
@@ -38,6 +50,8 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
                 raise ConfigError(f"{origin}: {name} is given twice")
             if not _is_flat(value):
                 raise ConfigError(f"{origin}: {name}: lists and mappings inside others")
+            if twice := _repeated_key(value):
+                raise ConfigError(f"{origin}: {name}: {twice} is given twice")
             try:
                 layer.append((name, loader.construct_object(value, deep=True), origin))
             except (LookupError, AttributeError, TypeError) as error:  # a tag that does not fit
@@ -52,6 +66,13 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
         raise ConfigError(f"{path} is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: digits without end, a wrong date
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _repeated_key(node: Any) -> str | None:
+    """Of a mapping, a key that is there twice."""
+    pairs = [item for item in node.value if isinstance(item, tuple)]
+    keys = [str(key.value) for key, _ in pairs]
+    return next((key for key in keys if keys.count(key) > 1), None)
 
 
 def _is_flat(node: Any) -> bool:

@@ -69,7 +69,7 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("a: [", "is not valid YAML"),
         ("? [a]\n: 1", "deepinfer.yaml:1: a list or mapping is not a setting"),
         ("stop: " + "[" * 5_000, "deepinfer.yaml is nested too deeply"),
-        ("seed: " + "1" * 5_000, "is not valid YAML"),
+        ("seed: " + "1" * 5_000, "deepinfer.yaml:1: seed: 11111"),
         ("stop: &a [*a]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
         ("stop: [&a [x, x], [*a, *a]]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
         ("map: {a: {b: c}}", "deepinfer.yaml:1: map: lists and mappings inside others"),
@@ -77,7 +77,12 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("limit: -1", "deepinfer.yaml:1: limit: -1: expected a whole number"),
         ("max_row_bytes: 0", "deepinfer.yaml:1: max_row_bytes: 0: expected a size"),
         ("time_limit: -5", "deepinfer.yaml:1: time_limit: -5: expected a duration"),
-        ("time_limit: .inf", "deepinfer.yaml:1: time_limit: inf: expected a duration"),
+        ("time_limit: .inf", "deepinfer.yaml:1: time_limit: .inf: expected a duration"),
+        ("map: {a: b, c: d, a: e}", "deepinfer.yaml:1: map: a is given twice"),
+        ("logit_bias: {1: 2, '1': 2}", "deepinfer.yaml:1: logit_bias: 1 is given twice"),
+        ("logit_bias: {1: 2, 01: 2}", "deepinfer.yaml:1: logit_bias: "),
+        ("time_limit: 1:30", "deepinfer.yaml:1: time_limit: 1:30: expected a duration"),
+        ("seed: 0x10", "deepinfer.yaml:1: seed: 0x10: expected a whole number"),
         ("raw: !!bool maybe", "deepinfer.yaml:1: raw: 'maybe' is no !!bool"),
         ("limit: !!timestamp x", "deepinfer.yaml:1: limit: 'x' is no !!timestamp"),
         ("n: 1000000", "n=1000000: expected a whole number, 1 to 128"),
@@ -88,6 +93,21 @@ def test_a_bad_file_is_named_with_its_line(in_tmp: Path, text: str, message: str
     with pytest.raises(ConfigError) as caught:
         resolve({}, {})
     assert message in str(caught.value)
+
+
+def test_words_are_what_they_are_as_flags(in_tmp: Path) -> None:
+    """YAML 1.1 reads 0100 as 64, 1:30 as 90 and 1.10 as 1.1."""
+    (in_tmp / "deepinfer.yaml").write_text(
+        "limit: 0100\nstop: [1:30, 007, 1.50, 2026-01-01]\nmodel: 1.10\ntop_p: 5e-1\n"
+        "max_tokens: 4_096\nregex: 1_0\nraw: yes\nlogit_bias: {12: -5, 13: .5}\nseed: !!int 0x10\n"
+    )
+    settings = resolve({}, {}).settings
+    assert (settings.limit, settings.top_p, settings.max_tokens, settings.raw, settings.seed) == (
+        100, 0.5, 4_096, True, 16,
+    )  # fmt: skip
+    assert settings.stop == ("1:30", "007", "1.50", "2026-01-01")
+    assert (settings.model, settings.regex) == ("1.10", "1_0")
+    assert settings.logit_bias == {12: -5.0, 13: 0.5}
 
 
 def test_aliases_that_stand_for_gigabytes_cost_nothing(in_tmp: Path) -> None:
