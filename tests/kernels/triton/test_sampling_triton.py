@@ -59,9 +59,9 @@ def test_noise(rows: int, vocab_size: int, device: torch.device) -> None:
     ids=str,
 )
 def test_same_tokens(filters: dict[str, float], device: torch.device) -> None:
-    logits = torch.randn(24, 777, device=device) * 2
+    logits = torch.randn(9, 777, device=device) * 2
     logits[::3] = logits[::3].round()  # equal logits
-    parameters = _parameters(device, 24, **filters)
+    parameters = _parameters(device, len(logits), **filters)
     assert_bitwise_equal(sample_triton(logits, *parameters), sample(logits, *parameters))
 
 
@@ -103,9 +103,9 @@ def test_rows_with_gaps(device: torch.device) -> None:
 
 def test_draws_follow_the_distribution(device: torch.device) -> None:
     probs = torch.tensor([0.5, 0.25, 0.15, 0.1], device=device)
-    logits = probs.log().expand(300, -1).contiguous()
-    counts = torch.bincount(sample_triton(logits, *_parameters(device, 300)), minlength=4)
-    expected = 300 * probs
+    logits = probs.log().expand(150, -1).contiguous()
+    counts = torch.bincount(sample_triton(logits, *_parameters(device, 150)), minlength=4)
+    expected = 150 * probs
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.3  # 99.9 % of chi-square(3)
 
 
