@@ -121,28 +121,31 @@ _WRONG_FILES = {
 }
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "doctor", "bench run"])
-@pytest.mark.parametrize(
-    "flag, value, words",
-    [
-        ("--regex", "(a", "invalid_regex: .*unclosed group"),
-        ("--regex", "a(?=b)", "invalid_regex: .*look-around"),
-        ("--regex", "x{2,1}", "invalid_regex: .*after 'x'"),
-        ("--regex", "a\\", "invalid_regex: .*backslash"),
-        ("--json-schema", "cut.json", "invalid_schema: .*line 2, column 15"),
-        ("--json-schema", "typo.json", "invalid_schema: .*#/properties/a/type"),
-        ("--json-schema", "keyword.json", "unsupported_keyword: .*#/properties/a.*'contains'"),
-        ("--json-schema", "ref.json", "invalid_schema: .*/\\$defs/a"),
-        ("--json-schema", "twice.json", "invalid_schema: .*the key 'type' is there twice"),
-        ("--json-schema", "never.json", "invalid_schema: .*minimum .3. is greater"),
-        ("--grammar", "left.gbnf", "invalid_grammar: .*line 2.*left"),
-        ("--grammar", "undefined.gbnf", "invalid_grammar: .*line 2.*nothing"),
-        ("--grammar", "open.gbnf", "invalid_grammar: .*line 1"),
-        ("--grammar", "undefined.lark", "invalid_grammar: .*nothing"),
-        ("--grammar", "huge.gbnf", "invalid_grammar: .*line 1, column 15: a repetition"),
-        ("--regex", "(a{1000}){1000}", "constraint_too_complex: "),
-    ],
-)
+_WRONG_FLAGS = [
+    ("--regex", "(a", "invalid_regex: .*unclosed group"),
+    ("--regex", "a(?=b)", "invalid_regex: .*look-around"),
+    ("--regex", "x{2,1}", "invalid_regex: .*after 'x'"),
+    ("--regex", "a\\", "invalid_regex: .*backslash"),
+    ("--json-schema", "cut.json", "invalid_schema: .*line 2, column 15"),
+    ("--json-schema", "typo.json", "invalid_schema: .*#/properties/a/type"),
+    ("--json-schema", "keyword.json", "unsupported_keyword: .*#/properties/a.*'contains'"),
+    ("--json-schema", "ref.json", "invalid_schema: .*/\\$defs/a"),
+    ("--json-schema", "twice.json", "invalid_schema: .*the key 'type' is there twice"),
+    ("--json-schema", "never.json", "invalid_schema: .*minimum .3. is greater"),
+    ("--grammar", "left.gbnf", "invalid_grammar: .*line 2.*left"),
+    ("--grammar", "undefined.gbnf", "invalid_grammar: .*line 2.*nothing"),
+    ("--grammar", "open.gbnf", "invalid_grammar: .*line 1"),
+    ("--grammar", "undefined.lark", "invalid_grammar: .*nothing"),
+    ("--grammar", "huge.gbnf", "invalid_grammar: .*line 1, column 15: a repetition"),
+    ("--regex", "(a{1000}){1000}", "constraint_too_complex: "),
+]
+# Each form with one verb, and with the others one of each flag and the one that is too complex.
+_WRONG = [("run", *wrong) for wrong in _WRONG_FLAGS] + [
+    (verb, *wrong) for verb in ("plan", "doctor", "bench run") for wrong in _WRONG_FLAGS[::5]
+]
+
+
+@pytest.mark.parametrize("verb, flag, value, words", _WRONG)
 def test_what_is_wrong_with_a_form_is_told_before_anything_is_loaded(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, flag: str, value: str,
     words: str,

@@ -82,16 +82,15 @@ def test_the_same_rows_from_everywhere(in_tmp: Path, program: list[str]) -> None
 
 @pytest.mark.parametrize(
     "verb",
-    ["plan in.jsonl --calibrate 0", "status in.jsonl", "status in.jsonl --json", "doctor",
-     "doctor --json", "report in.out.jsonl", "report in.out.jsonl --json", "config show",
-     "config show --json", "config init -", "run in.jsonl --json --force", "run in.jsonl -o -",
+    ["plan in.jsonl --calibrate 0", "status in.jsonl", "doctor", "report in.out.jsonl --json",
+     "config show", "config init -", "run in.jsonl --json --force", "run in.jsonl -o -",
      "merge -o m.jsonl s.1-of-1.jsonl --json"],
 )  # fmt: skip
 def test_a_closed_stdout_is_told_before_anything_is_done(
-    process: Callable[..., Any], command: list[str], verb: str
+    cli: Callable[..., Any], command: list[str], verb: str
 ) -> None:
     Path("in.jsonl").write_bytes(b'{"prompt": "a"}\n')
-    assert process("run", "in.jsonl").exit_code == 0
+    assert cli("run", "in.jsonl").exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
     line = " ".join(map(shlex.quote, [*command, *verb.split()]))
     done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, timeout=60)
@@ -109,12 +108,16 @@ def test_names_and_settings_of_any_bytes_are_shown(
     Path(f"{name}.jsonl").write_text('{"prompt": "a"}\n')
     env = {**os.environ, "PYTHONIOENCODING": encoding, "DEEPINFER_STOP": name}
     output = f"{name}.out.jsonl"
-    for verb in (
-        ["run", f"{name}.jsonl", "-o", output, "-q"], ["status", output], ["report", output],
-        ["config", "show"],
-        ["config", "show", "--json"], ["status", output, "--json"], ["report", output, "--json"],
-        ["plan", f"{name}.jsonl", "--calibrate", "0", "--json"],
-    ):  # fmt: skip
+    verbs = [["run", f"{name}.jsonl", "-o", output, "-q"], ["status", output, "--json"]]
+    if encoding == "ascii":
+        verbs += [
+            ["status", output], ["report", output], ["config", "show"],
+            ["config", "show", "--json"], ["report", output, "--json"],
+            ["plan", f"{name}.jsonl", "--calibrate", "0", "--json"],
+        ]  # fmt: skip
+    else:
+        verbs += [["report", output], ["config", "show"]]
+    for verb in verbs:
         done = process(*verb, env=env)
         assert done.exit_code == 0 and "Error" not in done.err, (verb, done.err)
         if verb[-1] == "--json":

@@ -71,7 +71,7 @@ def _break(cli: Cli, chance: random.Random, rows: list[Any], *flags: str) -> Non
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 600), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(14), pytest.param(range(14, 600), marks=pytest.mark.slow)])
 def test_histories(cli: Cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     for seed in seeds:
