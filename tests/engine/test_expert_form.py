@@ -52,15 +52,14 @@ def test_auto_asks_for_rows_and_room() -> None:
 
 def test_auto_never_takes_blocks_from_caches() -> None:
     """Whatever memory there is: with FP8 as many blocks remain as were wanted."""
-    chosen = set()
-    for free in range(60, 139, 3):
+    chosen, config = set(), replace(PREFILL, max_num_seqs=40)
+    as_fp8 = replace(config, num_blocks=1, expert_weights="fp8")
+    plan = memory_plan(FLASH, as_fp8, num_expert_ranks=8)
+    for free in range(60, 139, 6):
         memory = DeviceMemory(total_bytes=139 * GIB, free_bytes=free * GIB)
-        config = replace(PREFILL, max_num_seqs=40)
         form = _form(config, memory)
         chosen.add(form)
         if form == "fp8":
-            plan = memory_plan(FLASH, replace(config, num_blocks=1, expert_weights="fp8"),
-                               num_expert_ranks=8)  # fmt: skip
             tables = 2 * FLASH.engram_vocab_size  # not on the GPU; more than nothing
             left = memory.less(min(plan.weight_bytes, 70 * GIB) - tables)
             sized = size_cache(FLASH, config, left)

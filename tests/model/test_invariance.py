@@ -10,18 +10,24 @@ import torch
 from deepinfer.engine.model import indexer
 
 LENGTHS = (1, 5, 33, 70, 150)
+MOST_CHUNKS = 12
 
 
 def make_prompts(model, count, rng):
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
-    lengths = [rng.choice(LENGTHS) for _ in range(count)]
     return [
-        torch.randint(3, model.config.vocab_size - 60, (n,), generator=generator) for n in lengths
+        torch.randint(3, model.config.vocab_size - 60, (length,), generator=generator)
+        for length in rng.sample(LENGTHS, count)
     ]
 
 
 def finish(fleet, rng, chunk_choices):
-    """Run all requests to their ends in passes of random membership and random chunks."""
+    """Run all requests to their ends in passes of random membership and random chunks; where chunks
+    are short, a long prompt's beginning is one of them."""
+    rest = MOST_CHUNKS * max(chunk_choices)
+    long = [(n, len(r.token_ids) - rest) for n, r in enumerate(fleet.requests)]
+    if long := [(number, count) for number, count in long if count > 0]:
+        fleet.run(long)
     while unfinished := [n for n, r in enumerate(fleet.requests) if r.num_done < len(r.token_ids)]:
         chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
         parts = []
@@ -59,8 +65,7 @@ def test_batch_and_chunks_change_nothing(model, new_fleet, chunks, replay):
 
 
 def test_threads_change_nothing(model, new_fleet):
-    rng = random.Random(3)
-    prompts = make_prompts(model, 2, rng)
+    prompts = [prompt[:50] for prompt in make_prompts(model, 2, random.Random(3))]
     results = []
     before = torch.get_num_threads()
     for threads in (1, 2):
@@ -92,8 +97,8 @@ def test_rejected_drafts_leave_no_trace(model, new_fleet, accepted):
     """Verify as many drafts as a ring has room for, keep some, go on: as if never guessed."""
     rng = random.Random(accepted)
     prompt = make_prompts(model, 1, rng)[0].repeat(97)[:97]
-    tail = make_prompts(model, 1, rng)[0].repeat(20)[:20]
     num_guesses = model.config.dspark_block_size + 1
+    tail = make_prompts(model, 1, rng)[0].repeat(20)[: num_guesses + 4]
     guesses = torch.arange(num_guesses) + 7
     true_text = torch.cat([prompt, guesses[:accepted], tail])
     plain = new_fleet(model, [true_text], [0], seed=1)

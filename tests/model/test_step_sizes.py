@@ -17,6 +17,7 @@ from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Request, SamplingParams
 
 NUM_SEQS, NUM_DRAFTS = 3, 2
+ONE_MODEL = pytest.mark.parametrize("model", ["tiny-a"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,7 @@ def test_an_engine_that_met_all_sizes_answers_the_same_and_meets_no_new_one(mode
     assert set(graphs.keys) == known
 
 
+@ONE_MODEL
 def test_sizes_are_those_of_the_ladder(model: Model) -> None:
     _, step, _ = make_engine(model)
     sizes = list(time_first_steps(step, chooses_drafts=False))
@@ -85,6 +87,7 @@ def test_sizes_are_those_of_the_ladder(model: Model) -> None:
     assert {s.kind for s in time_first_steps(plain, chooses_drafts=False)} == {"plain"}
 
 
+@ONE_MODEL
 def test_the_steps_of_given_requests(model: Model) -> None:
     """As a benchmark wants them: as many requests in every step, and its own clock."""
     engine, step, _ = make_engine(model)
