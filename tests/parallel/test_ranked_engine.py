@@ -8,7 +8,7 @@ import pytest
 from golden_ranks import Answers, margins, one_rank
 from rank_pool import RankPool
 
-COUNT = 9
+COUNT = 7  # more than two ranks decode at a time
 
 
 @cache
@@ -26,7 +26,7 @@ def merged(parts: list[Answers], size: int) -> Answers:
 
 @pytest.mark.parametrize(
     ("name", "size", "drafts"),
-    [("tiny-a", 2, 0), ("tiny-a", 4, 2), ("kdim-a", 2, 2), ("kdim-a", 4, 0)],
+    [("tiny-a", 4, 2), ("kdim-a", 2, 2), ("kdim-a", 4, 0)],
 )
 def test_experts_on_several_ranks(pool: RankPool, name: str, size: int, drafts: int) -> None:
     fields = {"num_speculative_tokens": drafts}
@@ -49,7 +49,7 @@ def test_two_nodes_of_two_ranks(pool: RankPool) -> None:
 CLEAR = 0.35  # the margin above which the golden data calls a choice clear
 
 
-@pytest.mark.parametrize(("name", "num_equal"), [("tiny-a", 1), ("kdim-a", 5)])
+@pytest.mark.parametrize(("name", "num_equal"), [("tiny-a", 1), ("kdim-a", 4)])
 def test_the_reduced_exchange_differs_only_after_a_close_choice(
     pool: RankPool, name: str, num_equal: int
 ) -> None:
@@ -65,9 +65,7 @@ def test_the_reduced_exchange_differs_only_after_a_close_choice(
     assert sum(exact[key] == reduced[key] for key in greedy) >= num_equal
 
 
-@pytest.mark.parametrize(
-    ("size", "tensor_size", "drafts"), [(1, 2, 0), (1, 2, 2), (2, 2, 0), (4, 2, 2)]
-)
+@pytest.mark.parametrize(("size", "tensor_size", "drafts"), [(1, 2, 2), (2, 2, 0), (4, 2, 2)])
 def test_heads_on_two_ranks(pool: RankPool, size: int, tensor_size: int, drafts: int) -> None:
     """(4, 2): two pairs of ranks share heads and answer rows, and all four share experts."""
     fields = {"num_speculative_tokens": drafts}
@@ -97,9 +95,7 @@ def test_encoder_and_decoder_layers_on_two_ranks(
     assert parts[0] == parts[2] == one_rank(name, COUNT, fields) and not parts[1]
 
 
-@pytest.mark.parametrize(
-    ("num_prefill", "num_decode", "drafts"), [(1, 1, 0), (1, 1, 2), (2, 2, 2), (1, 2, 0)]
-)
+@pytest.mark.parametrize(("num_prefill", "num_decode", "drafts"), [(1, 1, 2), (2, 2, 2), (1, 2, 0)])
 def test_prompts_on_some_ranks_and_answers_on_others(
     pool: RankPool, num_prefill: int, num_decode: int, drafts: int
 ) -> None:
