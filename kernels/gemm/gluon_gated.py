@@ -14,7 +14,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from deepinfer.kernels.gluon_names import store_tile
 from deepinfer.kernels.quant.triton_bits import SIGMOID
 
-from .gluon_quantize import block_exponent, e4m3_pairs, largest_of, power_of_two
+from .gluon_quantize import (
+    block_exponent,
+    e4m3_pairs,
+    largest_of,
+    power_of_two,
+    rounded_to_bf16,
+)
 from .gluon_ring import place_in_band, weight_row
 from .gluon_sums import sum_pieces
 
@@ -54,14 +60,14 @@ def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
     """[64, 128] sums, rounded to bf16, to [64, 64] f32 that are bf16 numbers; rows of a pair times
     its weight."""
     weights, scales, stride, limit = gate
-    both = gl.reshape(total.to(gl.bfloat16).to(gl.float32), (64, 2, 64))
+    both = gl.reshape(rounded_to_bf16(total), (64, 2, 64))
     gates, ups = gl.split(gl.permute(both, (0, 2, 1)))
     values = gated(gates, ups, limit)
     if GROUPED:
         rows = row + gl.arange(0, 64, gl.SliceLayout(1, values.type.layout))
         pair = gl.maximum(gl.load(row_pair + rows), 0)
         values = values * gl.load(weights + pair)[:, None]
-    return values.to(gl.bfloat16).to(gl.float32)
+    return rounded_to_bf16(values)
 
 
 @gluon.jit

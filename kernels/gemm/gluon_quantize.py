@@ -12,7 +12,7 @@ from deepinfer.kernels.gluon_names import store_tile
 @gluon.jit
 def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride):
     """[64, 128] f32, rounded to bf16 first, to pairs ``out`` [R, P / 2] i16 with a scale a row."""
-    values = values.to(gl.bfloat16).to(gl.float32)
+    values = rounded_to_bf16(values)
     exponent = block_exponent(largest_of(values))
     place = row + gl.arange(0, 64, exponent.type.layout)
     gl.store(scales + column // 128 * scale_stride + place, power_of_two(exponent))
@@ -23,9 +23,30 @@ def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)
 
 
 @gluon.jit
+def rounded_to_bf16(values):
+    """f32 rounded to the nearest bf16, still as f32: two at a time, as one by one takes the GPU
+    eight times as long."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 pair;
+            cvt.rn.bf16x2.f32 pair, $3, $2;
+            shl.b32 $0, pair, 16;
+            and.b32 $1, pair, 0xffff0000;
+        }
+        """,
+        "=r,=r,r,r",
+        [values],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
 def largest_of(values):
-    """Largest magnitude of each row; NaN does not count."""
-    return gl.max(gl.where(values == values, gl.abs(values), 0.0), axis=1)
+    """Largest magnitude of each row; NaN does not count, which SM90's maximum leaves out."""
+    return gl.max(gl.abs(values), axis=1)
 
 
 @gluon.jit
