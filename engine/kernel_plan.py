@@ -54,7 +54,8 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
         for context in _contexts(config):
             _pass(model, *_FEW, context)
         _pass(model, *_FEW, longest, has_image=True)
-        _pass(model, *_FEW, longest, piece_keys=pieces_for(_FEW[0]))
+        for form in forms:
+            _pass(form, *_FEW, longest, piece_keys=pieces_for(_FEW[0]))
         _pass(model, *_PROMPT, 0)
         for num_requests, length in _SHAPES:
             context = min(longest, config.max_position_embeddings - length)

@@ -78,9 +78,10 @@ class Attention:
             main_rows = kv.main_rows(self.plan.kv_source, self.plan.ratio)
         out = sparse_attention(
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
-            rope=rope, piece_keys=tokens.piece_keys,
+            rope=rope, piece_keys=tokens.piece_keys, quantized=self.project.takes_quantized,
         )  # fmt: skip
         if self.absent_heads is not None:
+            assert isinstance(out, Tensor)
             out = out.narrow(1, self.absent_heads[0], self.q_shape[0])
         return self.project(out)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import (
+    HopperWeight,
     grouped_linear,
     grouped_linear_quantized,
     native_grouped_weight,
@@ -18,6 +19,8 @@ from deepinfer.kernels.gemm import (
 from .layer_tensors import LayerTensors
 
 if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
+
     from .config import ModelConfig
 
 
@@ -37,9 +40,16 @@ class OutputProjection:
         self.wo_a = native_grouped_weight(wo_a.split_rows(self.groups), fp8=self.fp8)
         self.wo_b = native_weight(tensors.weight("attn.wo_b"))
 
-    def __call__(self, heads: Tensor) -> Tensor:
+    @property
+    def takes_quantized(self) -> bool:
+        """Whether heads are better quantised where they come from."""
+        return isinstance(self.wo_a, HopperWeight)
+
+    def __call__(self, heads: Tensor | Activations) -> Tensor:
         """[T, H, D] of this rank's heads -> [T, d] bf16."""
-        groups = torch.unflatten(heads.flatten(1), -1, (self.groups, -1))
+        groups = heads
+        if isinstance(heads, Tensor):
+            groups = torch.unflatten(heads.flatten(1), -1, (self.groups, -1))
         if self.gather_groups is None:
             both = grouped_linear_quantized(groups, self.wo_a, self.wo_b, fp8=self.fp8)
             return quantized_linear(both, self.wo_b)

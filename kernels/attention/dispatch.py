@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 from torch import Tensor
 
 from deepinfer.kernels.placement import on_accelerator
@@ -9,7 +11,11 @@ from deepinfer.kernels.rope import apply_rope
 
 from .reference import sparse_attention_reference
 
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
 
+
+@overload
 def sparse_attention(
     q: Tensor,
     window_rows: Tensor,
@@ -21,11 +27,40 @@ def sparse_attention(
     *,
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
-) -> Tensor:
+    quantized: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def sparse_attention(
+    q: Tensor,
+    window_rows: Tensor,
+    window_index: Tensor,
+    main_rows: Tensor | None,
+    main_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,
+    piece_keys: int | None = None,
+    quantized: bool,
+) -> Tensor | Activations: ...
+def sparse_attention(
+    q: Tensor,
+    window_rows: Tensor,
+    window_index: Tensor,
+    main_rows: Tensor | None,
+    main_index: Tensor | None,
+    sink: Tensor,
+    scale: float,
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,
+    piece_keys: int | None = None,
+    quantized: bool = False,
+) -> Tensor | Activations:
     """``sparse_attention_reference`` of q; with ``rope`` (two [T, R] f32 of ``rope_table``) of the
     rotated q, its result turned back.
 
     ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
+    ``quantized``, for NVIDIA SM90: as FP8 activations [T, H D] of a product.
     """
     rows = (window_rows, window_index, main_rows, main_index, sink, scale)
     if on_accelerator(q):
@@ -36,10 +71,19 @@ def sparse_attention(
             from .gluon_launch import fits_gluon, sparse_attention_gluon
 
             if fits_gluon(q, window_rows, main_rows, rope):
-                return sparse_attention_gluon(q, *rows, rope=rope, piece_keys=piece_keys)
+                return sparse_attention_gluon(
+                    q, *rows, rope=rope, piece_keys=piece_keys, quantized=quantized
+                )
         from .triton_kernel import sparse_attention_triton
 
-        return sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys)
+        out = sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys)
+        if not quantized:
+            return out
+        from deepinfer.kernels.gemm.activations import quantize_activations
+        from deepinfer.kernels.gemm.k_order import KOrder
+        from deepinfer.kernels.gemm.matrix_path import MatrixPath
+
+        return quantize_activations(out.flatten(1), MatrixPath.FP8, KOrder.PLAIN)
     if rope is None:
         return sparse_attention_reference(q, *rows)
     out = sparse_attention_reference(apply_rope(q, *rope), *rows)

@@ -30,13 +30,17 @@ VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 
 
-@gluon.jit(do_not_specialize=["num_queries"])
+# Sizes that follow the batch must not make new variants of the kernel.
+@gluon.jit(do_not_specialize=["num_queries", "scale_stride"])
 def attention_gluon_kernel(
     q, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
-    out, state_ptr, log2_scale, num_queries,
+    out, state_ptr, log2_scale, num_queries, scale_stride,
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
+    """To ``out`` [T 64, 512] bf16; or pairs of E4M3 [T 64, 256] i16, with scales of 128 values
+    [64 * 4, scale_stride] f32 in ``state_ptr``; or, of more than one piece, fp16 values of each,
+    with logarithms of their denominators [T PIECES, 64] f32 in ``state_ptr``."""
     if PIECES > 1:
         # The kernel that adds the pieces may be launched now; it waits for what this one writes.
         gdc_launch_dependents()
@@ -61,7 +65,7 @@ def attention_gluon_kernel(
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
     sources = (q, window_ptr, window_index_ptr, main_ptr, main_index_ptr)
-    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks)
+    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks, scale_stride)
     gl.warp_specialize(
         [
             (

@@ -9,7 +9,11 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_wait
 
+from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.gluon_tiles import described_tiles
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.gemm.triton_blocks import store_quantized
 from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
 from deepinfer.kernels.relaunch import launch
@@ -48,7 +52,8 @@ def sparse_attention_gluon(
     *,
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
-) -> Tensor:
+    quantized: bool = False,
+) -> Tensor | Activations:
     """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
 
     ``piece_keys`` is taken up to 64 or a multiple of 128.  Bits depend on its value, never on the
@@ -56,15 +61,23 @@ def sparse_attention_gluon(
     Rows that queries list again and again, as in a prefill, are decoded once: the same bits.
     Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64; sums
     of pieces are kept as fp16 between the two kernels, within +-65504.
+    ``quantized``: [T, 64 * 512], as ``quantize_activations`` leaves the result.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     if main_rows is None or main_index is None:
         main_rows, main_index = None, window_index[:, :0]
     check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
     num_queries = len(q)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    result: Tensor | Activations
+    if quantized:
+        width = _HEADS * _WIDTH
+        result = Activations.empty(num_queries, width, MatrixPath.FP8, KOrder.PLAIN, q.device)
+        (out, scales), scale_stride = result.writer, result.scale_stride
+    else:
+        result = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out, scales, scale_stride = result, sink, 0
     if not num_queries:
-        return out
+        return result
     lengths = (window_index.shape[1], main_index.shape[1])
     num_tiles = sum(cdiv(length, _TILE_KEYS) for length in lengths)
     piece_tiles = num_tiles + num_tiles % 2
@@ -75,7 +88,7 @@ def sparse_attention_gluon(
     is_whole = num_pieces == 1
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
-    parts, state = out, sink
+    parts, state = out, scales
     if not is_whole:
         parts = q.new_empty(num_queries * num_pieces, _HEADS, _WIDTH, dtype=torch.float16)
         state = sink.new_empty(num_queries * num_pieces, _HEADS)
@@ -85,35 +98,40 @@ def sparse_attention_gluon(
         window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces
     launch(attention_gluon_kernel, (min(num_items, multiprocessors(q.device)),))(
-        _half_queries(q.contiguous()), window_rows, window_index,
+        _halves(q.contiguous(), _WIDTH), window_rows, window_index,
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
-        sink, cos, sin, _half_queries(parts), state, scale * _LOG2_E, num_queries,
+        sink, cos, sin, _halves(parts, _WIDTH // 2 if quantized and is_whole else _WIDTH), state,
+        scale * _LOG2_E, num_queries, scale_stride,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
         MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
         enable_fp_fusion=True,
     )  # fmt: skip
     if not is_whole:
         launch(combine_pieces_kernel, (num_queries, _HEADS))(
-            parts.view(torch.int32), state, sink, cos, sin, out.view(torch.int32),
+            parts.view(torch.int32), state, sink, cos, sin,
+            out if quantized else out.view(torch.int32), scales, scale_stride,
             PIECES=num_pieces, TILE_PIECES=next_power_of_2(num_pieces),
-            H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, num_warps=2,
-            launch_pdl=True, enable_fp_fusion=True,
+            H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, QUANTIZED=quantized,
+            num_warps=2, launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip
-    return out
+    return result
 
 
-def _half_queries(x: Tensor) -> TensorDescriptor:
-    """[..., 64 heads, 512] 16-bit numbers for copies of half a query's values."""
-    return described_tiles(x.view(-1, _WIDTH), _HEADS, _WIDTH // 2)
+def _halves(x: Tensor, width: int) -> TensorDescriptor:
+    """Heads of ``width`` 16-bit numbers for copies of half of the values of a query's."""
+    return described_tiles(x.view(-1, width), _HEADS, width // 2)
 
 
-@triton.jit
+# Sizes that follow the batch must not make new variants of the kernel.
+@triton.jit(do_not_specialize=["scale_stride"])
 def combine_pieces_kernel(
-    parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr,
+    parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, scale_ptr, scale_stride,
     PIECES: tl.constexpr, TILE_PIECES: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr,
-    ROTARY: tl.constexpr,
+    ROTARY: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
+    """To ``out_ptr``, pairs [T, H, HALF] i32 of bf16, or i16 of E4M3 with scales of 128 values
+    [H * HALF / 64, scale_stride] f32."""
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, HALF)
@@ -139,7 +157,18 @@ def combine_pieces_kernel(
     if ROTARY > 0:
         even, odd = round_bf16(even), round_bf16(odd)
         even, odd = even * cos + odd * sin, odd * cos - even * sin
-    tl.store(out_ptr + (query * H + head) * HALF + pair, bf16_pair(even, odd))
+    if QUANTIZED:
+        BLOCKS: tl.constexpr = HALF // 64
+        block = head * BLOCKS + tl.arange(0, BLOCKS)
+        even = tl.reshape(round_bf16(even), (BLOCKS, 64))
+        odd = tl.reshape(round_bf16(odd), (BLOCKS, 64))
+        row = query + 0 * block
+        store_quantized(
+            even, odd, row, block, block >= 0, out_ptr, scale_ptr, scale_stride,
+            H * BLOCKS, 128, 1, 0, True,
+        )  # fmt: skip
+    else:
+        tl.store(out_ptr + (query * H + head) * HALF + pair, bf16_pair(even, odd))
 
 
 @triton.jit

@@ -1,4 +1,5 @@
-"""The end of an item in the Hopper attention kernel: normalise, turn back, store by TMA."""
+"""The end of an item in the Hopper attention kernel: normalise, turn back, quantise if that is
+wanted, store by TMA."""
 
 from __future__ import annotations
 
@@ -6,10 +7,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from deepinfer.kernels.gemm.gluon_quantize import (
+    block_exponent,
+    e4m3_pairs,
+    largest_of,
+    power_of_two,
+    rounded_to_bf16,
+)
 from deepinfer.kernels.gluon_names import seen_as, store_tile, thread_barrier
 
 from .gluon_rows import halves_of
-from .gluon_work import EMPTY, HALF, HEADS, TILE_BF16
+from .gluon_work import EMPTY, HALF, HEADS, TILE_BF16, opaque_zero
 
 LOWEST = gl.constexpr(-1e30)
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -25,11 +33,12 @@ def finish(
     """Divides by the denominator, turns the last values back, starts to store one half of the
     output from where this half of the last tile lay.
 
-    Of a piece, fp16 values for each key's share of the piece and log2 of its denominator.
+    Values are bf16, or quantised by 128.  Of a piece, fp16 values for each key's share of the piece
+    and log2 of its denominator.
     """
     WHOLE: gl.constexpr = PIECES == 1
     TURNS: gl.constexpr = WHOLE and SIDE == 1 and ROTARY > 0
-    _, _, _, out, state_ptr, _, sinks = outputs
+    _, _, _, out, state_ptr, _, sinks, scale_stride = outputs
     _, keys, _, _, _, turns, _ = shared
     if WHOLE:
         log2_sink = sinks.index(SIDE).load(gl.SliceLayout(1, SCORE_LAYOUT))
@@ -40,18 +49,55 @@ def finish(
             head = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))
             logarithm = gl.where(total > 0.0, highest + gl.log2(total), LOWEST)
             gl.store(state_ptr + item * HEADS + head, logarithm)
-    place = seen_as(keys, out.dtype, [4, HEADS, HALF], TILE_BF16).index(2 + SIDE)
     thread_barrier()  # all warps are done with what was there
+    if out.dtype == gl.int16:
+        # Else the compiler computes addresses before all items and keeps them in registers.
+        zero = opaque_zero(item)
+        places = seen_as(keys, gl.int16, [8, HEADS, HALF // 2], TILE_BF16)
+        place = places.index(zero + (4 + 2 * SIDE))
+        left, right = halves_of(rounded_to_bf16(_divided(sums, factor)))
+        if TURNS:
+            third, last = halves_of(right)
+            right = _joined(third, rounded_to_bf16(_turned_back(last, turns)))
+        _store_block(place, left, state_ptr + item, scale_stride + zero, 2 * SIDE)
+        _store_block(place, right, state_ptr + item, scale_stride + zero, 2 * SIDE + 1)
+        fence_async_shared()
+        store_tile(out, [item * HEADS, SIDE * (HALF // 2)], place)
+    else:
+        place = seen_as(keys, out.dtype, [4, HEADS, HALF], TILE_BF16).index(2 + SIDE)
+        _store_values(place, sums, factor, turns, WHOLE, TURNS)
+        fence_async_shared()
+        store_tile(out, [item * HEADS, SIDE * HALF], place)
+
+
+@gluon.jit
+def _store_values(place, sums, factor, turns, WHOLE: gl.constexpr, TURNS: gl.constexpr):
     if TURNS:
         left, right = halves_of(sums)
         third, last = halves_of(right)
         place.slice(0, 128, dim=1).store(_scaled(left, factor, WHOLE))
         place.slice(128, 64, dim=1).store(_scaled(third, factor, WHOLE))
-        place.slice(192, 64, dim=1).store(_turned_back(_scaled(last, factor, WHOLE), turns))
+        last = _scaled(last, factor, WHOLE).to(gl.float32)
+        place.slice(192, 64, dim=1).store(_turned_back(last, turns).to(gl.bfloat16))
     else:
         place.store(_scaled(sums, factor, WHOLE))
-    fence_async_shared()
-    store_tile(out, [item * HEADS, SIDE * HALF], place)
+
+
+@gluon.jit
+def _store_block(place, values, scales, stride, BLOCK: gl.constexpr):
+    """64 heads x 128 bf16 numbers as E4M3, and their scales."""
+    exponent = block_exponent(largest_of(values))
+    head = gl.arange(0, HEADS, exponent.type.layout)
+    gl.store(scales + (head * 4 + BLOCK) * stride, power_of_two(exponent))
+    place.slice(BLOCK % 2 * 64, 64, dim=1).store(e4m3_pairs(values, exponent))
+
+
+@gluon.jit
+def _joined(left, right):
+    """[R, C] twice -> [R, 2 C], side by side: the inverse of ``halves_of``."""
+    right = gl.convert_layout(right, left.type.layout, assert_trivial=True)
+    both = gl.permute(gl.join(left, right), (0, 2, 1))
+    return gl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
 @gluon.jit
@@ -66,9 +112,14 @@ def await_store(barriers, is_stored, SIDE: gl.constexpr, PIECE_TILES: gl.constex
 
 
 @gluon.jit
-def _scaled(values, factor, WHOLE: gl.constexpr):
+def _divided(values, factor):
     COLUMN: gl.constexpr = gl.SliceLayout(1, values.type.layout)
-    values = values * gl.convert_layout(factor, COLUMN, assert_trivial=True)[:, None]
+    return values * gl.convert_layout(factor, COLUMN, assert_trivial=True)[:, None]
+
+
+@gluon.jit
+def _scaled(values, factor, WHOLE: gl.constexpr):
+    values = _divided(values, factor)
     if WHOLE:
         return values.to(gl.bfloat16)
     else:  # noqa: RET505 - both are compiled otherwise
@@ -77,9 +128,9 @@ def _scaled(values, factor, WHOLE: gl.constexpr):
 
 @gluon.jit
 def _turned_back(values, turns):
-    """64 heads x 64 bf16, rotated back by cosine and sine, which lie in ``turns``."""
-    even, odd = gl.split(gl.reshape(values.to(gl.float32), (HEADS, 32, 2)))
+    """64 heads x 64 f32, rotated back by cosine and sine, which lie in ``turns``."""
+    even, odd = gl.split(gl.reshape(values, (HEADS, 32, 2)))
     PAIR: gl.constexpr = gl.SliceLayout(0, even.type.layout)
     cos, sin = turns.index(0).load(PAIR)[None, :], turns.index(1).load(PAIR)[None, :]
     turned = gl.join(even * cos + odd * sin, odd * cos - even * sin)
-    return gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
+    return gl.reshape(turned, (HEADS, 64))

@@ -38,13 +38,20 @@ def native_gate_up(weight: Weight) -> Weight | HopperWeight:
     return (prepare_gate_up(weight) if _is_hopper(weight) else None) or weight
 
 
-def native_grouped_weight(weight: Weight, *, fp8: bool = False) -> Weight:
+def native_grouped_weight(weight: Weight, *, fp8: bool = False) -> Weight | HopperWeight:
     """``weight`` [G, N, K] as its device multiplies it fastest, for ``grouped_linear``.
 
     On NVIDIA SM90 the same numbers in bf16 for activations that are: decoding them for each product
-    takes longer than reading twice the bytes.
+    takes longer than reading twice the bytes.  For FP8 ones in another layout, if its sizes fit.
     """
-    return Weight(weight.dense) if _is_hopper(weight) and not fp8 else weight
+    if not _is_hopper(weight):
+        return weight
+    if not fp8:
+        return Weight(weight.dense)
+    from .gluon_grouped_launch import fits_grouped
+
+    prepared = prepare_weight(weight)
+    return prepared if prepared is not None and fits_grouped(prepared) else weight
 
 
 def _is_hopper(weight: Weight) -> bool:
@@ -87,8 +94,20 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return linear_reference(x, weight)
 
 
-def grouped_linear(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
-    """``grouped_linear_reference``."""
+def grouped_linear(
+    x: Tensor | Activations, weight: Weight | HopperWeight, *, fp8: bool = False
+) -> Tensor:
+    """``grouped_linear_reference``; x may be ``Activations`` that another operation left for a
+    ``HopperWeight``."""
+    if isinstance(weight, HopperWeight):
+        if isinstance(x, Tensor) and not on_accelerator(x):
+            return grouped_linear_reference(x, weight.plain, fp8=True)
+        from .gluon_grouped_launch import grouped_linear_gluon
+
+        out = grouped_linear_gluon(x, weight)
+        assert isinstance(out, Tensor)
+        return torch.unflatten(out, 1, (weight.members, -1))
+    assert isinstance(x, Tensor), "activations are for weights of SM90"
     if not on_accelerator(x):
         return grouped_linear_reference(x, weight, fp8=fp8)
     if _is_hopper(weight) and not fp8:
@@ -102,15 +121,25 @@ def grouped_linear(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
 
 
 def grouped_linear_quantized(
-    x: Tensor, weight: Weight, linear: Weight | HopperWeight, *, fp8: bool = False
+    x: Tensor | Activations,
+    weight: Weight | HopperWeight,
+    linear: Weight | HopperWeight,
+    *,
+    fp8: bool = False,
 ) -> Tensor | Activations:
     """``grouped_linear``, [T, G N], as ``quantized_linear`` takes it for ``linear``: for many rows
     on NVIDIA SM90 quantised in passing."""
-    if isinstance(linear, HopperWeight) and linear.order is KOrder.PLAIN and on_accelerator(x):
-        from .gluon_plain_launch import fits_plain, plain_linear_quantized_gluon
+    if not isinstance(x, Tensor) or on_accelerator(x):
+        if isinstance(weight, HopperWeight):
+            from .gluon_grouped_launch import grouped_linear_gluon
 
-        if not fp8 and fits_plain(x, weight):
-            return plain_linear_quantized_gluon(x, weight, linear)
+            return grouped_linear_gluon(x, weight, linear)
+        assert isinstance(x, Tensor)
+        if isinstance(linear, HopperWeight) and linear.order is KOrder.PLAIN and not fp8:
+            from .gluon_plain_launch import fits_plain, plain_linear_quantized_gluon
+
+            if fits_plain(x, weight):
+                return plain_linear_quantized_gluon(x, weight, linear)
     return grouped_linear(x, weight, fp8=fp8).flatten(1)
 
 

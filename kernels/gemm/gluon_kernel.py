@@ -63,7 +63,7 @@ def linear_rows_gluon(
     With ``arrivals``, of which these are rows, they go back to the ranks that those came from, and
     what is returned are this rank's results.
     """
-    values, scales = _operands(acts, weight)
+    values, scales = operands_for(acts, weight)
     shape = len(values), weight.num_rows
     if arrivals is None:
         out = torch.empty(shape, dtype=torch.bfloat16, device=values.device)
@@ -72,16 +72,17 @@ def linear_rows_gluon(
     if not shape[0]:
         return out
     if isinstance(tile, NarrowTile):
-        _launch_narrow(values, scales, weight, rows, out, tile, arrivals=arrivals)
+        launch_narrow(values, scales, weight, rows, out, tile, arrivals=arrivals)
     elif isinstance(tile, SlimTile):
         assert rows is None
         launch_slim(values, scales, weight, out, tile)
     elif isinstance(tile, TripleTile):
         assert arrivals is None, "these tiles do not send"
-        _launch_triple(values, scales, weight, rows, out, tile)
+        box = described_tiles(out, 64, tile.columns)
+        launch_triple(values, scales, weight, rows, box, shape, tile)
     else:
         box = described_tiles(out, 64, 128)
-        _launch_wide(values, scales, weight, rows, box, shape, tile, arrivals=arrivals)
+        launch_wide(values, scales, weight, rows, box, shape, tile, arrivals=arrivals)
     return out
 
 
@@ -110,19 +111,19 @@ def gated_rows_gluon(
 
     ``weights`` [P] f32 of the pairs of ``rows``, whose experts' weights these are.
     """
-    operands = _operands(acts, weight)
+    operands = operands_for(acts, weight)
     count, device = len(acts.values), acts.values.device
     out = Activations.empty(count, weight.num_rows // 2, MatrixPath.FP8, order, device)
     values, scales = out.writer
     if count and isinstance(tile, NarrowTile):
         hidden = torch.empty(count, weight.num_rows, dtype=torch.bfloat16, device=device)
-        _launch_narrow(
+        launch_narrow(
             *operands, weight, rows, hidden, tile, weights=weights,
             gated=(values, scales), gate_stride=out.scale_stride, limit=limit, gate=order,
         )  # fmt: skip
     elif count:
         assert isinstance(tile, WideTile)
-        _launch_wide(
+        launch_wide(
             *operands, weight, rows, described_tiles(values, 64, 64),
             (count, weight.num_rows), tile, weights=weights, out_scales=scales,
             out_stride=out.scale_stride, limit=limit, gate=order,
@@ -130,12 +131,12 @@ def gated_rows_gluon(
     return out
 
 
-def _operands(acts: Activations, weight: HopperWeight) -> tuple[Tensor, Tensor]:
+def operands_for(acts: Activations, weight: HopperWeight, groups: int = 1) -> tuple[Tensor, Tensor]:
     """Values and scales.  Raises: TensorError if they were not made for such a weight."""
-    values, scales = acts.values, acts.scales
-    if scales is None or acts.order is not weight.order or values.shape[1] != weight.k:
+    values, scales, k = acts.values, acts.scales, groups * weight.k
+    if scales is None or acts.order is not weight.order or values.shape[1] != k:
         raise TensorError(
-            f"x: expected FP8 activations of {weight.k} numbers in order {weight.order.name}, "
+            f"x: expected FP8 activations of {k} numbers in order {weight.order.name}, "
             f"found {acts.path.name} of {values.shape[1]} in {acts.order.name}"
         )
     return values, scales
@@ -153,7 +154,7 @@ def check_rows(x: Tensor, weight: HopperWeight) -> None:
         )
 
 
-def _launch_narrow(
+def launch_narrow(
     values: Tensor,
     scales: Tensor,
     weight: HopperWeight,
@@ -167,6 +168,7 @@ def _launch_narrow(
     gate_stride: int = 0,
     limit: float = 0.0,
     gate: int = UNGATED.value,
+    group_columns: int = 0,
 ) -> None:
     rows, n = values.shape[0], weight.num_rows
     form = weight_form(weight)
@@ -197,12 +199,13 @@ def _launch_narrow(
         GROUPED=expert_rows is not None,
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
+        GROUP_COLUMNS=group_columns,
         num_warps=4,
         enable_fp_fusion=True,
     )
 
 
-def _launch_wide(
+def launch_wide(
     values: Tensor,
     scales: Tensor,
     weight: HopperWeight,
@@ -217,6 +220,7 @@ def _launch_wide(
     out_stride: int = 0,
     limit: float = 0.0,
     gate: int = UNGATED.value,
+    group_columns: int = 0,
 ) -> None:
     rows, n = shape
     form = weight_form(weight)
@@ -250,21 +254,27 @@ def _launch_wide(
         GROUPED=expert_rows is not None,
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
+        GROUP_COLUMNS=group_columns,
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,
     )
 
 
-def _launch_triple(
+def launch_triple(
     values: Tensor,
     scales: Tensor,
     weight: HopperWeight,
     expert_rows: ExpertRows | None,
-    out: Tensor,
+    out: TensorDescriptor,
+    shape: Sequence[int],
     tile: TripleTile,
+    *,
+    out_scales: Tensor | None = None,
+    out_stride: int = 0,
+    group_columns: int = 0,
 ) -> None:
-    rows, n = out.shape
+    rows, n = shape
     factors = weight.factors
     count = cdiv(rows, tile.rows)
     programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
@@ -272,20 +282,23 @@ def _launch_triple(
         described_tiles(values, 64, 128),
         described_tiles(scales.view(-1), 64),
         described_tiles(weight.values, tile.columns, 128),
-        described_tiles(out, 64, tile.columns),
+        out,
         factors,
         factors if expert_rows is None else expert_rows.expert,
         factors if expert_rows is None else expert_rows.pair,
         factors if expert_rows is None else expert_rows.used,
+        factors if out_scales is None else out_scales,
         rows,
         count,
         n,
         weight.k,
         scales.stride(0),
+        out_stride,
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
         BAND=8,
         REGISTERS=tile.registers,
+        GROUP_COLUMNS=group_columns,
         num_warps=4,
         enable_fp_fusion=True,
     )

@@ -22,6 +22,7 @@ from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thre
 from .gluon_gated import UNGATED
 from .gluon_last import activate_last
 from .gluon_results import home_of
+from .gluon_ring import first_input
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
@@ -30,12 +31,13 @@ def narrow_kernel(
     x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
     homes, num_rows, N, K, gate_stride, limit, most_tokens,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
     GATE, unless it is UNGATED: see ``activate_last``.
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``.
+    GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
@@ -45,7 +47,7 @@ def narrow_kernel(
     if expert >= 0:
         _tile(
             x, x_scales, w, steps, out, w_scales, expert * N, row_tile, column, num_rows,
-            N, K, (row_pair, homes, most_tokens), FORMAT, TOKENS, STAGES, CHOICES,
+            N, K, (row_pair, homes, most_tokens), FORMAT, TOKENS, STAGES, CHOICES, GROUP_COLUMNS,
         )  # fmt: skip
         if GATE != UNGATED:
             gate = (values, scales, gate_stride, weights, turns, limit)
@@ -56,6 +58,7 @@ def narrow_kernel(
 def _tile(
     x, x_scales, w, steps, out, w_scales, w_base, row_tile, column, num_rows, N, K,
     home, FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, CHOICES: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, TOKENS, 256], x.layout)
@@ -71,7 +74,8 @@ def _tile(
         mbarrier.init(bars.index(stage), count=1)
     fence_async_shared()
     ring = (x_tiles, s_tiles, w_tiles, d_tiles, bars)
-    source = (x, x_scales, w, steps, w_base + column, row_tile * TOKENS, K)
+    x_column = first_input(column, K, GROUP_COLUMNS)
+    source = (x, x_scales, w, steps, w_base + column, row_tile * TOKENS, x_column, K)
     for step in gl.static_range(STAGES):
         _fetch(ring, source, step, step, FORMAT, TOKENS)
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
@@ -127,7 +131,7 @@ def _tile(
 def _fetch(ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr):
     """Start copies of inputs 256 ``step`` and on, unless K ends before."""
     x_tiles, s_tiles, w_tiles, d_tiles, bars = ring
-    x, x_scales, w, steps, w_row, x_row, K = source
+    x, x_scales, w, steps, w_row, x_row, x_column, K = source
     inside = step * 256 < K
     bar = bars.index(stage)
     W_BYTES: gl.constexpr = 64 * 256 if FORMAT == 1 else 64 * 128 + 512
@@ -137,8 +141,8 @@ def _fetch(ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr
     if FORMAT == 2:
         place = ((w_row // 64) * (K // 256) + step) * 128
         load_tile(steps, [place], bar, d_tiles.index(stage), inside)
-    load_tile(x, [x_row, step * 256], bar, x_tiles.index(stage), inside)
-    load_tile(x_scales, [step * 2, x_row], bar, s_tiles.index(stage), inside)
+    load_tile(x, [x_row, x_column + step * 256], bar, x_tiles.index(stage), inside)
+    load_tile(x_scales, [x_column // 128 + step * 2, x_row], bar, s_tiles.index(stage), inside)
 
 
 @gluon.jit

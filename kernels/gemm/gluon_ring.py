@@ -1,4 +1,4 @@
-"""What the persistent kernels of SM90 share: rings of stages, and the order of their tiles."""
+"""What the kernels of SM90 share: rings of stages, and the order and operands of their tiles."""
 
 from __future__ import annotations
 
@@ -41,3 +41,9 @@ def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
     if GROUPED:
         row += gl.load(tile_expert + row_tile) * N
     return row
+
+
+@gluon.jit
+def first_input(column, K, GROUP_COLUMNS: gl.constexpr):
+    """Where the inputs of a column begin, if each ``GROUP_COLUMNS`` of them meet K of their own."""
+    return column // GROUP_COLUMNS * K if GROUP_COLUMNS > 0 else 0

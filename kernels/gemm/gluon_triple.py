@@ -18,37 +18,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 
-from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
+from .gluon_quantize import store_quantized_tile
+from .gluon_ring import barriers, first_input, place_in_band, wait_empty, weight_row
 from .gluon_sums import factors_ahead, scaled, store_piece
 
 PIECES = gl.constexpr(3)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_rows", "num_row_tiles", "scale_stride"])
+@gluon.jit(do_not_specialize=["num_rows", "num_row_tiles", "scale_stride", "out_stride"])
 def triple_kernel(
-    x, x_scales, w, out, factors, tile_expert, row_pair, used, num_rows, num_row_tiles, N,
-    K, scale_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    x, x_scales, w, out, factors, tile_expert, row_pair, used, out_scales, num_rows, num_row_tiles,
+    N, K, scale_stride, out_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr,
+    BAND: gl.constexpr, REGISTERS: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """As ``wide_kernel``; boxes of ``x`` and ``x_scales`` are 64 rows."""
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [PIECES * STAGES, 64, 128], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], w.layout)
     s_tiles = gl.allocate_shared_memory(gl.float32, [PIECES * STAGES, 64], x_scales.layout)
-    o_tiles = gl.allocate_shared_memory(gl.bfloat16, [PIECES, 64, 128], out.layout)
+    o_tiles = gl.allocate_shared_memory(out.dtype, [PIECES, 64, out.block_shape[1]], out.layout)
     full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
     if GROUPED:
         num_row_tiles = gl.load(used) // (64 * PIECES)
     work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
-    sums = (out, factors, o_tiles, row_pair, num_rows)
+    sums = (out, factors, o_tiles, row_pair, num_rows, out_scales, out_stride)
     gl.warp_specialize(
         [
             (_multiply_first, (work, tiles, sums, GROUPED, BAND)),
             (_multiply_second, (work, tiles, sums, GROUPED, BAND)),
             (_multiply_third, (work, tiles, sums, GROUPED, BAND)),
-            (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
+            (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS)),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -56,7 +57,10 @@ def triple_kernel(
 
 
 @gluon.jit
-def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
+def _fetch(
+    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr,
+):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     ROW_BYTES: gl.constexpr = x.block_type.nbytes + x_scales.block_type.nbytes
@@ -65,6 +69,7 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         w_row = weight_row(tile_expert, row_tile, column * 128, N, GROUPED)
+        first = first_input(column * 128, K, GROUP_COLUMNS) // 128
         for group in range(K // 128):
             stage = step % w_tiles.shape[0]
             bar = full.index(stage)
@@ -74,8 +79,9 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
             for piece in gl.static_range(PIECES):
                 row = (row_tile * PIECES + piece) * 64
                 place = stage * PIECES + piece
-                load_tile(x, [row, group * 128], bar, x_tiles.index(place))
-                load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(place))
+                load_tile(x, [row, (first + group) * 128], bar, x_tiles.index(place))
+                from_scale = (first + group) * scale_stride + row
+                load_tile(x_scales, [from_scale], bar, s_tiles.index(place))
             step += 1
 
 
@@ -100,7 +106,7 @@ def _multiply(
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    out, factors, o_tiles, row_pair, num_rows = sums
+    out, factors, o_tiles, row_pair, num_rows, out_scales, out_stride = sums
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, 128)
     groups = K // 128
@@ -111,8 +117,12 @@ def _multiply(
         row = (row_tile * PIECES + PIECE) * 64
         if _has_rows(row_pair, row, num_rows, GROUPED):
             factor = factors_ahead(factors, w_row)
-            total = _sum(tiles, step, groups, PIECE, layout)
-            store_piece(out, o_tiles.index(PIECE), scaled(total, factor), row, column * 128)
+            total = scaled(_sum(tiles, step, groups, PIECE, layout), factor)
+            buffer = o_tiles.index(PIECE)
+            if out.dtype == gl.int16:
+                store_quantized_tile(out, buffer, total, row, column * 128, out_scales, out_stride)
+            else:
+                store_piece(out, buffer, total, row, column * 128)
         else:
             _pass_by(tiles, step, groups)
         step += groups

@@ -23,8 +23,9 @@ from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
+from .gluon_quantize import store_quantized_tile
 from .gluon_results import send_piece
-from .gluon_ring import barriers, place_in_band, wait_empty, weight_row
+from .gluon_ring import barriers, first_input, place_in_band, wait_empty, weight_row
 from .gluon_sums import (
     factors_ahead,
     has_pair,
@@ -43,9 +44,10 @@ def wide_kernel(
     homes, num_row_tiles, N, K, scale_stride, out_stride, limit, most_tokens,
     FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
     RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16.
+    """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16, or to pairs of E4M3
+    [R, N / 2] i16 with ``out_scales`` [N / 128, out_stride] f32.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
@@ -53,6 +55,8 @@ def wide_kernel(
     walk over tiles in bands of BAND row tiles that share columns.
     GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
+    GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].  For
+    FORMAT 1.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -74,7 +78,10 @@ def wide_kernel(
             [
                 (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
-                (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND)),
+                (
+                    _fetch,
+                    (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS),
+                ),
             ],
             [4, 1],
             [REGISTERS, 24],
@@ -105,7 +112,10 @@ def wide_kernel(
 
 
 @gluon.jit
-def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr):
+def _fetch(
+    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr,
+):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -115,13 +125,14 @@ def _fetch(x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAN
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        first = first_input(column * COLUMNS, K, GROUP_COLUMNS) // 128
         for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
             wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
             load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
-            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
+            _fetch_rows(x, x_scales, tiles, row_tile, first + group, scale_stride, stage)
             step += 1
 
 
@@ -199,7 +210,7 @@ def _multiply_first(
     CHOICES: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, 0, GROUPED, BAND, RUN, CHOICES)
+        _multiply(work, tiles, sums, gate, 0, GROUPED, BAND, RUN, CHOICES)
     else:
         multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, GATE)
 
@@ -211,14 +222,14 @@ def _multiply_second(
     CHOICES: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, 1, GROUPED, BAND, RUN, CHOICES)
+        _multiply(work, tiles, sums, gate, 1, GROUPED, BAND, RUN, CHOICES)
     else:
         multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, GATE)
 
 
 @gluon.jit
 def _multiply(
-    work, tiles, sums, HALF: gl.constexpr,
+    work, tiles, sums, gate, HALF: gl.constexpr,
     GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, CHOICES: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
@@ -241,28 +252,31 @@ def _multiply(
         if ROWS + COLUMNS == 256:
             factor = factors_ahead(factors, w_row)
             total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
-            _store(sums, buffer, scaled(total, factor), row, n, N, CHOICES)
+            _store(sums, gate, buffer, scaled(total, factor), row, n, N, CHOICES)
         elif COLUMNS == 256:  # shared memory has no room to exchange factors
             left, right = sum_pieces(tiles, step, groups, FIRST, layout)
             factor, next_factor = gl.load(place), gl.load(place + 128)
-            _store(sums, buffer, left * factor[None, :], row, n, N, CHOICES)
-            _store(sums, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
+            _store(sums, gate, buffer, left * factor[None, :], row, n, N, CHOICES)
+            _store(sums, gate, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
         elif has_pair(row_pair, row + 128, GROUPED):
             upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
             factor = gl.load(place)
-            _store(sums, buffer, upper * factor[None, :], row, n, N, CHOICES)
-            _store(sums, buffer, lower * factor[None, :], row + 128, n, N, CHOICES)
+            _store(sums, gate, buffer, upper * factor[None, :], row, n, N, CHOICES)
+            _store(sums, gate, buffer, lower * factor[None, :], row + 128, n, N, CHOICES)
         else:
             total = sum_first_piece(tiles, step, groups, FIRST, layout)
-            _store(sums, buffer, total * gl.load(place)[None, :], row, n, N, CHOICES)
+            _store(sums, gate, buffer, total * gl.load(place)[None, :], row, n, N, CHOICES)
         step += groups
     tma.store_wait(0)
 
 
 @gluon.jit
-def _store(sums, buffer, total, row, column, N, CHOICES: gl.constexpr):
+def _store(sums, gate, buffer, total, row, column, N, CHOICES: gl.constexpr):
     out, factors, o_tiles, row_pair, home = sums
-    if CHOICES == 0:
+    weights, out_scales, out_stride, limit = gate
+    if out.dtype == gl.int16:
+        store_quantized_tile(out, buffer, total, row, column, out_scales, out_stride)
+    elif CHOICES == 0:
         store_piece(out, buffer, total, row, column)
     else:
         send_piece(home, buffer, total, row, column, N, CHOICES)

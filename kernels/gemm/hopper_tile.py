@@ -109,18 +109,30 @@ _ALONE = NarrowTile(64, 3, Speed(1, 0.27, 0.5))
 _MOST_EMPTY = 32  # rows of a slim tile beyond those of x: with more it was slower than narrow ones
 
 
-def hopper_tile(weight: HopperWeight, rows: int) -> Tile:
+def hopper_tile(weight: HopperWeight, rows: int, group_columns: int = 0) -> Tile:
     """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations:
-    as many each, and at random, count the same."""
+    as many each, and at random, count the same.
+
+    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.
+    """
     at_once = multiprocessors(weight.values.device)
     sizes = weight.num_rows, weight.k
     form = weight_form(weight)
-    return _fastest_tile(form, weight.members, *sizes, rows, at_once, weight.is_gated)
+    return _fastest_tile(
+        form, weight.members, *sizes, rows, at_once, weight.is_gated, group_columns
+    )
 
 
 @lru_cache(maxsize=4096)
 def _fastest_tile(
-    form: int, members: int, num_rows: int, k: int, rows: int, at_once: int, is_gated: bool
+    form: int,
+    members: int,
+    num_rows: int,
+    k: int,
+    rows: int,
+    at_once: int,
+    is_gated: bool,
+    group_columns: int,
 ) -> Tile:
     few = _FEW_ROWS[form]
     if rows <= few.rows:
@@ -143,7 +155,8 @@ def _fastest_tile(
         candidates += (_ALONE,)
         if -rows % SLIM.rows <= _MOST_EMPTY:
             candidates += (SLIM,)
-    return min(candidates, key=microseconds)
+    whole = (tile for tile in candidates if group_columns % tile.columns == 0)
+    return min(whole, key=microseconds)
 
 
 def _tiles_at_random(rows: int, tile_rows: int) -> float:

@@ -74,6 +74,11 @@ class HopperWeight:
         return Weight(numbers)
 
     @cached_property
+    def as_one(self) -> HopperWeight:
+        """The same rows as those of one weight [E N, K]."""
+        return replace(self, members=1)
+
+    @cached_property
     def k(self) -> int:
         return self.values.shape[1] * (1 if self.steps is None else 8)
 

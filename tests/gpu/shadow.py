@@ -108,9 +108,9 @@ def _plain_gated(x: Tensor, gate_up: Weight | HopperWeight, limit: float, linear
     return fake_quantize_fp8(swiglu(_plain_linear(x, gate_up), limit))
 
 
-def _plain_groups(x: Tensor, weight: Weight, linear: object) -> Tensor:
+def _plain_groups(x: Tensor, weight: Weight | HopperWeight, linear: object, *, fp8: bool) -> Tensor:
     """Quantised or not, depending on how many rows there are."""
-    return grouped_linear(x, weight).flatten(1)
+    return grouped_linear(x, weight, fp8=fp8).flatten(1)
 
 
 # Which argument says how many scores a query sees.

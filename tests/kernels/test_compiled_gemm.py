@@ -77,6 +77,7 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
         ("narrow returning fp4 x 64", 64), ("narrow returning fp4 x 128", 128),
         ("narrow returning fp8 x 64", 64), ("wide returning fp8 128 x 256", 128),
         ("wide returning fp8 128 x 128", 128), ("wide returning fp4 256 x 128", 128),
+        ("wide in groups fp8 128 x 128", 128), ("wide in groups fp8 192 x 128", 128),
     ],
 )  # fmt: skip
 def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
@@ -274,7 +275,7 @@ def _add_narrow(add: Add) -> None:
             add(
                 f"narrow {kind}fp{8 // form} x {tokens}",
                 gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                {**constants, "GATE": gate, "CHOICES": choices},
+                {**constants, "GATE": gate, "CHOICES": choices, "GROUP_COLUMNS": 0},
             )  # fmt: skip
 
 
@@ -296,7 +297,13 @@ def _add_wide(add: Add) -> None:
             add(
                 f"wide {kind}fp{8 // form} {count} x {columns}",
                 gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
-                {**constants, "GATE": gate, "CHOICES": choices},
+                {**constants, "GATE": gate, "CHOICES": choices, "GROUP_COLUMNS": 0},
+            )  # fmt: skip
+        if tile is hopper_tile.SQUARE_FP8:
+            constants |= {"GROUPED": False, "GATE": -1, "CHOICES": 0, "GROUP_COLUMNS": 1024}
+            add(
+                "wide in groups fp8 128 x 128",
+                gluon_wide.wide_kernel, [*rows, w, steps, gated, *ends], constants,
             )  # fmt: skip
 
 
@@ -306,10 +313,17 @@ def _add_triple(add: Add) -> None:
 
     tile = hopper_tile.TRIPLE
     tiles = [descriptor("fp8e4nv", 64, 128), descriptor("fp32", 64)]
-    tiles += [descriptor("fp8e4nv", 128, 128), descriptor("bf16", 64, 128)]
-    ends = ["*fp32", "*i32", "*i32", "*i32", "n", "n", "n16", "n16", "n"]
-    constants = {"STAGES": tile.stages, "GROUPED": True, "BAND": 8, "REGISTERS": tile.registers}
-    add("wide fp8 192 x 128", gluon_triple.triple_kernel, [*tiles, *ends], constants)
+    tiles += [descriptor("fp8e4nv", 128, 128)]
+    ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "n", "n", "n16", "n16", "n", "n"]
+    constants = {"STAGES": tile.stages, "BAND": 8, "REGISTERS": tile.registers}
+    for kind, out, experts, columns in (
+        ("", descriptor("bf16", 64, 128), True, 0),
+        ("in groups ", descriptor("i16", 64, 64), False, 1024),
+    ):
+        add(
+            f"wide {kind}fp8 192 x 128", gluon_triple.triple_kernel, [*tiles, out, *ends],
+            {**constants, "GROUPED": experts, "GROUP_COLUMNS": columns},
+        )  # fmt: skip
 
 
 def _add_slim(add: Add) -> None:

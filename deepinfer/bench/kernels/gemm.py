@@ -69,13 +69,13 @@ def cases() -> Iterator[KernelCase]:
     stored = random_weight("fp8", 8, 1024, 4096)
     for inputs in ("bf16", "fp8"):
         is_fp8 = inputs == "fp8"
-        weight = native_grouped_weight(stored, fp8=is_fp8)
+        groups = native_grouped_weight(stored, fp8=is_fp8)
         for rows in (64, 256, 1536, 4096):
             yield KernelCase(
                 f"wo_a, {inputs} inputs, {rows} rows",
-                partial(grouped_linear, random_rows(rows, 8, 4096), weight, fp8=is_fp8),
+                partial(grouped_linear, random_rows(rows, 8, 4096), groups, fp8=is_fp8),
                 2 * rows * 8 * 1024 * 4096,
-                rows * 8 * 2 * 5120 + weight.values.nbytes,
+                rows * 8 * 2 * 5120 + groups.values.nbytes,
                 "FP8" if is_fp8 else "bf16",
             )
     for name, n, k in [("lm head", _VOCABULARY, 5120), ("router", 384, 5120)]:

@@ -33,17 +33,21 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists of few rows and of many, scores; or also pieces, no lists of
-    compressed keys, lists of blocks, the other order of quantised rows."""
+    """The released model: whole lists of few rows and of many, scores, results also quantised; or
+    more of these, pieces, no lists of compressed keys, lists of blocks, the other order of
+    quantised rows."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     main, none = (byte(999, 288), long(3, 512)), (None, None)
-    forms = [(9, main, None), (999, main, None), (999, main, 128), (999, none, None)]
-    for num_rows, (rows, picks), pieces in forms if every else forms[:2]:
+    forms = [(9, main, None, False), (999, main, None, False), (999, main, None, True)]
+    more = [(9, main, None, True), (999, main, 128, False), (999, main, 128, True)]
+    more.append((999, none, None, False))
+    for num_rows, (rows, picks), pieces, quantized in forms + more if every else forms:
         window, keys = byte(num_rows, 528), None if rows is None else rows[:num_rows]
         sparse_attention_gluon(
-            q, window, long(3, 128), keys, picks, sink, 1.0, rope=(rope, rope), piece_keys=pieces
-        )
+            q, window, long(3, 128), keys, picks, sink, 1.0,
+            rope=(rope, rope), piece_keys=pieces, quantized=quantized,
+        )  # fmt: skip
     pool, table = byte(4, 64, 68), long(2, 4)
     for count in (3, 9):  # fewer and more than four of each request
         operands = (

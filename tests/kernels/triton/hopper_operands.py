@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
 from deepinfer.kernels.dspark import confidence_logits, markov_logits
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.gluon_grouped_launch import grouped_linear_gluon
 from deepinfer.kernels.gemm.gluon_kernel import quantized_linear_gluon
 from deepinfer.kernels.gemm.gluon_parts_launch import fp32_linear_parts_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import (
@@ -119,6 +121,11 @@ def products() -> Iterator[Entry]:
         many(64, 128), {"x": (0,), "values": (0,)},
     )  # fmt: skip
     yield "FP8", lambda x: quantized_linear_gluon(x, linear), {"x": new(BF16, 3, 256)}, {"x": (0,)}
+    groups = prepared(128, 256, 2)
+    yield (
+        "FP8 groups", lambda x: grouped_linear_gluon(x, groups, linear),
+        {"x": new(BF16, 3, 2, 256)}, {"x": (0,)},
+    )  # fmt: skip
     halves = prepared(512, 256, gates=True)
     yield (
         "gates", lambda x: gated_linear_gluon(x, halves, 1.0, linear), {"x": new(BF16, 3, 256)},
@@ -192,6 +199,15 @@ def wrong_weights() -> Iterator[tuple[str, Callable[[], Any]]]:
         acts = quantize_activations(new(BF16, 3, k), path, order)
         weight = prepared(256, 256)
         yield f"{k} {path} {order}", lambda a=acts, w=weight: quantized_linear_gluon(a, w)
+    right = quantize_activations(new(BF16, 3, 512), MatrixPath.FP8, KOrder.PLAIN)
+    grouped_linear_gluon(right, prepared(128, 256, 2), prepared(64, 256))
+    for what, weight, linear in (
+        ("four groups", prepared(128, 256, 4), prepared(64, 512)),
+        ("groups that end inside of a tile", prepared(192, 256, 2), prepared(64, 512)),
+        ("groups of gates and ups", prepared(256, 256, 2, gates=True), prepared(64, 512)),
+        ("the next layer of another width", prepared(128, 256, 2), prepared(64, 512)),
+    ):
+        yield what, partial(grouped_linear_gluon, right, weight, linear)
 
 
 def main() -> None:

@@ -27,10 +27,12 @@ from deepinfer.kernels.gemm import (
     grouped_linear,
     grouped_linear_quantized,
     native_gate_up,
+    native_grouped_weight,
     native_weight,
     quantized_linear,
 )
 from deepinfer.kernels.gemm.activations import Activations, quantize_activations
+from deepinfer.kernels.gemm.gluon_grouped_launch import grouped_linear_gluon
 from deepinfer.kernels.gemm.gluon_kernel import fits_gate, gated_rows_gluon, linear_rows_gluon
 from deepinfer.kernels.gemm.gluon_parts_launch import fits_parts, fp32_linear_parts_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import fits_plain
@@ -48,7 +50,7 @@ from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.parts_tiles import TILES
-from deepinfer.kernels.gemm.reference import quantized_linear_reference
+from deepinfer.kernels.gemm.reference import grouped_linear_reference, quantized_linear_reference
 from deepinfer.kernels.gemm.triton_kernel import (
     fp32_linear_parts_triton,
     fp32_linear_triton,
@@ -230,6 +232,57 @@ def test_groups_leave_quantised_with_the_same_bits(rows: int) -> None:
     )
     assert isinstance(actual, Activations)
     assert_same_codes(actual, expected, torch.arange(rows))
+
+
+@pytest.mark.parametrize("groups, n, k", [(8, 1024, 4096), (3, 128, 512)])
+def test_fp8_groups(groups: int, n: int, k: int) -> None:
+    """Against the reference, one row against many, other rows beside one of NaN."""
+    weight = _fp8(groups * n, k).split_rows(groups)
+    native = native_grouped_weight(weight, fp8=True)
+    assert isinstance(native, HopperWeight)
+    x = _rows(700, groups * k).view(700, groups, k)
+    whole = grouped_linear(x, native, fp8=True)
+    expected = grouped_linear_reference(x, weight, fp8=True)
+    assert_bitwise_equal(
+        grouped_linear(_quantized(x.flatten(1)), native), whole, "quantised before"
+    )
+    whole, expected = whole.flatten(1), expected.flatten(1)
+    assert float(relative_error(whole, expected).max()) < 4e-3
+    for rows in (0, 1, 2, 16, 17, 63, 64, 65, 129, 192, 256, 300):
+        part = grouped_linear(x[:rows], native, fp8=True).flatten(1)
+        assert_bitwise_equal(part, whole[:rows], f"{rows} rows")
+    x[2, 1, 7] = float("nan")
+    harmed = grouped_linear(x, native, fp8=True).flatten(1)
+    assert harmed[2, n : 2 * n].isnan().all()
+    whole[2, n : 2 * n] = harmed[2, n : 2 * n]
+    assert_bitwise_equal(harmed, whole)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 100, 192, 193, 300])
+def test_every_tile_of_groups_has_the_bits_of_each_group(rows: int) -> None:
+    """As bf16, and quantised in passing; what is left is less than a tile of rows."""
+    weight, x = _fp8(4 * 256, 768).split_rows(4), _rows(rows, 4 * 768).view(rows, 4, 768)
+    x[rows // 2, 2, 1], x[rows - 1, 0, 0] = float("nan"), float("inf")
+    native, linear = native_grouped_weight(weight, fp8=True), native_weight(_fp8(256, 1024))
+    assert isinstance(native, HopperWeight) and isinstance(linear, HopperWeight)
+    expected = torch.cat(
+        [quantized_linear(x[:, g].contiguous(), native_weight(weight[g])) for g in range(4)], 1
+    )
+    acts, codes = _quantized(x.flatten(1)), _quantized(expected)
+    for tile in _FP8_TILES:
+        plain = grouped_linear_gluon(acts, native, tile=tile)
+        assert isinstance(plain, Tensor)
+        assert_bitwise_equal(plain, expected, str(tile))
+        passed = grouped_linear_gluon(acts, native, linear, tile)
+        if isinstance(tile, NarrowTile):
+            assert isinstance(passed, Tensor)
+            passed = _quantized(passed)
+        assert isinstance(passed, Activations)
+        assert_same_codes(passed, codes, torch.arange(rows))
+
+
+def _quantized(x: Tensor) -> Activations:
+    return quantize_activations(x, MatrixPath.FP8, KOrder.PLAIN)
 
 
 @pytest.mark.parametrize("few", [16, 64, None])

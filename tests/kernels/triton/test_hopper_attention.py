@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.attention.reference import sparse_attention_reference
+from deepinfer.kernels.gemm.activations import Activations, quantize_activations
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import is_hopper
 from deepinfer.kernels.quant import pack_main_rows, pack_window_rows
 from deepinfer.kernels.rope import rope_frequencies, rope_table
@@ -54,6 +57,11 @@ def _case(queries: int, window: int = 128, picks: int = 512, absent: float = 0.3
     }
 
 
+def _rope(width: int, queries: int) -> tuple[Tensor, ...]:
+    positions = torch.randint(0, 1 << 20, (queries,))
+    return tuple(x.to(CUDA) for x in rope_table(rope_frequencies(width, 1e4), positions))
+
+
 def _check(actual: Tensor, expected: Tensor) -> None:
     assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
     a, e = actual.double().flatten(), expected.double().flatten()
@@ -83,8 +91,7 @@ def test_matches_reference(queries: int, window: int, picks: int, pieces: int | 
 @pytest.mark.parametrize("pieces", [None, 128])
 @pytest.mark.parametrize("width", [64, 32])
 def test_rotation(width: int, pieces: int | None) -> None:
-    case, positions = _case(7), torch.randint(0, 1 << 20, (7,))
-    rope = tuple(x.to(CUDA) for x in rope_table(rope_frequencies(width, 1e4), positions))
+    case, rope = _case(7), _rope(width, 7)
     turned = case | {"q": apply_rope_reference(case["q"], *rope)}
     expected = apply_rope_reference(sparse_attention_reference(**turned), *rope, inverse=True)
     _check(_attend(case, rope=rope, piece_keys=pieces), expected)
@@ -97,6 +104,36 @@ def test_same_bits_in_any_batch_and_every_run(pieces: int | None) -> None:
     for count in (1, 2, 7, 64, 256, 300):
         part = {name: case[name][:count] for name in ("q", "window_index", "main_index")}
         assert_bitwise_equal(_attend(case | part, piece_keys=pieces), whole[:count], f"{count=}")
+
+
+@pytest.mark.parametrize("pieces", [None, 64, 128])
+@pytest.mark.parametrize("width", [64, 32, 0])
+@pytest.mark.parametrize("queries", [0, 1, 5, 300])
+def test_leaves_quantised_with_the_same_bits(queries: int, width: int, pieces: int | None) -> None:
+    """As quantised afterwards; also of NaN, of no key, and of one query by itself."""
+    case = _case(queries)
+    options = {"rope": _rope(width, queries) if width else None, "piece_keys": pieces}
+    if queries > 2:
+        case["q"][1, 2, 3] = math.nan
+        case["window_index"][2], case["main_index"][2] = -1, -1
+    plain = _attend(case, **options)
+    expected = quantize_activations(plain.flatten(1), MatrixPath.FP8, KOrder.PLAIN)
+    actual = _attend(case, **options, quantized=True)
+    assert isinstance(actual, Activations)
+    assert (actual.path, actual.order) == (expected.path, expected.order)
+    _same_codes(actual, expected, queries)
+    if queries:
+        part = {name: case[name][:1] for name in ("q", "window_index", "main_index")}
+        rope = options["rope"] and tuple(x[:1] for x in options["rope"])
+        one = _attend(case | part, rope=rope, piece_keys=pieces, quantized=True)
+        _same_codes(one, actual, 1)
+
+
+def _same_codes(actual: Activations, expected: Activations, rows: int) -> None:
+    assert actual.scales is not None and expected.scales is not None
+    codes = [acts.values[:rows].view(torch.uint8) for acts in (actual, expected)]
+    assert_bitwise_equal(codes[0], codes[1], "codes")
+    assert_bitwise_equal(actual.scales[:, :rows], expected.scales[:, :rows], "scales")
 
 
 @pytest.mark.parametrize("pieces", [None, 128])

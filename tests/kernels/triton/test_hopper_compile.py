@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-# Bytes of registers that do not fit, per thread: at most eight registers.
-MAX_SPILLED = 32
+# Bytes of registers that do not fit, per thread: at most ten registers.
+MAX_SPILLED = 40
 MATRIX_KERNELS = {
-    "attention_gluon_kernel": 4,
+    "attention_gluon_kernel": 6,
     "score_gluon_kernel": 2,
     "score_listed_kernel": 1,
     "advance_kernel": 2,
 }
-FEW = {"attention_gluon_kernel": 2, "score_gluon_kernel": 2, "advance_kernel": 1}
+FEW = {"attention_gluon_kernel": 3, "score_gluon_kernel": 2, "advance_kernel": 1}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_hopper_kernels_compile(which: tuple[str, ...], counts: dict[str, int]) 
             assert kernel["instructions"]["wgmma.mma_async"] > 0, name
             assert "mma.sync" not in kernel["instructions"], name
     assert any(kernel["kernel"] == "finish_gluon_kernel" for kernel in kernels)
+    combined = [kernel for kernel in kernels if kernel["kernel"] == "combine_pieces_kernel"]
+    assert len(combined) == (2 if which else 0), "values as they are, and quantised"
     for kernel in kernels:
         assert kernel["stack_bytes"] <= MAX_SPILLED, kernel
         assert kernel["shared_bytes"] <= 227 * 1024, kernel["kernel"]
