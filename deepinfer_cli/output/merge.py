@@ -43,7 +43,7 @@ def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) ->
     files: the shards' results; none means those beside ``output`` that are named after it.
     Returns the exit code.  Raises: InputError about the shards, ConfigError about the output.
     """
-    format = output_format(output)
+    format = output_format(output, takes_stdout=False)
     if as_json:
         data_stream()  # before anything is written
     outputs = open_shards(output, files)

@@ -21,11 +21,12 @@ _PATIENCE_S = 1.0
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
-def output_format(path: Path) -> str:
-    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending."""
+def output_format(path: Path, *, takes_stdout: bool = True) -> str:
+    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending, which says
+    whether ``-`` would do."""
     if path.suffix not in _ENDINGS:
-        known = ", ".join(_ENDINGS)
-        raise ConfigError(f"output {path}: expected a name that ends in {known}, or - for stdout")
+        known = ", ".join(_ENDINGS) + (", or - for stdout" if takes_stdout else "")
+        raise ConfigError(f"output {path}: expected a name that ends in {known}")
     if path.name.endswith(".errors.jsonl"):
         raise ConfigError(
             f"output {path}: error rows of another output have such a name; use another"

@@ -232,3 +232,9 @@ def test_a_plan_like_merged_shards_names_what_to_give(cli: Cli) -> None:
     cli("merge", "-o", "out.jsonl")
     done = cli("plan", "in.jsonl", "--like", "out.jsonl")
     assert done.exit_code == 2 and "it was merged: give that of one of its shards" in done.err
+
+
+@pytest.mark.parametrize("output", ["-", "out.csv"])
+def test_a_merge_does_not_offer_stdout(cli: Cli, output: str) -> None:
+    done = cli("merge", "-o", output)
+    assert done.exit_code == 2 and done.err.endswith("ends in .jsonl, .ndjson, .parquet\n")
