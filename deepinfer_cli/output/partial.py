@@ -28,12 +28,14 @@ _OUR_FILES |= {"report", "report.json", "report.new", "status.json", "status.jso
 _OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
+# What is named there is stdin or a pipe of the shell, as <(cat *.jsonl): no files lie there.
+_FOLDERS_OF_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")
 _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
 
 
 def default_output(source: str) -> str:
     """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
-    if source == "-":
+    if source == "-" or source.startswith(_FOLDERS_OF_PIPES):
         return "-"
     path = Path(source) if Path(source).name else Path(source).resolve()
     if path.suffix == ".parquet":

@@ -22,8 +22,8 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 def output_format(path: Path, *, takes_stdout: bool = True) -> str:
-    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending, which says
-    whether ``-`` would do."""
+    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending, with what
+    would do."""
     if path.suffix not in _ENDINGS:
         known = ", ".join(_ENDINGS) + (", or - for stdout" if takes_stdout else "")
         raise ConfigError(f"output {path}: expected a name that ends in {known}")

@@ -158,7 +158,9 @@ def test_an_empty_input_gives_an_empty_output(cli: Cli) -> None:
 @pytest.mark.parametrize(
     "source, output",
     [("p.jsonl", "p.out.jsonl"), ("d/p.jsonl.gz", "d/p.out.jsonl"), ("p.csv", "p.out.jsonl"),
-     ("p.parquet", "p.out.parquet"), ("folder", "folder.out.jsonl"), ("-", "-")],
+     ("p.parquet", "p.out.parquet"), ("folder", "folder.out.jsonl"), ("-", "-"),
+     ("/dev/stdin", "-"), ("/dev/fd/63", "-"), ("/proc/self/fd/0", "-"),
+     ("/dev/shm/p.jsonl", "/dev/shm/p.out.jsonl")],
 )  # fmt: skip
 def test_default_output(source: str, output: str) -> None:
     assert default_output(source) == output
