@@ -204,14 +204,13 @@ def _cost(facts: Facts) -> Cost:
     energy = None if measured.energy_j is None else round(measured.energy_j, 1)
     on_gpu = measured.engine is not None and measured.engine.device.startswith("cuda")
     gpu_energy = round(measured.gpu_energy_j, 1) if on_gpu and measured.gpu_energy_j else None
-    if per_hour is None:
-        return Cost(energy_j=energy, gpu_energy_j=gpu_energy)
-    total = per_hour * (measured.load_s + measured.answer_s) / 3_600
-    tokens = facts.session.completion_tokens
-    return Cost(
+    total = None
+    if per_hour is not None:
+        total = round(per_hour * (measured.load_s + measured.answer_s) / 3_600, 6)
+    return Cost.of(
+        num_tokens=facts.session.completion_tokens,
         per_hour=per_hour,
-        total=round(total, 6),
-        per_million_tokens=round(total / tokens * 1e6, 6) if tokens else None,
+        total=total,
         energy_j=energy,
         gpu_energy_j=gpu_energy,
     )

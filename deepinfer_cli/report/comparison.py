@@ -225,6 +225,8 @@ _NUMBERS: dict[str, Callable[[Report], float | None]] = {
     "cost": lambda run: run.cost.total,
     "joules": lambda run: run.cost.energy_j,
     "joules of the GPUs": lambda run: run.cost.gpu_energy_j,
+    "joules per answer token": lambda run: run.cost.energy_per_token_j,
+    "joules of the GPUs per answer token": lambda run: run.cost.gpu_energy_per_token_j,
 }
 
 

@@ -93,15 +93,14 @@ def _time_split(first: TimeSplit, second: TimeSplit) -> TimeSplit:
 
 def _cost(earlier: Report, part: Report) -> Cost:
     first, second = earlier.cost, part.cost
-    total = _sum(first.total, second.total)
     tokens = earlier.throughput.completion_tokens + part.throughput.completion_tokens
     gpu = first.gpu_energy_j  # a part without an engine used no GPU
     if part.engine is not None:
         gpu = second.gpu_energy_j if earlier.engine is None else _sum(gpu, second.gpu_energy_j)
-    return Cost(
+    return Cost.of(
+        num_tokens=tokens,
         per_hour=second.per_hour,
-        total=total,
-        per_million_tokens=None if total is None or not tokens else round(total / tokens * 1e6, 6),
+        total=_sum(first.total, second.total),
         energy_j=_sum(first.energy_j, second.energy_j),
         gpu_energy_j=gpu,
     )

@@ -163,6 +163,12 @@ def _spent(report: Report) -> Iterator[Family]:
     yield "cost", "Price, in the currency of cost_per_hour.", [({}, report.cost.total)]
     yield "energy_joules", "Counted by the processor.", [({}, report.cost.energy_j)]
     yield "gpu_energy_joules", "Counted by the GPUs.", [({}, report.cost.gpu_energy_j)]
+    each = {"processor": report.cost.energy_per_token_j, "gpus": report.cost.gpu_energy_per_token_j}
+    yield (
+        "energy_per_token_joules",
+        "By answer token, of what counted it.",
+        [({"of": name}, joules) for name, joules in each.items()],
+    )
 
 
 def _quantiles(phase: str, spread: Distribution) -> Samples:

@@ -171,6 +171,35 @@ class Cost:
     gpu_energy_j: float | None = says(
         "joules of the GPUs that this process may use, if it used one", default=None
     )
+    energy_per_token_j: float | None = says("energy_j by answer token", default=None)
+    gpu_energy_per_token_j: float | None = says("gpu_energy_j by answer token", default=None)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        num_tokens: int,
+        per_hour: float | None = None,
+        total: float | None = None,
+        energy_j: float | None = None,
+        gpu_energy_j: float | None = None,
+    ) -> Cost:
+        """With what each of ``num_tokens`` answer tokens came to."""
+
+        def each(amount: float | None, count: float = 1) -> float | None:
+            return (
+                None if amount is None or not num_tokens else round(amount * count / num_tokens, 6)
+            )
+
+        return cls(
+            per_hour=per_hour,
+            total=total,
+            per_million_tokens=each(total, 1e6),
+            energy_j=energy_j,
+            gpu_energy_j=gpu_energy_j,
+            energy_per_token_j=each(energy_j),
+            gpu_energy_per_token_j=each(gpu_energy_j),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,10 @@ from run_files import assert_refused
 from deepinfer_cli.host import source_commit
 from deepinfer_cli.output.fingerprint import model_fingerprint
 from deepinfer_cli.output.journal import Record
+from deepinfer_cli.report.pages.tables import cost as cost_table
+from deepinfer_cli.report.parts import with_earlier
 from deepinfer_cli.report.prometheus import prometheus_text
-from deepinfer_cli.report.report import Report
+from deepinfer_cli.report.report import Cost, Report
 from deepinfer_cli.report.timeline import Timeline
 from deepinfer_cli.run.energy import EnergyMeter
 from deepinfer_cli.typed_json import WrongForm, from_json, json_schema, to_json
@@ -108,6 +110,24 @@ def test_counts_times_and_cost(finished: dict[str, Any]) -> None:
     cost = finished["cost"]
     assert cost["total"] == pytest.approx((speed["load_s"] + speed["answer_s"]) / 100, abs=1e-4)
     assert cost["per_million_tokens"] == pytest.approx(cost["total"] / 15 * 1e6, abs=0.1)
+
+
+def test_energy_is_told_per_answer_token(finished: dict[str, Any]) -> None:
+    """In the file, the page and the Prometheus file; of parts, of their sum."""
+    counted = Cost.of(num_tokens=15, energy_j=30.0, gpu_energy_j=600.0)
+    assert (counted.energy_per_token_j, counted.gpu_energy_per_token_j) == (2, 40)
+    assert counted.per_million_tokens is None
+    nothing = Cost.of(num_tokens=0, energy_j=30.0, total=1.0)
+    assert nothing.energy_per_token_j is None and nothing.per_million_tokens is None
+    report = dataclasses.replace(from_json(Report, finished), cost=counted)
+    rows = dict(cost_table(report).rows)
+    assert rows["energy of the processor, per answer token"] == "2 J"
+    assert rows["energy of the GPUs, per answer token"] == "40 J"
+    assert re.search(r'_energy_per_token_joules\{.*of="gpus"\} 40', prometheus_text(report))
+    unlike = dataclasses.replace(report.throughput, completion_tokens=45)
+    earlier = dataclasses.replace(report, throughput=unlike)
+    both = with_earlier(report, earlier).cost
+    assert both.energy_j == 60 and both.energy_per_token_j == 1
 
 
 def test_equal_inputs_have_equal_digests(cli: Callable[..., Any]) -> None:

@@ -240,10 +240,14 @@ def cost(report: Report) -> Table:
         rows += [("price", short(found.total)), ("per hour", short(found.per_hour or 0.0))]
     if found.per_million_tokens is not None:
         rows.append(("per million answer tokens", short(found.per_million_tokens)))
-    if found.energy_j is not None:
-        rows.append(("energy of the processor", f"{short(found.energy_j)} J"))
-    if found.gpu_energy_j is not None:
-        rows.append(("energy of the GPUs", f"{short(found.gpu_energy_j)} J"))
+    for name, whole, each in (
+        ("energy of the processor", found.energy_j, found.energy_per_token_j),
+        ("energy of the GPUs", found.gpu_energy_j, found.gpu_energy_per_token_j),
+    ):
+        if whole is not None:
+            rows.append((name, f"{short(whole)} J"))
+        if each is not None:
+            rows.append((f"{name}, per answer token", f"{short(each)} J"))
     return Table("Cost", (), rows)
 
 
