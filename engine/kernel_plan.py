@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
-from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
+from deepinfer.kernels.sampling import exponential_noise, mask_logits, penalize_logits, sample
 
 from .cache.kv_cache import KVCache
 from .checkpoint.safetensors_file import MAP_NORESERVE
@@ -173,6 +173,10 @@ def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     masks = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=logits.device)
     mask_logits(logits, masks, zeros[:1])
+    marks = torch.zeros(1, logits.shape[1], dtype=torch.int32, device=logits.device)
+    penalize_logits(
+        logits, zeros, zeros, zeros[None, :], marks, torch.zeros(1, 3, device=logits.device)
+    )
     for width in (1, logits.shape[1]):  # what rejection sampling asks for
         exponential_noise(zeros, positions, width)
     return sample(logits, ones, ones, zeros, ones, zeros, positions)

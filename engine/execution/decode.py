@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
+from deepinfer.engine.sampling.sampler import new_logprobs
 from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
@@ -98,7 +98,8 @@ class DecodeWorker:
     def draw(self, launched: LaunchedDecode, masks: StepMasks) -> DrawnDecode:
         """Draw from the logits once the masks are there; nothing waits for the device."""
         plan, output = launched.plan, launched.output
-        used = apply_rules(output.logits, plan.batch.states, plan.counts, plan.drafts, masks)
+        states, counts = plan.batch.states, plan.counts
+        used = self.sampler.adjust(output.logits, states, counts, plan.drafts, masks)
         drawn = self.sampler.draw(used, output.slots, output.positions)
         if plan.block is None:  # a row without usable logits ends, but the next step may run it
             self.step.newest[output.slots] = drawn.clamp(min=0)

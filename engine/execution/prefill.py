@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from deepinfer.engine.sampling.sampler import apply_rules, new_logprobs
+from deepinfer.engine.sampling.sampler import new_logprobs
 from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import PrefillBatch
@@ -89,7 +89,7 @@ class PrefillWorker:
         ones = [1] * len(states)
         constraints = [state.constraint for state in states]
         with StepMasks(constraints, ones, None, raw.shape[1], raw.device) as masks:
-            logits = apply_rules(raw, states, ones, None, masks)
+            logits = self.sampler.adjust(raw, states, ones, None, masks)
         positions, slots = send(
             [[len(s.token_ids) for s in states], [s.slot for s in states]], self.table.device
         )

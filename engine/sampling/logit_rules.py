@@ -1,91 +1,111 @@
-"""What one request wants done to its logits: penalties, bias, no end before ``min_tokens``."""
+"""What requests want done to their logits: penalties, bias, no end before ``min_tokens``.
+
+R ruled requests have consecutive rows of the logits [N, V] f32; all change in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.engine.execution.staging import send
 from deepinfer.engine.types import SamplingParams
-from deepinfer.kernels.sampling import apply_penalties
+
+if TYPE_CHECKING:
+    from deepinfer.engine.scheduling.request_state import RequestState
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LogitRules:
-    """Rules and token counts of one request; most requests have none (``LogitRules.of``)."""
+    """Rules of one request; most requests have none (``LogitRules.of``).
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        end_token_ids: Sequence[int],
-        vocab_size: int,
-        device: str,
-    ) -> None:
-        self.sampling = sampling
-        self.num_output_tokens = 0
-        self._end_token_ids = torch.tensor(sorted(end_token_ids), dtype=torch.int64, device=device)
-        bias = sorted(sampling.logit_bias.items())
-        self._bias_ids = torch.tensor([i for i, _ in bias], dtype=torch.int64, device=device)
-        self._bias = torch.tensor([b for _, b in bias], dtype=torch.float32, device=device)
-        self._counts: Tensor | None = None
-        if _has_penalties(sampling):
-            self._counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
-            self._prompt_mask = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._prompt_mask[torch.tensor(prompt_token_ids, device=device)] = True
-            self._penalties = torch.tensor(
-                [
-                    sampling.presence_penalty,
-                    sampling.frequency_penalty,
-                    sampling.repetition_penalty,
-                ],
-                device=device,
-            )
+    penalties: presence, frequency, repetition, or None.  bias_ids [B] i64 with bias [B] f32.
+    """
+
+    penalties: tuple[float, float, float] | None
+    bias_ids: NDArray[np.int64]
+    bias: NDArray[np.float32]
+    end_token_ids: NDArray[np.int64]
+    min_tokens: int
 
     @classmethod
-    def of(
-        cls,
-        sampling: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        end_token_ids: Sequence[int],
-        vocab_size: int,
-        device: str,
-    ) -> LogitRules | None:
+    def of(cls, sampling: SamplingParams, end_token_ids: Sequence[int]) -> LogitRules | None:
         """The rules of a request, or None when it has none."""
-        if sampling.min_tokens or sampling.logit_bias or _has_penalties(sampling):
-            return cls(sampling, prompt_token_ids, end_token_ids, vocab_size, device)
-        return None
-
-    def push(self, token_id: int) -> None:
-        """Count one more output token."""
-        self.num_output_tokens += 1
-        if self._counts is not None:
-            self._counts[token_id] += 1
-
-    def adjust(self, logits: Tensor, draft_token_ids: Sequence[int] = ()) -> Tensor:
-        """Adjusted logits [n, V] f32 of n consecutive positions, where position j is reached by
-        accepting the first j drafts: counts are those as of each position."""
-        n = len(logits)
-        logits = logits.float()
-        if self._counts is not None:
-            counts = self._counts.repeat(n, 1)
-            for j, token_id in enumerate(draft_token_ids[: n - 1]):
-                counts[j + 1 :, token_id] += 1
-            presence, frequency, repetition = (p.expand(n) for p in self._penalties)
-            mask = self._prompt_mask.expand(n, -1)
-            logits = apply_penalties(logits, counts, mask, presence, frequency, repetition)
-        else:
-            logits = logits.clone()
-        logits[:, self._bias_ids] += self._bias
-        num_barred = max(0, min(n, self.sampling.min_tokens - self.num_output_tokens))
-        # Advanced indexing with a slice keeps both: the first rows, at the ending tokens.
-        logits[:num_barred, self._end_token_ids] = -torch.inf
-        return logits
+        penalties = (
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+        )
+        is_penalized = penalties != (0.0, 0.0, 1.0)
+        if not (is_penalized or sampling.logit_bias or sampling.min_tokens):
+            return None
+        bias = sorted(sampling.logit_bias.items())
+        return cls(
+            penalties=penalties if is_penalized else None,
+            bias_ids=np.array([i for i, _ in bias], dtype=np.int64),
+            bias=np.array([b for _, b in bias], dtype=np.float32),
+            end_token_ids=np.array(sorted(end_token_ids), dtype=np.int64),
+            min_tokens=sampling.min_tokens,
+        )
 
 
-def _has_penalties(sampling: SamplingParams) -> bool:
-    return bool(
-        sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class RuledRows:
+    """The rows of a request with rules: ``count`` from ``first`` on, where row j is reached by
+    accepting the first j of ``drafts``."""
+
+    state: RequestState
+    rules: LogitRules
+    first: int
+    count: int
+    drafts: Sequence[int]
+
+
+def ruled_rows(
+    states: Sequence[RequestState],
+    row_counts: Sequence[int],
+    drafts: Sequence[Sequence[int]] | None,
+) -> list[RuledRows]:
+    """Those of the requests that have rules."""
+    firsts = accumulate(row_counts, initial=0)
+    return [
+        RuledRows(state, state.rules, first, count, drafts[i] if drafts else ())
+        for i, (state, first, count) in enumerate(zip(states, firsts, row_counts, strict=False))
+        if state.rules is not None
+    ]
+
+
+def add_bias(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
+    """Each request's bias, to all of its rows."""
+    found = [r for r in ruled if len(r.rules.bias_ids)]
+    if found:
+        places = _places([(r.first, r.count, r.rules.bias_ids) for r in found], logits.device)
+        values = np.concatenate([np.tile(r.rules.bias, r.count) for r in found])
+        bias = send(values, logits.device, np.float32)
+        logits.index_put_(places, logits[places] + bias)
+
+
+def bar_ends(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
+    """Tokens that end an answer cannot be drawn before it has ``min_tokens``."""
+    missing = [(r, r.rules.min_tokens - r.state.num_output_tokens) for r in ruled]
+    found = [(r, min(count, r.count)) for r, count in missing if count > 0]
+    if found:
+        ends = [(r.first, count, r.rules.end_token_ids) for r, count in found]
+        never = torch.full((), -torch.inf, device=logits.device)
+        logits.index_put_(_places(ends, logits.device), never)
+
+
+def _places(
+    parts: Sequence[tuple[int, int, NDArray[np.int64]]], device: torch.device
+) -> tuple[Tensor, ...]:
+    """Rows and columns of the same columns in ``count`` rows from ``first`` on, of all parts."""
+    rows = [np.repeat(np.arange(first, first + n), len(ids)) for first, n, ids in parts]
+    columns = [np.tile(ids, n) for _, n, ids in parts]
+    return tuple(send([np.concatenate(rows), np.concatenate(columns)], device))

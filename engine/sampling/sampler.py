@@ -14,6 +14,8 @@ from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.types import TokenLogprobs
 from deepinfer.kernels.sampling import sample, token_logprobs
 
+from .logit_rules import add_bias, bar_ends, ruled_rows
+from .seen_tokens import SeenTokens
 from .step_masks import StepMasks
 
 
@@ -36,6 +38,7 @@ class Sampler:
         self._floats = torch.zeros((3, num_slots), dtype=torch.float32, device=device)
         self._top_k = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._seen = SeenTokens(num_slots, device)
 
     def assign(self, states: Sequence[RequestState]) -> None:
         """Take over the parameters of requests that have just got their slots."""
@@ -53,6 +56,31 @@ class Sampler:
         self._floats[:, slots] = send(np.transpose(values), self.device, np.float32)
         self._top_k[slots] = top_k
         self._seeds[slots] = signed
+
+    def adjust(
+        self,
+        logits: Tensor,
+        states: Sequence[RequestState],
+        row_counts: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None,
+        masks: StepMasks,
+    ) -> Tensor:
+        """Logits [N, V] f32 with every request's rules and constraint applied to its ``row_counts``
+        consecutive rows; ``drafts`` are those that lead from one to the next.
+
+        Without either the input is returned.  They are written into it unless a request asks for
+        log-probabilities, which are read from what the model said.
+        """
+        ruled = ruled_rows(states, row_counts, drafts)
+        if (ruled or masks) and any(state.request.sampling.logprobs for state in states):
+            logits = logits.clone()
+        if ruled:
+            self._seen.penalize(logits, ruled)
+            add_bias(logits, ruled)
+            bar_ends(logits, ruled)
+        if masks:
+            masks.apply(logits)
+        return logits
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """One token id per row, -1 for a row without usable logits.
@@ -75,33 +103,6 @@ class Sampler:
             top_k=self._top_k[slots],
             seeds=self._seeds[slots],
         )
-
-
-def apply_rules(
-    logits: Tensor,
-    states: Sequence[RequestState],
-    row_counts: Sequence[int],
-    drafts: Sequence[Sequence[int]] | None,
-    masks: StepMasks,
-) -> Tensor:
-    """Logits with every request's rules and constraint applied to its ``row_counts`` consecutive
-    rows.
-
-    Without rules the input is returned.  Masks are written into it unless a request asks for
-    log-probabilities, which are read from what the model said.
-    """
-    has_rules = any(state.rules is not None for state in states)
-    if has_rules:
-        pieces = list(torch.split(logits, list(row_counts)))
-        for i, state in enumerate(states):
-            if state.rules is not None:
-                pieces[i] = state.rules.adjust(pieces[i], drafts[i] if drafts else ())
-        logits = torch.cat(pieces)
-    if masks:
-        if not has_rules and any(state.request.sampling.logprobs for state in states):
-            logits = logits.clone()
-        masks.apply(logits)
-    return logits
 
 
 def new_logprobs(

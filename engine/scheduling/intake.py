@@ -42,7 +42,7 @@ def make_state(
     )
     problem = _problem(request, max_model_len, model.vocab_size)
     if problem is None:
-        state.rules = LogitRules.of(sampling, prompt, tuple(ends), model.vocab_size, config.device)
+        state.rules = LogitRules.of(sampling, tuple(ends))
         if request.constraint is not None:
             state.constraint = AnswerConstraint(request.constraint)
     else:

@@ -83,8 +83,6 @@ class RequestState:
         self.token_ids.append(token_id)
         sampling = self.request.sampling
         count = len(self.token_ids) - self.num_prompt_tokens
-        if self.rules is not None:
-            self.rules.push(token_id)
         is_complete = self.constraint is not None and self.constraint.push(token_id)
         matched = None
         if self.request.stop_checker is not None:

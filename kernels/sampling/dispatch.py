@@ -7,6 +7,7 @@ from torch import Tensor
 from deepinfer.kernels.placement import on_accelerator
 
 from . import bitmask, reference
+from . import logits as plain
 
 
 def sample(
@@ -43,3 +44,15 @@ def mask_logits(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         from .triton_bitmask import mask_logits_triton
 
         mask_logits_triton(logits, masks, rows)
+
+
+def penalize_logits(
+    logits: Tensor, rows: Tensor, slots: Tensor, drafts: Tensor, marks: Tensor, penalties: Tensor
+) -> None:
+    """See ``logits.penalize_logits``; the same bits on a GPU."""
+    if on_accelerator(logits):
+        from .triton_penalties import penalize_logits_triton
+
+        penalize_logits_triton(logits, rows, slots, drafts, marks, penalties)
+    else:
+        plain.penalize_logits(logits, rows, slots, drafts, marks, penalties)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_MOST_NUMBERS = 1 << 22  # rows at a time, for the memory that intermediate numbers take
+
 
 def apply_penalties(
     logits: Tensor,
@@ -25,6 +27,25 @@ def apply_penalties(
     factor = torch.where(is_output | prompt_mask, repetition[:, None], 1.0)
     scaled = torch.where(logits > 0, logits / factor, logits * factor)
     return scaled - frequency[:, None] * output_counts - presence[:, None] * is_output
+
+
+def penalize_logits(
+    logits: Tensor, rows: Tensor, slots: Tensor, drafts: Tensor, marks: Tensor, penalties: Tensor
+) -> None:
+    """``apply_penalties`` in place, of rows whose tokens are counted by slot.
+
+    Shapes: logits [N, V] f32; rows [M] i64, each once; slots [M] i64; drafts [D, M] i64: tokens to
+    be counted as well, -1 for none; marks [S, V] i32: twice the number of times that a token is in
+    the answer, plus 1 if it is in the prompt; penalties [S, 3] f32: presence, frequency,
+    repetition.
+    """
+    at_once = max(1, _MOST_NUMBERS // logits.shape[1])
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        row, slot, ids = rows[part], slots[part], drafts[:, part].t()
+        counts = (marks[slot] >> 1).scatter_add_(1, ids.clamp(min=0), (ids >= 0).int())
+        is_prompt = (marks[slot] & 1).bool()
+        logits[row] = apply_penalties(logits[row], counts, is_prompt, *penalties[slot].t())
 
 
 def token_logprobs(

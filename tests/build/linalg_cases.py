@@ -34,7 +34,7 @@ from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
 from deepinfer.kernels.rope import rope_frequencies, rope_table
 from deepinfer.kernels.rows import pack_latents, split_projection
-from deepinfer.kernels.sampling import exponential_noise, mask_logits, sample
+from deepinfer.kernels.sampling import exponential_noise, mask_logits, penalize_logits, sample
 
 DEVICE = PretendedDevice(None)
 Results = Tensor | Iterable[Tensor]
@@ -170,6 +170,7 @@ def _sampling() -> dict[str, Callable[[], Results]]:
             sample(logits, temperature, top_p, top_k, least, seeds, positions),
             exponential_noise(seeds, positions, 1000),
             _masked(logits),
+            _penalized(logits),
         ]
     }
 
@@ -184,6 +185,15 @@ def _masked(logits: Tensor) -> Tensor:
     found = logits.clone()
     mask_logits(found, masks, torch.tensor([3, 1]))
     return found.clamp(min=-1e4)
+
+
+def _penalized(logits: Tensor) -> Tensor:
+    """Two rows, one of them after two drafts."""
+    found, marks = logits.clone(), (torch.arange(2 * 1000) % 5).int().view(2, 1000)
+    drafts = torch.tensor([[7, -1], [7, -1]])
+    penalties = torch.tensor([[0.5, 0.25, 1.5], [0.0, 1.0, 0.7]])
+    penalize_logits(found, torch.tensor([3, 1]), torch.tensor([1, 0]), drafts, marks, penalties)
+    return found
 
 
 def _projection(both: Tensor, rope: Any, norms: Tensor, linear: Weight) -> Results:

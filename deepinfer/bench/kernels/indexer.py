@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepinfer.kernels.indexer import paged_index_scores, select_topk
 from deepinfer.kernels.quant import pack_index_rows
-from deepinfer.kernels.sampling import sample
+from deepinfer.kernels.sampling import penalize_logits, sample
 
 from .case import KernelCase
 
@@ -75,3 +75,17 @@ def cases() -> Iterator[KernelCase]:
         name = f"sample {rows} rows, temperature {temperature}, top-p {top_p}"
         draw = partial(sample, *sampling_case(rows, temperature, top_p))
         yield KernelCase(name, draw, 0, 4 * rows * _VOCABULARY)
+    for rows in (256, 1536):
+        penalties = partial(penalize_logits, *penalty_case(rows))
+        yield KernelCase(f"penalties, {rows} rows", penalties, 0, 4 * rows * _VOCABULARY)
+
+
+def penalty_case(rows: int, seen: int = 1000) -> tuple[Tensor, ...]:
+    """Six rows of each request that has seen ``seen`` tokens."""
+    slots = torch.arange(rows, device="cuda") // 6
+    marks = torch.zeros(int(slots[-1]) + 1, _VOCABULARY, dtype=torch.int32, device="cuda")
+    marks[:, torch.randperm(_VOCABULARY, device="cuda")[:seen]] = 3
+    penalties = torch.tensor([0.5, 0.1, 1.1], device="cuda").repeat(len(marks), 1)
+    drafts = torch.randint(0, _VOCABULARY, (5, rows), device="cuda")
+    logits = torch.randn(rows, _VOCABULARY, device="cuda")
+    return logits, torch.arange(rows, device="cuda"), slots, drafts, marks, penalties

@@ -35,6 +35,7 @@ from deepinfer.kernels.rows.triton_kernel import row_kernel
 from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import sample_kernel
+from deepinfer.kernels.sampling.triton_penalties import penalize_kernel
 
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
@@ -241,6 +242,9 @@ def _engram() -> dict[str, Case]:
 def _sampling() -> dict[str, Case]:
     return {
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
+        "penalties": Case(
+            penalize_kernel, "*fp32 *i64 *i64 *i64 *i32 *fp32 i32 i32 i32 i32", {"TILE": 1024}
+        ),
         "sample": Case(
             sample_kernel,
             "*fp32 *fp32 *fp32 *i64 *fp32 *i64 *i64 *i64 i32 i32",

@@ -36,6 +36,7 @@ from deepinfer.kernels.rows import triton_kernel as rows
 from deepinfer.kernels.rows.triton_projection import split_projection_triton
 from deepinfer.kernels.sampling.triton_bitmask import mask_logits_triton
 from deepinfer.kernels.sampling.triton_kernel import exponential_noise_triton, sample_triton
+from deepinfer.kernels.sampling.triton_penalties import penalize_logits_triton
 from deepinfer.kernels.testing import assert_bitwise_equal
 
 BF16, F32, I64, I32, U8 = torch.bfloat16, torch.float32, torch.int64, torch.int32, torch.uint8
@@ -261,6 +262,14 @@ def _tokens() -> Iterator[tuple[str, Entry]]:
     yield "noise", Entry(lambda **t: exponential_noise_triton(**t, vocab_size=9), drawn)
     masked = {"logits": _new(F32, 2, 40), "masks": _new(I32, 1, 2), "rows": _new(I64, 1)}
     yield "masks", Entry(mask_logits_triton, masked, {"logits": (0, 1)})
+    penalised = {
+        "logits": _new(F32, 2, 40), "rows": _new(I64, 1), "slots": _new(I64, 1),
+        "drafts": _new(I64, 3, 1), "marks": _new(I32, 2, 40), "penalties": _new(F32, 2, 3),
+    }  # fmt: skip
+    yield (
+        "penalties",
+        Entry(penalize_logits_triton, penalised, {"logits": (0, 1), "drafts": (0,), "marks": (0,)}),
+    )
     pooled = {"key_gate": _new(F32, 3, 2, 64), "ring": _new(F32, 2, 4, 2, 64)} | {
         name: _new(I64, 3) for name in ("slots", "positions", "offsets", "places")
     }

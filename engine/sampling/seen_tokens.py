@@ -1,0 +1,93 @@
+"""How often requests have seen each token, for their penalties, kept by slot on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deepinfer.engine.execution.staging import send
+from deepinfer.engine.scheduling.request_state import RequestState
+from deepinfer.kernels.sampling import penalize_logits
+
+from .logit_rules import LogitRules, RuledRows
+
+
+class SeenTokens:
+    """Counts of penalised requests; memory is taken when the first of them comes.
+
+    marks [S, V] i32: twice the number of times in the answer, plus 1 for a token of the prompt.
+    """
+
+    def __init__(self, num_slots: int, device: str) -> None:
+        self._device = device
+        self._owners: list[LogitRules | None] = [None] * num_slots
+        self._num_counted = [0] * num_slots
+        self._penalties = torch.zeros((num_slots, 3), device=device)
+        self._marks: Tensor | None = None
+
+    def penalize(self, logits: Tensor, ruled: Sequence[RuledRows]) -> None:
+        """Apply penalties to the rows [N, V] f32 of requests that have some, in place."""
+        found = [r for r in ruled if r.rules.penalties is not None]
+        if not found:
+            return
+        if self._marks is None:
+            shape = (len(self._owners), logits.shape[1])
+            self._marks = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        self._count_new(self._marks, found)
+        most = max(r.count for r in found)
+        rows = np.concatenate([np.arange(r.first, r.first + r.count) for r in found])
+        slots = np.repeat([r.state.slot for r in found], [r.count for r in found])
+        drafts = np.concatenate([_drafts_before(r, most - 1) for r in found])
+        sent = send(np.column_stack([rows, slots, drafts]).T, self._device)
+        penalize_logits(logits, sent[0], sent[1], sent[2:], self._marks, self._penalties)
+
+    def _count_new(self, marks: Tensor, ruled: Sequence[RuledRows]) -> None:
+        """Count what came since a request was last here: all of it if it is new in its slot."""
+        fresh, more = [], []
+        for rows in ruled:
+            slot, token_ids = rows.state.slot, rows.state.token_ids
+            counted = self._num_counted[slot]
+            if self._owners[slot] is not rows.rules or counted > len(token_ids):
+                fresh.append(rows)
+            elif counted < len(token_ids):
+                more.append((slot, token_ids[counted:]))
+            self._owners[slot], self._num_counted[slot] = rows.rules, len(token_ids)
+        if fresh:
+            index = send([rows.state.slot for rows in fresh], self._device)
+            asked = np.array([rows.rules.penalties for rows in fresh])
+            self._penalties[index] = send(asked, self._device, np.float32)
+            marks[index] = 0
+            known = [(rows.state.slot, *_marks_of(rows.state)) for rows in fresh]
+            places = _places([(slot, ids) for slot, ids, _ in known], self._device)
+            marks[places] = send(np.concatenate([m for *_, m in known]), self._device, np.int32)
+        if more:
+            places = _places([(slot, np.asarray(ids)) for slot, ids in more], self._device)
+            twice = torch.full((), 2, dtype=torch.int32, device=self._device)
+            marks.index_put_(places, twice, accumulate=True)
+
+
+def _marks_of(state: RequestState) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens that a request has seen so far, each once, and their marks."""
+    prompt = state.token_ids[: state.num_prompt_tokens]
+    answer = state.token_ids[state.num_prompt_tokens :]
+    ids, where = np.unique(np.array([*prompt, *answer], dtype=np.int64), return_inverse=True)
+    times = np.bincount(where[len(prompt) :], minlength=len(ids))
+    in_prompt = np.bincount(where[: len(prompt)], minlength=len(ids)) > 0
+    return ids, 2 * times + in_prompt
+
+
+def _drafts_before(rows: RuledRows, most: int) -> NDArray[np.int64]:
+    """[count, most]: the drafts that are accepted before each row, -1 for none."""
+    drafts = np.full(most, -1, dtype=np.int64)
+    drafts[: rows.count - 1] = rows.drafts[: rows.count - 1]
+    is_before = np.arange(most) < np.arange(rows.count)[:, None]
+    return np.where(is_before, drafts, -1)
+
+
+def _places(parts: Sequence[tuple[int, NDArray[np.int64]]], device: str) -> tuple[Tensor, ...]:
+    slots = np.repeat([slot for slot, _ in parts], [len(ids) for _, ids in parts])
+    return tuple(send([slots, np.concatenate([ids for _, ids in parts])], device))

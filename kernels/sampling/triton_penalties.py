@@ -1,0 +1,65 @@
+"""Penalties in Triton: all rows of a step in one launch, where their logits lie."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepinfer.kernels.launch import cdiv, check_tensor
+from deepinfer.kernels.relaunch import launch
+
+_TILE = 1024
+
+
+def penalize_logits_triton(
+    logits: Tensor, rows: Tensor, slots: Tensor, drafts: Tensor, marks: Tensor, penalties: Tensor
+) -> None:
+    """As ``logits.penalize_logits``, the same bits; rows of ``logits`` may have gaps between them.
+
+    Batch-invariant: yes.  Nothing waits for the device.
+    """
+    num_rows, vocab_size = logits.shape
+    count, num_slots = len(rows), len(marks)
+    check_tensor("rows", rows, torch.int64, (count,), logits)
+    check_tensor("slots", slots, torch.int64, (count,), logits)
+    check_tensor("drafts", drafts, torch.int64, (len(drafts), count), logits)
+    check_tensor("marks", marks, torch.int32, (num_slots, vocab_size), logits)
+    check_tensor("penalties", penalties, torch.float32, (num_slots, 3), logits)
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        check_tensor("logits", logits, torch.float32, (num_rows, vocab_size), logits)
+    if count:
+        launch(penalize_kernel, (cdiv(vocab_size, _TILE), count))(
+            logits, rows, slots, drafts, marks, penalties, logits.stride(0), count, len(drafts),
+            vocab_size, TILE=_TILE, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+# Sizes that follow the batch must not make new variants of the kernel.
+@triton.jit(do_not_specialize=["num_rows", "num_drafts"])
+def penalize_kernel(
+    logits_ptr, rows_ptr, slots_ptr, drafts_ptr, marks_ptr, penalties_ptr, row_stride, num_rows,
+    num_drafts, vocab_size, TILE: tl.constexpr,
+):  # fmt: skip
+    """A program takes TILE tokens of one row."""
+    index = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = token < vocab_size
+    slot = tl.load(slots_ptr + index)
+    logits = logits_ptr + tl.load(rows_ptr + index) * row_stride + token
+    marks = tl.load(marks_ptr + slot * vocab_size + token, mask=inside, other=0)
+    count = marks >> 1
+    for draft in range(num_drafts):
+        count += (token == tl.load(drafts_ptr + draft * num_rows + index)).to(tl.int32)
+    is_output = count > 0
+    is_seen = is_output | ((marks & 1) != 0)
+    presence = tl.load(penalties_ptr + slot * 3)
+    frequency = tl.load(penalties_ptr + slot * 3 + 1)
+    repetition = tl.load(penalties_ptr + slot * 3 + 2)
+    value = tl.load(logits, mask=inside, other=0.0)
+    factor = tl.where(is_seen, repetition, 1.0)
+    scaled = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
+    scaled = scaled - frequency * count.to(tl.float32) - presence * is_output.to(tl.float32)
+    # Most tokens of a vocabulary were never seen: their logits stay where they are.
+    tl.store(logits, scaled, mask=inside & is_seen)
