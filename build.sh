@@ -92,7 +92,7 @@ case "$mode" in
     .venv/bin/ruff format --check .
     .venv/bin/ruff check .
     .venv/bin/mypy
-    .venv/bin/pytest -q -n 2 tests
+    .venv/bin/pytest -q -n 2 --dist worksteal tests
     ;;
   --release)
     .venv/bin/deepinfer build --accelerator "$accelerator"
