@@ -76,7 +76,7 @@ def test_free_rows_go_on_while_the_vocabulary_is_built(make_stream, monkeypatch)
     build = llguidance.LLTokenizer
 
     def wait_and_build(*arguments, **fields):
-        was_answered.append(is_answered.wait(timeout=30))
+        was_answered.append(is_answered.wait(timeout=120))
         return build(*arguments, **fields)
 
     monkeypatch.setattr(llguidance, "LLTokenizer", wait_and_build)

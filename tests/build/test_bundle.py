@@ -145,7 +145,7 @@ def test_two_builders_share_one_result(tmp_path: Path) -> None:
         nonlocal count
         count += 1
         inside.set()
-        release.wait(30)
+        release.wait(120)
         return compile()
 
     def waiting() -> None:
@@ -160,7 +160,7 @@ def test_two_builders_share_one_result(tmp_path: Path) -> None:
 
     first = threading.Thread(target=build)
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(120)
     build()
     first.join()
     assert (count, waits) == (1, 1)
@@ -250,7 +250,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _wait_for(probe: Callable[[], str]) -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if text := probe().strip():
             return text

@@ -114,7 +114,7 @@ def process(in_tmp: Path, command: list[str]) -> Callable[..., Outcome]:
         *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Outcome:
         done = subprocess.run(
-            [*command, *map(str, arguments)], input=stdin, capture_output=True, env=env, timeout=60
+            [*command, *map(str, arguments)], input=stdin, capture_output=True, env=env, timeout=240
         )
         return Outcome(done.returncode, done.stdout, done.stderr.decode())
 

@@ -50,7 +50,7 @@ def test_a_run_under_a_jumping_clock(cli: Cli) -> None:
 @pytest.mark.usefixtures("jumping_clock")
 def test_a_time_limit_counts_true_seconds(cli: Cli) -> None:
     Path("in.jsonl").write_bytes(_prompts(400))
-    stopped = cli("run", "in.jsonl", "-o", "out.jsonl", "--time-limit", "0.3", seconds=0.01)
+    stopped = cli("run", "in.jsonl", "-o", "out.jsonl", "--time-limit", "1", seconds=0.01)
     assert stopped.exit_code == 75
     state = json.loads(cli("status", "out.jsonl", "--json").out)
     assert (state["state"], state["exit_code"]) == ("stopped", 75)
@@ -60,10 +60,10 @@ def test_a_time_limit_counts_true_seconds(cli: Cli) -> None:
 
 def test_a_running_run_after_the_clock_was_set(cli: Cli, start: Any) -> None:
     """What it wrote into its status lies in the future now; it has not run for negative seconds."""
-    Path("in.jsonl").write_bytes(_prompts(400))
+    Path("in.jsonl").write_bytes(_prompts(4_000))
     running = start("run", "in.jsonl", "-o", "out.jsonl", seconds_per_row=0.02)
     path = Path("out.jsonl.partial/status.json")
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not path.exists() or json.loads(path.read_bytes())["rows"] < 8:
         assert running.poll() is None and time.monotonic() < until
         time.sleep(0.01)
@@ -73,7 +73,7 @@ def test_a_running_run_after_the_clock_was_set(cli: Cli, start: Any) -> None:
         state = json.loads(cli("status", "out.jsonl", "--json").out)
         words = cli("status", "out.jsonl").out.decode()
     assert state["state"] == "running" and state["silent_s"] == 0
-    assert 0 <= state["seconds"] < 30 and "-" not in words.split("running, ")[1].split("\n")[0]
+    assert 0 <= state["seconds"] < 1_000 and "-" not in words.split("running, ")[1].split("\n")[0]
 
 
 def test_a_stopped_run_is_told_by_its_last_words_not_by_the_dates_of_files(cli: Cli) -> None:
@@ -92,11 +92,11 @@ def test_the_last_words_of_an_earlier_part_are_not_those_of_a_killed_one(
     assert Path("out.jsonl.partial/report.json").exists()
     held = Path("out.jsonl.partial/journal").read_bytes().count(b"\n")
     running = start("run", "in.jsonl", "-o", "out.jsonl", seconds_per_row=0.02)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while Path("out.jsonl.partial/journal").read_bytes().count(b"\n") < held + 5:
         assert running.poll() is None and time.monotonic() < until
         time.sleep(0.01)
     running.kill()
-    running.wait(30)
+    running.wait(120)
     state = json.loads(cli("status", "out.jsonl", "--json").out)
     assert (state["state"], state["exit_code"]) == ("killed", None)

@@ -93,7 +93,7 @@ def test_a_closed_stdout_is_told_before_anything_is_done(
     assert cli("run", "in.jsonl").exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in Path().iterdir()}
     line = " ".join(map(shlex.quote, [*command, *verb.split()]))
-    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, timeout=60)
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, timeout=240)
     told = done.stderr.decode()
     assert done.returncode == 2 and "stdout is closed" in told and told.count("\n") == 1, told
     assert {path: path.stat().st_mtime_ns for path in Path().iterdir()} == before

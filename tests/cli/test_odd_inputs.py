@@ -43,7 +43,7 @@ def fifo(in_tmp: Path) -> Iterator[Callable[[str, bytes], str]]:
 
     yield make
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
 
 
 _LINES = b'{"prompt": "a"}\nbad\n{"prompt": "b"}\n'

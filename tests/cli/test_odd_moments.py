@@ -29,7 +29,7 @@ def _begun(start: Any, count: int = 300, least: int = 8) -> subprocess.Popen[byt
         "run", "in.jsonl", "-o", "work/out.jsonl", "-q", seconds_per_row=0.005
     )
     journal = Path("work/out.jsonl.partial/journal")
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not journal.exists() or journal.read_bytes().count(b"\n") < least:
         assert running.poll() is None and time.monotonic() < until
         time.sleep(0.01)
@@ -37,7 +37,7 @@ def _begun(start: Any, count: int = 300, least: int = 8) -> subprocess.Popen[byt
 
 
 def _line(running: subprocess.Popen[bytes]) -> str:
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=240)
     assert b"Traceback" not in err
     return err.decode()
 
@@ -68,7 +68,7 @@ def test_the_input_is_cut_between_two_parts(start: Any, process: Process, left: 
     """Its answers are not thrown away with it, unless somebody says so."""
     running = _begun(start)
     running.kill()
-    running.wait(30)
+    running.wait(120)
     write_rows("in.jsonl", prompts(left))
     again = process("run", "in.jsonl", "-o", "work/out.jsonl", "-q")
     assert again.exit_code == 4
@@ -83,7 +83,7 @@ def test_another_input_for_the_output_of_an_unfinished_run(start: Any, process: 
     """As of a loop over files that all name one output."""
     running = _begun(start)
     running.kill()
-    running.wait(30)
+    running.wait(120)
     write_rows("other.jsonl", [{"prompt": f"other {index}"} for index in range(300)])
     other = ("run", "other.jsonl", "-o", "work/out.jsonl", "-q")
     assert_refused(process(*other), 4, "line 1 is not the row that was answered before, from ")
@@ -126,14 +126,24 @@ def test_stopped_and_continued(start: Any) -> None:
     assert counts("work/out.jsonl") == (300, 0)
 
 
+def _wait_until_it_waits(running: subprocess.Popen[bytes]) -> None:
+    """Asleep for a second, and not only in want of a processor."""
+    until, asleep = time.monotonic() + 120, 0
+    while asleep < 10:
+        time.sleep(0.1)
+        state = Path(f"/proc/{running.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        assert time.monotonic() < until
+
+
 def test_signals_before_the_first_row(start: Any) -> None:
     """Waiting for a pipe that nobody writes is no reason not to leave."""
     os.mkfifo("silent.jsonl")
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         running = start("run", "silent.jsonl", "-o", "out.jsonl")
-        time.sleep(1.0)
+        _wait_until_it_waits(running)
         running.send_signal(number)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=120)
         assert running.returncode in (code, -number), err
         assert b"Traceback" not in err
     assert [path.name for path in Path().iterdir()] == ["silent.jsonl"]
@@ -168,7 +178,7 @@ def test_a_copy_of_an_unfinished_run_goes_on(start: Any, process: Process) -> No
     """As from one machine to another."""
     running = _begun(start)
     running.kill()
-    running.wait(30)
+    running.wait(120)
     shutil.copytree("work", "copy")
     assert process("run", "in.jsonl", "-o", "copy/out.jsonl", "-q").exit_code == 0
     assert counts("copy/out.jsonl") == (300, 0)

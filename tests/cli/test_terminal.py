@@ -39,7 +39,7 @@ def _run_in_terminal(command: list[str], columns: int, **environment: str) -> tu
             break
         sent += chunk
     os.close(main_end)
-    return process.wait(30), sent.decode()
+    return process.wait(120), sent.decode()
 
 
 def _visible(sent: str) -> list[str]:

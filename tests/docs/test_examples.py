@@ -158,7 +158,7 @@ def test_the_line_for_cron_names_a_script_that_is_there(command: Path) -> None:
     program.write_text(f'#!/bin/sh\nPYTHONPATH={_FOLDER.parent} {fake} "$@"\n')
     bare = {"SHELL": "/bin/sh", "PATH": "/usr/bin:/bin", "DEEPINFER": str(program)}
     line = [str(_FOLDER / found[2]), "in.jsonl", "out.jsonl"]
-    done = subprocess.run(line, env=bare, capture_output=True, cwd=command, timeout=60)
+    done = subprocess.run(line, env=bare, capture_output=True, cwd=command, timeout=240)
     assert (done.returncode, done.stderr) == (0, b"") and (command / "out.jsonl").exists()
 
 

@@ -159,13 +159,13 @@ def test_a_step_that_fails_waits_for_its_masks():
         @staticmethod
         def fill_masks(rules, drafts, out):
             started.set()
-            release.wait(10)
+            release.wait(120)
             return [None] * len(rules)
 
     slow = AnswerConstraint(Slow(1))
     timer = threading.Timer(0.05, release.set)
     with pytest.raises(MemoryError), StepMasks([slow], [1], None, VOCAB_SIZE, "cpu"):
-        assert started.wait(10)
+        assert started.wait(120)
         timer.start()
         raise MemoryError
     assert release.is_set()

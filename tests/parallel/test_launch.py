@@ -25,7 +25,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def wait_until_gone(process_ids: list[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(map(is_alive, process_ids)):
         assert time.monotonic() < deadline, "a process outlives its driver"
         time.sleep(0.02)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
+from deepinfer.recipes.constraints.limits import ConstraintLimits
 from deepinfer.recipes.constraints.masks import is_allowed
 from deepinfer.recipes.constraints.matcher import ConstraintMatcher
 from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.tokenizer import Tokenizer
 
 Walk = Callable[..., list[int] | None]
+_LIMITS = ConstraintLimits(compile_timeout_s=120.0)  # however slow or busy this machine is
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +26,15 @@ def v4_vocabulary(v4: Tokenizer) -> ConstraintVocabulary:
 
 @pytest.fixture(scope="session")
 def v4_compiler(v4_vocabulary: ConstraintVocabulary) -> Iterator[ConstraintCompiler]:
-    with ConstraintCompiler(v4_vocabulary) as compiler:
+    with ConstraintCompiler(v4_vocabulary, limits=_LIMITS) as compiler:
         yield compiler
 
 
 @pytest.fixture(scope="session")
 def golden_compiler(golden: Tokenizer) -> Iterator[ConstraintCompiler]:
     # Logits are often wider than the tokenizer.
-    with ConstraintCompiler(ConstraintVocabulary(golden, golden.size + 45)) as compiler:
+    vocabulary = ConstraintVocabulary(golden, golden.size + 45)
+    with ConstraintCompiler(vocabulary, limits=_LIMITS) as compiler:
         yield compiler
 
 
