@@ -6,7 +6,8 @@ device can be measured with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,20 @@ PROMPTS = (
     "Tell me a story about an owl.",
 )
 
+_DRAFTS = {0: "no drafts", None: "drafts as pay"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """requests    sizes of the full batches to decode
+    drafts        drafts verified per request and step, one row each; None: as many as pay
     num_tokens    tokens of each answer
     prompt_words  words of each prompt of the prefill rows
     num_rounds    rounds over all rows; each row's raw times are one per round
     """
 
     requests: tuple[int, ...] = (1, 8, 64)
+    drafts: tuple[int | None, ...] = (0, None)
     num_tokens: int = 32
     prompt_words: tuple[int, ...] = (64, 512)
     num_rounds: int = 3
@@ -67,8 +72,11 @@ def measure_engine(
     first round warms up and does not count.
     """
     subjects = list(prompts or PROMPTS)
-    with make_engine(0) as plain, make_engine(None) as drafting:
-        rows = list(_rows(plan, subjects, plain, drafting))
+    wanted = list(plan.drafts) if "decode" in plan.phases else []
+    with ExitStack() as stack:
+        # A prefill needs no drafts.
+        engines = {n: stack.enter_context(make_engine(n)) for n in dict.fromkeys([*wanted, 0])}
+        rows = list(_rows(plan, subjects, engines))
         found: dict[int, list[tuple[EngineStats, int]]] = {
             number: [] for number in range(len(rows))
         }
@@ -83,20 +91,20 @@ def measure_engine(
 
 
 def _rows(
-    plan: EnginePlan, subjects: list[str], plain: OfflineEngine, drafting: OfflineEngine
+    plan: EnginePlan, subjects: list[str], engines: Mapping[int | None, OfflineEngine]
 ) -> Iterator[_Row]:
+    """``engines`` by how many drafts each verifies."""
     if "decode" in plan.phases:
         for size in plan.requests:
             batch = [subjects[i % len(subjects)] for i in range(size)]
-            yield _Row(f"{size} requests, no drafts", "decode", plain, batch, plan.num_tokens)
-            yield _Row(
-                f"{size} requests, drafts as pay", "decode", drafting, batch, plan.num_tokens
-            )
+            for drafts in dict.fromkeys(plan.drafts):
+                name = f"{size} requests, {_DRAFTS.get(drafts, f'{drafts} drafts')}"
+                yield _Row(name, "decode", engines[drafts], batch, plan.num_tokens)
     if "prefill" in plan.phases:
         for words in plan.prompt_words:
             text = " ".join(subjects[i % len(subjects)] for i in range(words))
             text = " ".join(text.split()[:words])
-            yield _Row(f"prompt of {words} words", "prefill", plain, [text], 1)
+            yield _Row(f"prompt of {words} words", "prefill", engines[0], [text], 1)
 
 
 def _run(row: _Row) -> tuple[EngineStats, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from deepinfer.engine.execution.decode import DecodeWorker
 from deepinfer.engine.execution.decode_stages import DecodeResult
@@ -22,9 +22,14 @@ from .rows import measured_row
 from .timed import timed_steps
 
 
-def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
+def measure_decode(
+    plan: BenchPlan,
+    flash: ModelConfig,
+    rank: RankModel,
+    tick: Callable[[str], None] = lambda name: None,
+) -> Iterator[Measurement]:
     """One row for each routing, number of drafts and number of requests that there is room for;
-    one more for steps that batch-invariant mode changes."""
+    one more for steps that batch-invariant mode changes.  ``tick`` hears each row's name first."""
     for routing in plan.routing:
         rank.share.routing = routing
         suffix = "" if routing == "even" else f", {routing}"
@@ -32,16 +37,19 @@ def measure_decode(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iter
             for number in plan.requests:
                 if number > rank.num_slots:
                     continue
+                kind = "auto" if drafts is None else f"{drafts} drafts"
+                name = f"{number} requests, {kind}{suffix}"
+                tick(name)
                 if drafts is None:
-                    yield _auto(plan, flash, rank, number, f"{number} requests, auto{suffix}")
+                    yield _auto(plan, flash, rank, number, name)
                     continue
                 step = rank.worker(drafts, num_requests=number)
-                name = f"{number} requests, {drafts} drafts{suffix}"
                 yield _fixed(plan, flash, rank, step, number, drafts, name)
                 if step.piece_keys is None or "batch-invariant" not in plan.modes or suffix:
                     continue
                 step = rank.worker(drafts, num_requests=number, is_batch_invariant=True)
                 name = f"{name}, batch-invariant"
+                tick(name)
                 yield _fixed(plan, flash, rank, step, number, drafts, name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from deepinfer.engine.cache.prefix_hit import snapshot_boundaries
 from deepinfer.engine.execution.prefill import PrefillWorker
@@ -21,8 +21,14 @@ from .timed import timed_steps
 _LEAST_STEPS = 3
 
 
-def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Iterator[Measurement]:
-    """Rows for each routing and number of prompt tokens: the plan's replay, and the other modes."""
+def measure_prefill(
+    plan: BenchPlan,
+    flash: ModelConfig,
+    rank: RankModel,
+    tick: Callable[[str], None] = lambda name: None,
+) -> Iterator[Measurement]:
+    """Rows for each routing and number of prompt tokens: the plan's replay, and the other modes.
+    ``tick`` hears each row's name first."""
     for routing in plan.routing:
         rank.share.routing = routing
         for number in plan.tokens:
@@ -30,7 +36,9 @@ def measure_prefill(plan: BenchPlan, flash: ModelConfig, rank: RankModel) -> Ite
                 continue
             for mode in ("", *(plan.modes if routing == "even" else ())):
                 suffix = f", {mode or routing}" if mode or routing != "even" else ""
-                yield _row(plan, flash, rank, number, mode, f"{number:,} tokens{suffix}")
+                name = f"{number:,} tokens{suffix}"
+                tick(name)
+                yield _row(plan, flash, rank, number, mode, name)
 
 
 def _row(

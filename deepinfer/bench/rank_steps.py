@@ -78,7 +78,7 @@ class Deployment:
         """The rows that this rank gives."""
         for phase, part in self.parts:
             tick(f"{phase} of {rank.present} of {self.ranks} ranks")
-            yield from _MEASURES[phase](part, self.model, rank)
+            yield from _MEASURES[phase](part, self.model, rank, tick)
 
 
 def measure_rank(

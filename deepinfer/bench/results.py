@@ -31,6 +31,11 @@ class LimitRow:
     def tokens_per_s_user(self) -> float | None:
         return self.limit.tokens_per_s / self.size if self.phase == "decode" else None
 
+    def fitting(self, memory_bytes: float) -> int:
+        """The largest ``size`` that fits, with caches in proportion."""
+        room = memory_bytes - self.weight_bytes
+        return max(0, int(self.size * room / self.cache_bytes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:

@@ -79,9 +79,9 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
             str | None, option("--acceptance", "Chance that a draft is accepted. [75%]", "SHARE")
         ] = None,
         expert_weights: Annotated[
-            str, option("--expert-weights", "auto (where many rows meet each expert, fp8), fp4 or "
-                        "fp8.", "FORM")
-        ] = "auto",
+            str | None, option("--expert-weights", "auto (where many rows meet each expert, fp8), "
+                               "fp4 or fp8.", "FORM")
+        ] = None,
         output_projection: Annotated[
             str | None, option("--output-projection", "bf16 or fp8: inputs of the product after "
                                "attention. [bf16]", "FORM")
@@ -118,7 +118,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         compare: Annotated[
             Path | None, option("--compare", "Ratios to an earlier result.", "FOLDER")
         ] = None,
-        seed: Annotated[str, option("--seed", "Of everything random.", "N")] = "0",
+        seed: Annotated[str | None, option("--seed", "Of everything random.", "N")] = None,
         json: Annotated[bool, typer.Option("--json", help="Print bench.json on stdout.")] = False,
         quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
@@ -145,7 +145,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         with in_users_words(origins(given)):
             request = BenchRequest(
                 plan=BenchPlan(**fields),
-                engine_requests=fields.get("requests"),
+                flags=tuple(flag for flag, text in given.items() if text is not None),
                 prompts=None if prompts is None else read_prompts(prompts),
                 model=model,
                 device=device,

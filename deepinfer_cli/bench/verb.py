@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What the command line asked for.  ``engine_requests`` None: sizes that suit a CPU."""
+    """What the command line asked for; ``flags``: those of the plan that were given."""
 
     plan: BenchPlan
-    engine_requests: tuple[int, ...] | None = None
+    flags: tuple[str, ...] = ()
     prompts: Sequence[str] | None = None
     model: str | None = None
     device: str = "auto"
@@ -52,6 +52,10 @@ class BenchRequest:
     with_plots: bool = False
     as_json: bool = False
 
+
+# Of a plan, what a whole engine has no use for, and what changes the limits beside it alone.
+_OF_A_RANK = ("--steps", "--modes", "--routing", "--expert-weights", "--seed")
+_OF_LIMITS = ("--ep", "--context", "--tokens", "--acceptance")
 
 AUTO_NOTE = (
     "auto: random weights know no confidence, so the chance of each draft is drawn anew, with the "
@@ -71,6 +75,9 @@ def bench(request: BenchRequest, console: Console) -> int:
     flash = ModelConfig.flash()
     device = resolve_device(request.device)
     is_on_gpu = device != "cpu" and request.model is None
+    unused = () if is_on_gpu else tuple(_unused(request.flags))
+    for note in unused:
+        console.warn(note)
     plan = _gpu_plan(request) if is_on_gpu else request.plan
     limits = tuple(limit_rows(plan, flash))
     ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
@@ -88,7 +95,11 @@ def bench(request: BenchRequest, console: Console) -> int:
         ceilings=tuple(ceilings),
         limits=limits,
         price_per_hour=request.price_per_hour,
-        notes=(*_notes(plan, limits), *([AUTO_NOTE] if is_on_gpu and None in plan.drafts else ())),
+        notes=(
+            *unused,
+            *_notes(plan, limits),
+            *([AUTO_NOTE] if is_on_gpu and None in plan.drafts else ()),
+        ),
     )
     if is_on_gpu:
         rows = measure_rank(plan, flash, _devices(device), console.say)
@@ -120,6 +131,7 @@ def _engine_rows(
             num_speculative_tokens=num_drafts,
             max_num_seqs=max(plan.requests),
             enable_prefix_caching=False,
+            output_projection=request.plan.output_projection,
         )
 
     profile = cpu_profile(list(record.ceilings), float(record.host.memory_bytes or 0))
@@ -148,13 +160,26 @@ def _links(plan: BenchPlan) -> str:
     return "; ".join(found)
 
 
+def _unused(flags: Sequence[str]) -> Iterator[str]:
+    """What a user might miss in the measurement of a whole engine."""
+    rank, limits = ([f for f in flags if f in known] for known in (_OF_A_RANK, _OF_LIMITS))
+    if rank:
+        yield f"of use only where a GPU measures a rank, not here: {', '.join(rank)}"
+    if limits:
+        yield f"of use only for the limits, not for what is measured here: {', '.join(limits)}"
+
+
 def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:
     for row in limits:
         if not row.fits:
             kind = "requests" if row.phase == "decode" else "prompt tokens"
             needed = (row.weight_bytes + row.cache_bytes) / 1e9
             device = f"a rank of EP{row.ranks} on {plan.device_profile}"
-            yield f"{row.size:,} {kind} do not fit {device}: {needed:,.0f} GB"
+            room = row.fitting(plan.profile().memory_bytes)
+            yield (
+                f"{row.size:,} {kind} do not fit {device}: {needed:,.0f} GB; "
+                + (f"{room:,} fit" if room else "the weights alone leave no room")
+            )
     for ranks in sorted({*plan.decode_ranks, *plan.prefill_ranks}):
         experts = ModelConfig.flash().n_routed_experts
         held = padded_experts(experts, ranks)
@@ -168,10 +193,13 @@ def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:
 
 
 def _engine_plan(request: BenchRequest) -> EnginePlan:
-    plan = EnginePlan(phases=request.plan.phases)
-    return (
-        plan if request.engine_requests is None else replace(plan, requests=request.engine_requests)
-    )
+    """Sizes and drafts that suit a CPU, unless others were asked for."""
+    asked: dict[str, Any] = {}
+    if "--requests" in request.flags:
+        asked["requests"] = request.plan.requests
+    if "--drafts" in request.flags:
+        asked["drafts"] = request.plan.drafts
+    return EnginePlan(phases=request.plan.phases, **asked)
 
 
 def _write(

@@ -68,9 +68,14 @@ def test_every_kind_of_row_has_a_name_of_its_own() -> None:
     rank = RankModel.make(
         TINY, ranks=4, context=200, num_slots=2, seed=0, device="cpu", num_redundant=1
     )
-    rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
-    plan = dataclasses.replace(plan, drafts=(5,), routing=("balanced",))
-    rows += [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
+    heard: list[str] = []
+    rows = []
+    for part in (plan, dataclasses.replace(plan, drafts=(5,), routing=("balanced",))):
+        for measure in (measure_decode, measure_prefill):
+            for row in measure(part, TINY, rank, heard.append):
+                assert heard[-1] == row.name, "each is named before it is measured"
+                rows.append(row)
+    assert len(heard) == len(rows)
     assert [row.name for row in rows] == [
         "2 requests, 5 drafts", "2 requests, auto", "200 tokens", "200 tokens, exact",
         "200 tokens, batch-invariant", "2 requests, 5 drafts, balanced", "200 tokens, balanced",

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer.bench.embedded import EnginePlan
 from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.results import Ceiling, LimitRow, Measurement
@@ -187,6 +189,35 @@ def test_an_error_keeps_what_was_measured_before_it(
     assert len(record.measurements) == 1 and not record.is_complete
 
 
+@pytest.mark.usefixtures("known_ceilings")
+def test_what_a_whole_engine_has_no_use_for_is_said(
+    cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[EnginePlan] = []
+    made: list[dict[str, object]] = []
+
+    def measured(plan: EnginePlan, make_engine: Callable[[int], object], *_: object):
+        plans.append(plan)
+        make_engine(2)
+        yield _measurement()
+
+    monkeypatch.setattr(verb, "measure_engine", measured)
+    monkeypatch.setattr("deepinfer.OfflineEngine", lambda model, **rest: made.append(rest))
+    arguments = ("--steps", "5", "--routing", "even", "--context", "4096", "--requests", "3")
+    drafts = ("--drafts", "2,auto", "--output-projection", "fp8")
+    outcome = cli("bench", "--device", "cpu", *arguments, *drafts)
+    text = outcome.out.decode()
+    for said in (
+        "of use only where a GPU measures a rank, not here: --routing, --steps\n",
+        "of use only for the limits, not for what is measured here: --context\n",
+    ):
+        assert f"warning: {said}" in outcome.err and f"* {said}" in text
+    assert plans == [EnginePlan(requests=(3,), drafts=(2, None))]
+    assert made[0]["output_projection"] == "fp8" and made[0]["num_speculative_tokens"] == 2
+    assert "of use only" not in cli("bench", "--device", "cpu", "--requests", "3").err
+    assert plans[1:] == [EnginePlan(requests=(3,))]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -238,7 +269,25 @@ def test_padding_and_sizes_that_do_not_fit_are_said() -> None:
     plan = BenchPlan(phases=("decode",), requests=(256,), decode_ranks=(1, 7), prefill_ranks=(1,))
     notes = list(verb._notes(plan, limit_rows(plan, ModelConfig.flash())))
     assert any("256 requests do not fit a rank of EP1 on h200" in note for note in notes)
+    assert any(
+        "EP1 on h200" in note and "the weights alone leave no room" in note for note in notes
+    )
     assert any("EP7 does not divide 384 experts: each rank holds 55" in note for note in notes)
+
+
+@pytest.mark.parametrize("change", [{}, {"lengths": (1_000, 200_000)}])
+def test_a_size_that_does_not_fit_is_told_the_one_that_does(change: dict[str, object]) -> None:
+    plan = BenchPlan(phases=("decode",), requests=(4_000,), **change)
+    [note] = verb._notes(dataclasses.replace(plan, lengths=()), _limits(plan))
+    found = re.search(r"4,000 requests do not fit .*; ([\d,]+) fit$", note)
+    assert found is not None
+    fit = int(found[1].replace(",", ""))
+    fewer, more = (_limits(dataclasses.replace(plan, requests=(n,))) for n in (fit - 1, fit + 2))
+    assert fewer[0].fits and not more[0].fits
+
+
+def _limits(plan: BenchPlan) -> list[LimitRow]:
+    return limit_rows(plan, ModelConfig.flash())
 
 
 def test_bars_are_as_long_as_their_steps() -> None:
