@@ -35,15 +35,16 @@ def make_coefficients(
     for first in gl.static_range(0, PIECES, 4):
         piece = first + row
         place = squares_ptr + (piece.to(gl.int64) * num_tokens + token)
-        squares += gl.load(place, mask=is_token & (piece < PIECES), other=0.0)
+        mask = is_token & (piece < PIECES)
+        squares += gl.load(place, mask=mask, other=0.0, eviction_policy="evict_first")
     factor = gl.rsqrt(gl.sum(squares, 1) * inverse_size + _NORM_EPS)[:, None][:, :, None]
     place = (part * 4)[:, :, None] + four
     is_product = (is_token & (part < 6))[:, :, None]
     products = gl.zeros([_HALVES, 4, 4], gl.float32, _FOURS)
     source = products_ptr + ((token * _ROWS)[:, :, None] + place)
     for piece in gl.static_range(PIECES):
-        bits = gl.load(source + piece * (num_tokens.to(gl.int64) * _ROWS), mask=is_product, other=0)
-        products += bits
+        place_of = source + piece * (num_tokens.to(gl.int64) * _ROWS)
+        products += gl.load(place_of, mask=is_product, other=0.0, eviction_policy="evict_first")
     scale = gl.load(scale_ptr + gl.minimum(part, 2))[:, :, None]
     logits = products * factor * scale + gl.load(base_ptr + place, mask=is_product, other=0.0)
     gates = 1.0 / (1.0 + gl.exp(-logits))

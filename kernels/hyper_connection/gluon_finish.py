@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from deepinfer.kernels.gemm.gluon_quantize import block_exponent, power_of_two
 from deepinfer.kernels.gluon_names import thread_barrier
@@ -28,6 +29,7 @@ def finish_gluon_kernel(
 
     All begin with the last tokens, which the kernel before has left in the L2 cache.
     """
+    gdc_wait()  # few tokens: launched before the pass ends
     program = gl.program_id(0)
     num_tiles = gl.cdiv(num_tokens, MADE_TOKENS)
     if program < num_tiles:

@@ -1,11 +1,11 @@
 """Hyper-connections on NVIDIA SM90, in Gluon: expand, collapse and mix in one pass.
 
 A program has a piece of the width, STEPS times 32 columns of each stream, whose mixing weights stay
-in shared memory, and takes every few tiles of 64 tokens.  Programs of all pieces reach the same
-tokens at about the same time, so that the device's memory sees whole rows.  One warp fetches 32
-columns at a time by TMA; two groups of four warps take turns with tiles.  They write what the
-streams become to where these were in shared memory: TMA stores it from there, and the matrix unit
-multiplies it.
+in shared memory, and takes every few tiles of 64 tokens (of 16 where all are few: more programs
+share them, and steps are shorter).  Programs of all pieces reach the same tokens at about the same
+time, so that the device's memory sees whole rows.  One warp fetches 32 columns at a time by TMA;
+two groups of four warps take turns with tiles.  They write what the streams become to where these
+were in shared memory: TMA stores it from there, and the matrix unit multiplies it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from deepinfer.kernels.gemm.gluon_ring import barriers, wait_empty
 from deepinfer.kernels.gluon_names import load_tile, store_tile, thread_barrier
 
+# Rows of the matrix instruction: most tokens of a tile.
 TOKENS = gl.constexpr(64)
 WIDTH = gl.constexpr(32)
 STREAMS = gl.constexpr(4)
 PARTS = gl.constexpr(3)
 ROWS = gl.constexpr(24)
 PADDED_ROWS = gl.constexpr(32)
-# A thread holds 16 columns of one token, and reads shared memory without bank conflicts.
-VALUES = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [4, 1], [0, 1]))
-# Four numbers of one token, by the same threads.
-FOUR = gl.constexpr(gl.BlockedLayout([1, 4], [16, 2], [4, 1], [0, 1]))
+# In this order the squares of a token are added up, whatever the tile.
+ADDED = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [4, 1], [0, 1]))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
+
+
+@gluon.constexpr_function
+def _values(tile_tokens):
+    """A thread holds columns of one token, and reads shared memory without bank conflicts."""
+    few = tile_tokens // 4
+    return gl.BlockedLayout([1, few], [few, 32 // few], [4, 1], [0, 1])
+
+
+@gluon.constexpr_function
+def _fours(tile_tokens):
+    """Four numbers of one token, by the same threads."""
+    few = tile_tokens // 4
+    return gl.BlockedLayout([1, 4], [few, 32 // few], [4, 1], [0, 1])
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
@@ -44,7 +58,9 @@ def advance_kernel(
 ):  # fmt: skip
     """x [T, 4 D] bf16 becomes expanded [T, 4 D] and collapsed [T, D]; of each piece the products
     with fn [3 x 24, 4 D], bf16 parts, [pieces, T, 24] and the squares [pieces, T] are f32.  A piece
-    has STEPS x 32 columns."""
+    has STEPS x 32 columns.  The height of x's boxes is that of a tile."""
+    if x.block_type.shape[0] < TOKENS:
+        gdc_launch_dependents()  # room is left: the next kernel may wait on the device
     # One for each stream, so that a write to one does not wait for reads of others.
     x_tiles = (
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
@@ -60,7 +76,7 @@ def advance_kernel(
     # complete, whichever group it was for.  With one for each stage it might pass too early.
     full, _ = barriers(2 * STAGES, 1, 1)
     _, empty = barriers(STAGES, 1, 1)
-    ready, _ = barriers(1, 1, 1)
+    ready, _ = barriers(STEPS, 1, 1)
     fence_async_shared()
     memory = (x_tiles, o_tiles, w_tiles, full, empty, ready)
     results = (expanded, collapsed, products, squares)
@@ -77,9 +93,9 @@ def advance_kernel(
 
 
 @gluon.jit
-def _num_tiles(num_tokens):
+def _num_tiles(num_tokens, TILE: gl.constexpr):
     """How many tiles of tokens this program has: every ``num_programs(1)``-th."""
-    return gl.cdiv(gl.cdiv(num_tokens, TOKENS) - gl.program_id(1), gl.num_programs(1))
+    return gl.cdiv(gl.cdiv(num_tokens, TILE) - gl.program_id(1), gl.num_programs(1))
 
 
 @gluon.jit
@@ -95,7 +111,8 @@ def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
     STAGES: gl.constexpr = empty.shape[0]
     STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
     STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
-    count = _num_tiles(num_tokens)
+    TILE: gl.constexpr = x.block_type.shape[0]
+    count = _num_tiles(num_tokens, TILE)
     for pair in range(0, count, 2):
         in_turn = gl.minimum(count - pair, 2)
         for i in range(in_turn * STEPS):
@@ -107,24 +124,25 @@ def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
             wait_empty(empty, step)
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
-                place = [tile * TOKENS, stream * D + column]
-                load_tile(x, place, bar, x_tiles[stream].index(stage))
+                place = [tile * TILE, stream * D + column]
+                load_tile(x, place, bar, x_tiles[stream].index(stage).slice(0, TILE))
             if EXPAND:
-                load_tile(added, [tile * TOKENS, column], bar, o_tiles.index(stage))
-            if step == 0:
-                _fetch_weights(fn, w_tiles, ready.index(0), D)
+                load_tile(added, [tile * TILE, column], bar, o_tiles.index(stage).slice(0, TILE))
+            # Before the streams of the next step: the first product waits for no more than these.
+            if (pair == 0) & (i % in_turn == 0):
+                _fetch_weights(fn, w_tiles, ready, D, i // in_turn)
 
 
 @gluon.jit
-def _fetch_weights(fn, w_tiles, bar, D):
-    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
-    mbarrier.expect(bar, STEPS * STREAMS * PARTS * fn.block_type.nbytes)
-    for inner in gl.static_range(STEPS):
-        column = _first_column(inner)
-        for stream in gl.static_range(STREAMS):
-            for part in gl.static_range(PARTS):
-                tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
-                load_tile(fn, [part * ROWS, stream * D + column], bar, tile)
+def _fetch_weights(fn, w_tiles, ready, D, inner):
+    """Of one step; they stay."""
+    bar = ready.index(inner)
+    mbarrier.expect(bar, STREAMS * PARTS * fn.block_type.nbytes)
+    column = _first_column(inner)
+    for stream in gl.static_range(STREAMS):
+        for part in gl.static_range(PARTS):
+            tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
+            load_tile(fn, [part * ROWS, stream * D + column], bar, tile)
 
 
 @gluon.jit
@@ -142,7 +160,7 @@ def _advance(
     memory, coefficients, results, num_tokens, D, EXPAND: gl.constexpr, WHICH: gl.constexpr
 ):
     """Every second tile of the program's."""
-    count = _num_tiles(num_tokens)
+    count = _num_tiles(num_tokens, results[0].block_type.shape[0])
     for index in range(WHICH, count, 2):
         in_turn = gl.minimum(count - index + WHICH, 2)
         _tile(memory, coefficients, results, num_tokens, D, index, in_turn, WHICH, EXPAND)
@@ -159,36 +177,41 @@ def _tile(
     expanded, collapsed, products_ptr, squares_ptr = results
     STAGES: gl.constexpr = empty.shape[0]
     STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
+    TILE: gl.constexpr = expanded.block_type.shape[0]
     tile = gl.program_id(1) + index * gl.num_programs(1)
-    kept = _four(pre, tile, STREAMS, num_tokens)
+    kept = _four(pre, tile, STREAMS, num_tokens, TILE)
     factors = kept
     mixed = (kept, kept, kept, kept)
     if EXPAND:
-        factors = _four(post, tile, STREAMS, num_tokens)
+        factors = _four(post, tile, STREAMS, num_tokens, TILE)
         mixed = (
-            _four(comb, tile, STREAMS * STREAMS, num_tokens),
-            _four(comb + 4, tile, STREAMS * STREAMS, num_tokens),
-            _four(comb + 8, tile, STREAMS * STREAMS, num_tokens),
-            _four(comb + 12, tile, STREAMS * STREAMS, num_tokens),
+            _four(comb, tile, STREAMS * STREAMS, num_tokens, TILE),
+            _four(comb + 4, tile, STREAMS * STREAMS, num_tokens, TILE),
+            _four(comb + 8, tile, STREAMS * STREAMS, num_tokens, TILE),
+            _four(comb + 12, tile, STREAMS * STREAMS, num_tokens, TILE),
         )
-    squares = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
+    squares = gl.zeros([TILE, WIDTH], gl.float32, _values(TILE))
     products = gl.zeros([TOKENS, PADDED_ROWS], gl.float32, SUMS)
     for inner in range(STEPS):
         step = (index - WHICH) * STEPS + inner * in_turn + WHICH
         stage = step % STAGES
         column = _first_column(inner)
         mbarrier.wait(full.index(step % (2 * STAGES)), (step // (2 * STAGES)) & 1)
-        squares = _mix_values(
-            x_tiles, o_tiles.index(stage), factors, mixed, kept, squares, stage, EXPAND
+        output = o_tiles.index(stage).slice(0, TILE)
+        values = (
+            x_tiles[0].index(stage).slice(0, TILE),
+            x_tiles[1].index(stage).slice(0, TILE),
+            x_tiles[2].index(stage).slice(0, TILE),
+            x_tiles[3].index(stage).slice(0, TILE),
         )
+        squares = _mix_values(values, output, factors, mixed, kept, squares, EXPAND)
         fence_async_shared()
         thread_barrier()
         if EXPAND:
             for stream in gl.static_range(STREAMS):
-                place = [tile * TOKENS, stream * D + column]
-                store_tile(expanded, place, x_tiles[stream].index(stage))
-        store_tile(collapsed, [tile * TOKENS, column], o_tiles.index(stage))
-        mbarrier.wait(ready.index(0), 0)
+                store_tile(expanded, [tile * TILE, stream * D + column], values[stream])
+        store_tile(collapsed, [tile * TILE, column], output)
+        mbarrier.wait(ready.index(inner), 0)
         for stream in gl.static_range(STREAMS):
             for part in gl.static_range(PARTS):
                 weights = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
@@ -200,55 +223,60 @@ def _tile(
         tma.store_wait(0)
         thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
-    first = gl.program_id(0).to(gl.int64) * num_tokens + tile * TOKENS
-    left = num_tokens - tile * TOKENS
-    token = gl.arange(0, TOKENS, gl.SliceLayout(1, VALUES))
-    gl.store(squares_ptr + first + token, gl.sum(squares, 1), mask=token < left)
+    first = gl.program_id(0).to(gl.int64) * num_tokens + tile * TILE
+    left = gl.minimum(num_tokens - tile * TILE, TILE)
+    # Sums are soon read: they should outlive the streams in the L2 cache.
+    token = gl.arange(0, TILE, gl.SliceLayout(1, ADDED))
+    square = gl.sum(gl.convert_layout(squares, ADDED), 1)
+    gl.store(squares_ptr + first + token, square, mask=token < left, eviction_policy="evict_last")
     row = gl.arange(0, TOKENS, gl.SliceLayout(1, SUMS))
     fn_row = gl.arange(0, PADDED_ROWS, gl.SliceLayout(0, SUMS))
-    place = row[:, None] * ROWS + fn_row[None, :]
+    place = products_ptr + first * ROWS + (row[:, None] * ROWS + fn_row[None, :])
     is_product = (row < left)[:, None] & (fn_row < ROWS)[None, :]
-    gl.store(products_ptr + first * ROWS + place, products, mask=is_product)
+    gl.store(place, products, mask=is_product, eviction_policy="evict_last")
 
 
 @gluon.jit
-def _four(ptr, tile, STRIDE: gl.constexpr, num_tokens):
-    """The four numbers at ``ptr`` of each token of a tile, STRIDE apart: [TOKENS, 1] each."""
-    token = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, FOUR))
+def _four(ptr, tile, STRIDE: gl.constexpr, num_tokens, TILE: gl.constexpr):
+    """The four numbers at ``ptr`` of each token of a tile, STRIDE apart: [TILE, 1] each."""
+    FOUR: gl.constexpr = _fours(TILE)
+    token = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, FOUR))
     place = token[:, None] * STRIDE + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]
     numbers = gl.load(ptr + place, mask=(token < num_tokens)[:, None], other=0.0)
-    even, odd = gl.split(gl.reshape(numbers, (TOKENS, 2, 2)))
+    even, odd = gl.split(gl.reshape(numbers, (TILE, 2, 2)))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
-    return _column(first), _column(second), _column(third), _column(fourth)
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, _values(TILE))
+    return (
+        gl.convert_layout(first, LAYOUT, assert_trivial=True)[:, None],
+        gl.convert_layout(second, LAYOUT, assert_trivial=True)[:, None],
+        gl.convert_layout(third, LAYOUT, assert_trivial=True)[:, None],
+        gl.convert_layout(fourth, LAYOUT, assert_trivial=True)[:, None],
+    )
 
 
 @gluon.jit
-def _column(numbers):
-    layout: gl.constexpr = gl.SliceLayout(1, VALUES)
-    return gl.convert_layout(numbers, layout, assert_trivial=True)[:, None]
-
-
-@gluon.jit
-def _mix_values(x_tiles, output, post, comb, pre, squares, stage, EXPAND: gl.constexpr):
+def _mix_values(x_tiles, output, post, comb, pre, squares, EXPAND: gl.constexpr):
     """New streams and their collapse take the place of streams and output."""
+    TILE: gl.constexpr = output.shape[0]
+    VALUES: gl.constexpr = _values(TILE)
     x = (
-        _wide(x_tiles[0].index(stage).load(VALUES)),
-        _wide(x_tiles[1].index(stage).load(VALUES)),
-        _wide(x_tiles[2].index(stage).load(VALUES)),
-        _wide(x_tiles[3].index(stage).load(VALUES)),
+        _wide(x_tiles[0].load(VALUES)),
+        _wide(x_tiles[1].load(VALUES)),
+        _wide(x_tiles[2].load(VALUES)),
+        _wide(x_tiles[3].load(VALUES)),
     )
     if EXPAND:
         added = _wide(output.load(VALUES))
-    collapsed = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
+    collapsed = gl.zeros([TILE, WIDTH], gl.float32, VALUES)
     for stream in gl.static_range(STREAMS):
         value = x[stream]
         if EXPAND:
-            value = gl.zeros([TOKENS, WIDTH], gl.float32, VALUES)
+            value = gl.zeros([TILE, WIDTH], gl.float32, VALUES)
             for origin in gl.static_range(STREAMS):
                 value += comb[origin][stream] * x[origin]
             bits = _rounded(post[stream] * added + value)
-            x_tiles[stream].index(stage).store(bits)
+            x_tiles[stream].store(bits)
             value = _wide(bits)
         squares += value * value
         collapsed += pre[stream] * value

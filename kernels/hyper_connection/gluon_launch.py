@@ -16,6 +16,8 @@ from .gluon_kernel import PADDED_ROWS, TOKENS, WIDTH, advance_kernel
 from .reference import Entrance, HyperMix, Mixer
 
 _STAGES = 5
+# So many tokens are few, and their tiles of 16.
+_FEW, _TILE_OF_FEW = 64, 16
 
 
 def pass_streams_gluon(
@@ -31,14 +33,15 @@ def pass_streams_gluon(
 ) -> None:
     """Fills ``expanded`` and ``collapsed``, ``products`` and ``squares``; at least a token."""
     tokens, _, width = streams.shape
-    tile = TOKENS.value, WIDTH.value
+    tile_tokens = _TILE_OF_FEW if tokens <= _FEW else TOKENS.value
+    tile = tile_tokens, WIDTH.value
     x = described_tiles(streams.reshape(tokens, -1), *tile)
     kept = described_tiles(collapsed, *tile)
     fn = mixer.fn.bf16_parts.flatten(0, 1)
     pieces = squares.shape[0]
     # As many programs as run at once, a whole number of them for each piece.
     most = max(1, multiprocessors(streams.device) // pieces)
-    launch(advance_kernel, (pieces, min(most, cdiv(tokens, TOKENS.value))))(
+    launch(advance_kernel, (pieces, min(most, cdiv(tokens, tile_tokens))))(
         x,
         kept if output is None else described_tiles(output, *tile),
         described_tiles(fn, PADDED_ROWS.value, WIDTH.value),
@@ -91,5 +94,6 @@ def finish_streams_gluon(
         PIECES=squares.shape[0],
         ROUNDS=mixer.iterations,
         num_warps=4,
+        launch_pdl=tokens <= _FEW,
         enable_fp_fusion=True,
     )

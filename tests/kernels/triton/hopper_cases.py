@@ -60,17 +60,19 @@ def launch(every: bool) -> None:
         paged_index_scores_gluon(*operands, long(count), 256)
     if every:
         listed_index_scores_gluon(*operands, long(9, 32), long(9), block_size=8)
-    streams, row = torch.zeros(3, 4, 5120).bfloat16(), torch.zeros(3, 5120).bfloat16()
-    mix = HyperMix(torch.zeros(3, 4), torch.zeros(3, 4), torch.zeros(3, 4, 4))
     mixer = Mixer(Weight(torch.zeros(24, 4 * 5120)), torch.zeros(3), torch.zeros(24), 20, 1e-6)
-    sums = torch.zeros(40, 3, 24), torch.zeros(40, 3)
-    advanced = (row, mix, streams.clone())
-    for form in (advanced, (None, None, None)) if every else (advanced,):
-        pass_streams_gluon(streams, *form, mix.pre, row, mixer, *sums)
-    entrance = Entrance(row[0], 1e-6, mixer.fn)
-    for order in (KOrder.PLAIN, KOrder.FRAGMENT) if every else (KOrder.PLAIN,):
-        acts = Activations.empty(3, 5120, MatrixPath.FP8, order, row.device)
-        finish_streams_gluon(row, *sums, mixer, entrance, mix, acts)
+    for count in (3, 65):  # tiles of 16 tokens, and of 64
+        streams, row = torch.zeros(count, 4, 5120).bfloat16(), torch.zeros(count, 5120).bfloat16()
+        square = torch.zeros(count, 4, 4)
+        mix = HyperMix(square[:, 0].contiguous(), square[:, 1].contiguous(), square)
+        sums = torch.zeros(32, count, 24), torch.zeros(32, count)
+        advanced = (row, mix, streams.clone())
+        for form in (advanced, (None, None, None)) if every else (advanced,):
+            pass_streams_gluon(streams, *form, mix.pre, row, mixer, *sums)
+        entrance = Entrance(row[0], 1e-6, mixer.fn)
+        for order in (KOrder.PLAIN, KOrder.FRAGMENT) if every else (KOrder.PLAIN,):
+            acts = Activations.empty(count, 5120, MatrixPath.FP8, order, row.device)
+            finish_streams_gluon(row, *sums, mixer, entrance, mix, acts)
 
 
 def main() -> None:

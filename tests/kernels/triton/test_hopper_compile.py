@@ -16,9 +16,9 @@ MATRIX_KERNELS = {
     "attention_gluon_kernel": 6,
     "score_gluon_kernel": 2,
     "score_listed_kernel": 1,
-    "advance_kernel": 2,
+    "advance_kernel": 4,
 }
-FEW = {"attention_gluon_kernel": 3, "score_gluon_kernel": 2, "advance_kernel": 1}
+FEW = {"attention_gluon_kernel": 3, "score_gluon_kernel": 2, "advance_kernel": 2}
 
 
 @pytest.mark.parametrize(
