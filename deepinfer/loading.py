@@ -28,6 +28,7 @@ from .engine.checkpoint.weights import Checkpoint, open_checkpoint
 from .engine.execution.decode_stages import DecodeResult
 from .engine.execution.prefill import PrefillWorker
 from .engine.execution.runner import Runner
+from .engine.execution.staging import on_device
 from .engine.memory.device_memory import DeviceMemory
 from .engine.memory.expert_form import with_expert_form
 from .engine.speculation.calibration import Calibration
@@ -136,26 +137,27 @@ def load_model(
     model_name = "tiny" if model_path is None else str(checkpoint.folder)
     if note := load_kernels(kernels, model_config, model_name, device):
         notes["kernels"] = note
-    model = load_weights(opened, device, rank)
-    profile = _saved_profile(profile_path, engine_config, notes)
-    if calibration is None:
-        calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
-    runner: Runner = model
-    cache = None
-    if rank is not None:
-        engine_config, own = rank.plan_cache(model, engine_config)
-        runner, cache = rank.runner(model), rank.cache(own)
-    engine = LLMEngine(
-        runner,
-        engine_config,
-        cache,
-        calibration=calibration,
-        profile=profile,
-        observer=observer,
-        is_alone=rank is None,
-        captures=rank is None or rank.can_capture,
-        remote_prefill=remote_prefill,
-    )
+    with on_device(device):
+        model = load_weights(opened, device, rank)
+        profile = _saved_profile(profile_path, engine_config, notes)
+        if calibration is None:
+            calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
+        runner: Runner = model
+        cache = None
+        if rank is not None:
+            engine_config, own = rank.plan_cache(model, engine_config)
+            runner, cache = rank.runner(model), rank.cache(own)
+        engine = LLMEngine(
+            runner,
+            engine_config,
+            cache,
+            calibration=calibration,
+            profile=profile,
+            observer=observer,
+            is_alone=rank is None,
+            captures=rank is None or rank.can_capture,
+            remote_prefill=remote_prefill,
+        )
     if profile_path is not None and profile is None and engine.profile is not None:
         engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)

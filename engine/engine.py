@@ -26,6 +26,7 @@ from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker
 from .execution.runner import Cache, Runner
 from .execution.slot_table import SlotTable
+from .execution.staging import on_device
 from .execution.step_sizes import StepSize, time_first_steps
 from .memory.capacity import plan_cache
 from .memory.out_of_memory import free_unused, is_out_of_memory
@@ -161,6 +162,10 @@ class LLMEngine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Run one prefill or decode step; return the requests that are known to have finished."""
+        with on_device(self.config.device):
+            return self._step()
+
+    def _step(self) -> list[Completion]:
         started = time.monotonic()
         finished, self._refused = self._refused, []
         if self._drawn is not None and not can_follow(self.scheduler.holding):

@@ -17,6 +17,8 @@ from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from deepinfer.errors import TensorError
+
 _WORD = 1 << 31
 _NO_HOOKS = (None, None, None)
 _NEVER_COMPILED_IN = (float, bool, type(None))
@@ -39,7 +41,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Non
         return
     active = driver.active
     device = active.get_current_device()
-    key, values = launch_key(kernel, args, named)
+    key, values = launch_key(kernel, args, named, device)
     known = _known.get((device, key))
     if known is not None:
         run, before, constants = known
@@ -57,13 +59,14 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Non
 
 
 def launch_key(
-    kernel: Any, args: Sequence[Any], named: Mapping[str, Any]
+    kernel: Any, args: Sequence[Any], named: Mapping[str, Any], device: int
 ) -> tuple[tuple[Hashable, ...] | None, list[Any]]:
     """What launches with the same compiled kernel may share, and those with another never, None if
     there are arguments of other kinds; and ``args`` with addresses in the place of tensors.
 
     Triton compiles in which pointers and integers are multiples of 16, which integers are 1, and
     which take more than 32 bits; nothing of floating-point numbers.
+    Raises: TensorError for a tensor of another device than number ``device``, where it would run.
     """
     key: list[Any] = [kernel.fn, *named, *named.values()]
     values: list[Any] = []
@@ -72,8 +75,15 @@ def launch_key(
         if kind is Tensor:
             address = arg.data_ptr()
             key += arg.dtype, address % 16
+            place = arg.get_device()
+            if place >= 0 and place != device:
+                raise TensorError(
+                    f"{kernel.arg_names[len(values)]}: expected a tensor of device {device}, where "
+                    f"{kernel.fn.__name__} would run, found one of {arg.device}: launch it within "
+                    f"torch.cuda.device({place})"
+                )
             # Where memory of the host lies for a GPU is for Triton to ask.
-            values.append(address if arg.is_cuda else arg)
+            values.append(arg if place < 0 else address)
             continue
         values.append(arg)
         if kind is int:

@@ -19,6 +19,7 @@ from deepinfer.bench.peer_link import measured_link
 from deepinfer.bench.plan import BenchPlan, padded_experts
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.results import LimitRow, Measurement
+from deepinfer.engine.execution.staging import on_device
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.speculation.measure_steps import device_name
 from deepinfer.machine import resolve_device
@@ -80,7 +81,8 @@ def bench(request: BenchRequest, console: Console) -> int:
         console.warn(note)
     plan = _gpu_plan(request) if is_on_gpu else request.plan
     limits = tuple(limit_rows(plan, flash))
-    ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
+    with on_device(device):
+        ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
     record = BenchRecord(
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         command=shlex.join(["deepinfer", *sys.argv[1:]]),
@@ -105,7 +107,8 @@ def bench(request: BenchRequest, console: Console) -> int:
         rows = measure_rank(plan, flash, _devices(device), console.say)
     else:
         rows = _engine_rows(request, record, console)
-    found, ended = collect(rows)
+    with on_device(device):
+        found, ended = collect(rows)
     record = replace(record, measurements=tuple(found), is_complete=ended is None)
     _write(record, old, request, console)
     return exit_code(ended)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import torch
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
+from deepinfer.errors import TensorError
 from deepinfer.kernels import rehearsal
 from deepinfer.kernels.gemm.gluon_slim import slim_kernel
 from deepinfer.kernels.gemm.gluon_tiles import described_tiles
@@ -40,7 +41,7 @@ def by_key(kernel, chosen):
     found = {}
     for args, named in chosen:
         _, described, options = binder(*args, **named)
-        key, _ = launch_key(kernel, args, named)
+        key, _ = launch_key(kernel, args, named, 0)
         found.setdefault(key, set()).add(str((described, options)))
     return found
 
@@ -133,3 +134,32 @@ def test_second_launch_passes_what_the_first_did(in_own_process: Callable[..., A
     assert described == ["cuda", *["other"] * 3, *["cuda"] * 2]
     assert len(set(passed)) == 1
     assert "row_kernel: expected its compile-time arguments by name" in error
+
+
+_ELSEWHERE = (
+    _START
+    + """
+kernel = row_kernel
+count = sum(not param.is_constexpr for param in kernel.params)
+args = [floats, 1, halves, *[0] * (count - 3)]
+found = []
+with rehearsal.pretend(device):
+    for place in (1, -1, 0):
+        torch.Tensor.get_device = lambda tensor: place
+        try:
+            found.append([type(value).__name__ for value in launch_key(kernel, args, {}, 1)[1][:3]])
+        except TensorError as error:
+            found.append(str(error))
+print(json.dumps(found))
+"""
+)
+
+
+def test_a_tensor_of_another_gpu_is_refused(in_own_process: Callable[..., Any]) -> None:
+    """Its address would be read on the GPU that launches go to; memory of the host is Triton's to
+    ask about."""
+    here, host, elsewhere = in_own_process(_ELSEWHERE)
+    assert here == ["int", "int", "int"]
+    assert host == ["Tensor", "int", "Tensor"]
+    assert "expected a tensor of device 1, where row_kernel would run" in elsewhere
+    assert elsewhere.endswith("launch it within torch.cuda.device(0)")
