@@ -22,7 +22,7 @@ print(json.dumps([[kernel["kernel"], kernel["stack_bytes"]] for kernel in bundle
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("target", ["sm90a", "sm100a"])
+@pytest.mark.parametrize("target", ["sm90a", "sm100a", "sm103a"])
 def test_manifests_show_few_spills(
     target: str, in_own_process: Callable[..., Any], tmp_path: Path
 ) -> None:

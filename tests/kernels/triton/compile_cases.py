@@ -16,6 +16,7 @@ import triton.language as tl
 
 from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
+from deepinfer.kernels.compressor.triton_kernel import pool_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
 from deepinfer.kernels.exchange.triton_arrivals import gather_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
@@ -30,11 +31,12 @@ from deepinfer.kernels.hyper_connection.triton_kernel import mix_kernel, stream_
 from deepinfer.kernels.indexer.triton_few import few_kernel
 from deepinfer.kernels.indexer.triton_kernel import score_kernel
 from deepinfer.kernels.indexer.triton_maxima import segment_best_kernel
+from deepinfer.kernels.indexer.triton_rows import pool_rows_kernel
 from deepinfer.kernels.indexer.triton_select import select_kernel
 from deepinfer.kernels.rows.triton_kernel import row_kernel
 from deepinfer.kernels.rows.triton_projection import projection_kernel
 from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
-from deepinfer.kernels.sampling.triton_kernel import sample_kernel
+from deepinfer.kernels.sampling.triton_kernel import noise_kernel, sample_kernel
 from deepinfer.kernels.sampling.triton_penalties import penalize_kernel
 
 INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
@@ -95,6 +97,8 @@ def _attention(arch: int) -> dict[str, Case]:
     attention_types = (
         "*i32 *i16 *u8 *i64 *u8 *i64 *fp32 *fp32 *fp32 *i32 *fp32 *fp32 fp32 i32 i32 i32"
     )
+    if not has_tensor_memory:  # 64 heads of 512 are in Gluon there
+        attention |= {"HALF": 128, "TILE_PAIRS": 128}
     return {
         "attention": Case(
             attention_kernel,
@@ -152,6 +156,12 @@ def _rows(arch: int) -> dict[str, Case]:
             fp_fusion=False,
             multiples_of_16=("scale_stride", "stride", "values_stride", "scales_stride"),
         ),
+        "pool_tokens": Case(
+            pool_kernel,
+            "*fp32 *fp32 *i64 *i64 *i64 *i64 *i16",
+            {"RING": 8, "WIDTH": 512, "TILE": 512},
+            fp_fusion=False,
+        ),
     }
 
 
@@ -188,6 +198,12 @@ def _indexer() -> dict[str, Case]:
             few,
             8,
             multiples_of_16=("num_tops", "width", "size", "tops_stride", "best_stride", "stride"),
+        ),
+        "pool_rows": Case(
+            pool_rows_kernel,
+            "*i64 *i64 *i64 *i64 *i64 i32 i32 i32 i32",
+            {"SIZE": 8, "TILE": 512},
+            multiples_of_16=("k",),
         ),
     }
 
@@ -242,6 +258,7 @@ def _engram() -> dict[str, Case]:
 def _sampling() -> dict[str, Case]:
     return {
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
+        "noise": Case(noise_kernel, "*i64 *i64 *fp32 i32", {"TILE": 1024}, 8, fp_fusion=False),
         "penalties": Case(
             penalize_kernel, "*fp32 *i64 *i64 *i64 *i32 *fp32 i32 i32 i32 i32", {"TILE": 1024}
         ),

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-# Bytes of registers that do not fit, per thread: eight registers, where nothing is listed.  Hopper
-# runs the released model's attention in Gluon.
+# Bytes of registers that do not fit, per thread: at most eight registers.
 MAX_SPILLED = 32
-SPILLED = {("sm_90a", "attention"): 512}
 ALL: list[str] = []
 
 
@@ -33,6 +31,7 @@ def _compile(arch: int, names: list[str]) -> dict[str, dict[str, Any]]:
     [
         (90, "sm_90a", "wgmma.mma_async", ALL),
         (100, "sm_100a", "tcgen05.mma", ["attention", "index_scores", "select", "few"]),
+        (103, "sm_103a", "tcgen05.mma", ["index_scores"]),
         pytest.param(100, "sm_100a", "tcgen05.mma", ALL, marks=pytest.mark.slow),
         pytest.param(103, "sm_103a", "tcgen05.mma", ALL, marks=pytest.mark.slow),
     ],
@@ -42,7 +41,7 @@ def test_kernels_compile(arch: int, target: str, instruction: str, names: list[s
     for name, kernel in compiled.items():
         assert kernel["target"] == target
         assert kernel["cubin"] > 0
-        assert kernel["stack_bytes"] <= SPILLED.get((target, name), MAX_SPILLED), name
+        assert kernel["stack_bytes"] <= MAX_SPILLED, name
         # 227 KiB for one block; a kernel replaced by a trap would hold nothing.
         assert kernel["shared_bytes"] <= 227 * 1024, name
         assert kernel["registers"] > 8, name
