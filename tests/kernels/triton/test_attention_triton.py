@@ -136,16 +136,34 @@ def test_extreme_values(device: torch.device) -> None:
     _check(sparse_attention_triton(**case), sparse_attention_reference(**case))
 
 
-def test_addresses_beyond_4_gib(device: torch.device) -> None:
+@pytest.mark.parametrize("pool, num_rows", [("window", 10_000_000), ("main", 18_000_000)])
+def test_addresses_beyond_4_gib(pool: str, num_rows: int, device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("allocates 5 GiB")
     case = _case(device, 2, 16, 512, 64, 64)
-    rows = torch.empty((10_000_000, 528), dtype=torch.uint8, device=device)
-    shift = len(rows) - 200
-    rows[shift:] = case["window_rows"]
-    moved = torch.where(case["window_index"] < 0, -1, case["window_index"] + shift)
-    far = sparse_attention_triton(**case | {"window_rows": rows, "window_index": moved})
+    near, index = case[f"{pool}_rows"], case[f"{pool}_index"]
+    rows = torch.empty((num_rows, near.shape[1]), dtype=torch.uint8, device=device)
+    shift = len(rows) - len(near)
+    rows[shift:] = near
+    moved = torch.where(index < 0, -1, index + shift)
+    far = sparse_attention_triton(**case | {f"{pool}_rows": rows, f"{pool}_index": moved})
     assert_bitwise_equal(far, sparse_attention_triton(**case))
+
+
+@pytest.mark.parametrize("piece_keys", [None, 64])
+def test_more_queries_than_an_axis_of_a_grid_takes(
+    piece_keys: int | None, device: torch.device
+) -> None:
+    if device.type != "cuda":
+        pytest.skip("the interpreter runs one program after the other")
+    case = _case(device, 100, 4, 64, 70, 10)
+    few = sparse_attention_triton(**case, piece_keys=piece_keys)
+    many = {
+        name: case[name].repeat(700, *[1] * (case[name].dim() - 1))
+        for name in ("q", "window_index", "main_index")
+    }
+    out = sparse_attention_triton(**case | many, piece_keys=piece_keys)
+    assert_bitwise_equal(out.view(700, *few.shape), few.expand(700, *few.shape))
 
 
 def test_wrong_tensors_are_named(device: torch.device) -> None:

@@ -59,6 +59,20 @@ def test_lookup(shape: tuple[int, int], width: int, device: torch.device) -> Non
     assert_bitwise_equal(engram.engram_lookup_triton(table, scales, rows), expected)
 
 
+def test_lookup_of_every_scale(device: torch.device) -> None:
+    """0 is that of zeros; 255, which is no number, gives none."""
+    codes = torch.randint(0, 256, (256, 64), dtype=torch.uint8)
+    codes[codes & 0x7F == 0x7F] = 0
+    codes[0] = 0
+    scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 2).contiguous()
+    table = codes.view(torch.float8_e4m3fn).to(device)
+    factors = scales.view(torch.float8_e8m0fnu).to(device)
+    rows = torch.arange(256, device=device)[:, None]
+    out = engram.engram_lookup_triton(table, factors, rows)
+    assert_bitwise_equal(out[:255], engram_lookup_reference(table, factors, rows)[:255])
+    assert not out[255].isfinite().any()
+
+
 @pytest.mark.parametrize("is_pinned", [False, True])
 def test_lookup_in_host_memory(is_pinned: bool, device: torch.device) -> None:
     if is_pinned and device.type != "cuda":

@@ -59,6 +59,7 @@ def _fp4(*shape: int, device: torch.device, spread: int = 6) -> Weight:
 
 _MAKERS = {"fp8": _fp8, "fp4": _fp4}
 _ODD_SHAPES = [(1, 32, 32), (5, 96, 96), (18, 160, 384), (0, 64, 128)]
+_4097_ROWS = pytest.param(4097, 96, 160, marks=pytest.mark.gpu)
 
 
 @pytest.mark.parametrize("rows, k", [(1, 32), (3, 96), (2, 1184)])
@@ -93,7 +94,7 @@ def test_folded_activations(rows: int, k: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("kind", list(_MAKERS))
-@pytest.mark.parametrize("rows, n, k", _ODD_SHAPES)
+@pytest.mark.parametrize("rows, n, k", [*_ODD_SHAPES, _4097_ROWS])
 def test_quantized_linear(rows: int, n: int, k: int, kind: str, device: torch.device) -> None:
     x, weight = _activations(rows, k, device), _MAKERS[kind](n, k, device=device)
     expected = quantized_linear_reference(x, weight)

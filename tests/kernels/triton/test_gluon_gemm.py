@@ -120,6 +120,15 @@ def test_linear_layers_of_the_model(n: int, k: int) -> None:
     assert quantized_linear(x[:0], native).shape == (0, n)
 
 
+@pytest.mark.parametrize("n, k", [(1792, 5120), (192, 512)])
+def test_4097_rows(n: int, k: int) -> None:
+    """One more than whole tiles of every size."""
+    weight, x = native_weight(_fp8(n, k)), _rows(4097, k)
+    whole = quantized_linear(x, weight)
+    for part in (slice(0, 64), slice(4000, 4097), slice(4096, 4097)):
+        assert_bitwise_equal(quantized_linear(x[part].contiguous(), weight), whole[part], f"{part}")
+
+
 _SPEED = Speed(1, 1.0, 1.0)
 _FP8_TILES = (NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8, TRIPLE)
 _FP4_TILES = (NarrowTile(64, 2, _SPEED), NarrowTile(128, 2, _SPEED), WIDE_FP4)
@@ -383,6 +392,14 @@ def test_experts_of_other_ranks_add_nothing() -> None:
     )
     assert not actual[1].any()
     assert float(relative_error(actual, expected)[[0, 2, 3, 4]].max()) < 2e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_tokens_without_any_expert(tokens: int) -> None:
+    native = native_experts(_fp4(3, 512, 256), _fp4(3, 256, 256))
+    ids = torch.full((tokens, 2), -1, dtype=torch.int64, device=_CUDA)
+    out = experts(_rows(tokens, 256), ids, torch.rand(tokens, 2, device=_CUDA), *native, _LIMIT)
+    assert_bitwise_equal(out, torch.zeros_like(out))
 
 
 def test_experts_in_a_graph() -> None:

@@ -157,11 +157,58 @@ def test_rows_that_are_not_listed_are_not_read() -> None:
     assert_bitwise_equal(_attend(case), expected)
 
 
-def test_addresses_beyond_4_gib() -> None:
+@pytest.mark.parametrize("pieces", [None, 128])
+@pytest.mark.parametrize("pool, num_rows", [("window", 10_000_000), ("main", 18_000_000)])
+def test_addresses_beyond_4_gib(pool: str, num_rows: int, pieces: int | None) -> None:
     case = _case(2)
-    rows = torch.empty((10_000_000, 528), dtype=torch.uint8, device=CUDA)
-    shift = len(rows) - 900
-    rows[shift:] = case["window_rows"]
-    moved = torch.where(case["window_index"] < 0, -1, case["window_index"] + shift)
-    far = _attend(case | {"window_rows": rows, "window_index": moved})
-    assert_bitwise_equal(far, _attend(case))
+    near, index = case[f"{pool}_rows"], case[f"{pool}_index"]
+    rows = torch.empty((num_rows, near.shape[1]), dtype=torch.uint8, device=CUDA)
+    shift = len(rows) - len(near)
+    rows[shift:] = near
+    moved = torch.where(index < 0, -1, index + shift)
+    far = _attend(case | {f"{pool}_rows": rows, f"{pool}_index": moved}, piece_keys=pieces)
+    assert_bitwise_equal(far, _attend(case, piece_keys=pieces))
+
+
+@pytest.mark.parametrize("queries", [17_000, 70_000])
+def test_more_queries_than_an_axis_of_a_grid_takes(queries: int) -> None:
+    """Of 70,000, the values are more than 2**31."""
+    case = _case(250)
+    few = _attend(case)
+    _check(few, sparse_attention_reference(**case))
+    times = queries // len(few)
+    many = {
+        name: case[name].repeat(times, *[1] * (case[name].dim() - 1))
+        for name in ("q", "window_index", "main_index")
+    }
+    out = _attend(case | many)
+    for number, part in enumerate(out.split(len(few))):
+        assert torch.equal(part, few), f"queries from {number * len(few)} differ"
+
+
+@pytest.mark.parametrize("queries", [4, 300])
+@pytest.mark.parametrize("pieces", [None, 128])
+def test_extreme_values(queries: int, pieces: int | None) -> None:
+    """The largest codes and scales, rows of zeros and of minus zeros."""
+    case = _case(queries)
+    case["window_rows"] = pack_window_rows(torch.randn(900, 512, device=CUDA) * 1e3)
+    case["main_rows"] = pack_main_rows(torch.randn(900, 512, device=CUDA) * 2688)
+    case["main_rows"][7] = 0
+    case["main_rows"][8, :256] = 0x88
+    _check(_attend(case, piece_keys=pieces), sparse_attention_reference(**case))
+
+
+def test_a_captured_decode_shares_no_scratch_with_a_prefill() -> None:
+    """Both hold sums or decoded rows beside their results; one is replayed after the other ran."""
+    decode, prefill = _case(6), _case(300)
+    expected, whole = _attend(decode, piece_keys=128), _attend(prefill)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = _attend(decode, piece_keys=128)
+    for _ in range(2):
+        assert_bitwise_equal(_attend(prefill), whole, "prefill")
+        poison = torch.full((1 << 26,), float("nan"), device=CUDA)
+        out.zero_()
+        graph.replay()
+        assert_bitwise_equal(out, expected, "decode")
+        del poison

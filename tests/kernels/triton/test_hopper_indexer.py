@@ -91,6 +91,31 @@ def test_same_bits_in_any_batch_and_every_run() -> None:
         assert_bitwise_equal(_score(case | alone)[0], whole[query], f"{query=}")
 
 
+def test_17_000_requests() -> None:
+    _check(_case(list(range(17_000)), 64), 1e-4)
+
+
+def test_pools_beyond_4_gib() -> None:
+    """All entries, and those of listed blocks."""
+    from deepinfer.kernels.indexer import listed_index_scores
+
+    case = _case([0] * 6 + [1], 500)
+    case["num_visible"].fill_(500)
+    near = case["pool"]
+    pool = torch.empty((1_100_000, *near.shape[1:]), dtype=torch.uint8, device=CUDA)
+    shift = len(pool) - len(near)
+    pool[shift:] = near
+    far = case | {"pool": pool, "block_table": case["block_table"] + shift}
+    whole = _score(case)
+    assert_bitwise_equal(_score(far), whole)
+    blocks = torch.tensor([1, 5, 62], device=CUDA).expand(7, -1).contiguous()
+    names = ("query_rows", "head_weights", "pool", "block_table", "request_rows")
+    count = torch.full((7,), 20, device=CUDA)
+    found = listed_index_scores(*[far[name] for name in names], blocks, count, block_size=8)
+    places = (blocks[0, :, None] * 8 + torch.arange(8, device=CUDA)).flatten()[:20]
+    assert_bitwise_equal(found[:, :20], whole[:, places])
+
+
 def test_nothing_to_score() -> None:
     case = _case([0], 70)
     assert _score(case | {"num_entries": 0}).shape == (1, 0)

@@ -88,6 +88,20 @@ def test_scores_without_queries_or_entries(device: torch.device) -> None:
     assert paged_index_scores_triton(**case | none).shape == (0, 7)
 
 
+def test_scores_of_pools_beyond_4_gib(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("allocates 5 GiB")
+    case = _paged(device, [0, 0, 1], 32, 128, 300, 64)
+    near = case["pool"]
+    pool = torch.empty((1_100_000, *near.shape[1:]), dtype=torch.uint8, device=device)
+    shift = len(pool) - len(near)
+    pool[shift:] = near
+    far = case | {"pool": pool, "block_table": case["block_table"] + shift}
+    is_seen = torch.arange(300, device=device) < case["num_visible"][:, None]
+    expected = paged_index_scores_triton(**case)[is_seen]
+    assert_bitwise_equal(paged_index_scores_triton(**far)[is_seen], expected)
+
+
 def test_a_narrow_block_table_is_refused(device: torch.device) -> None:
     case = _paged(device, [0], 4, 32, 49)
     with pytest.raises(TensorError, match="49 entries need 3 blocks"):
@@ -203,6 +217,22 @@ def test_topk_of_a_million(device: torch.device) -> None:
     visible = torch.tensor([(1 << 20) - 5], device=device)
     expected = select_topk_reference(scores, visible, 512)
     assert_bitwise_equal(select_topk_triton(scores, visible, 512), expected)
+
+
+@pytest.mark.parametrize("columns", [131_072, 131_071])
+def test_topk_of_rows_beyond_2_to_the_31(columns: int, device: torch.device) -> None:
+    """Numbers of scores before the last rows; wide rows are searched in two ways."""
+    if device.type != "cuda":
+        pytest.skip("allocates 5 GiB")
+    scores = torch.randn(17_000, columns, dtype=torch.bfloat16, device=device)
+    visible = torch.randint(0, columns + 1, (17_000,), device=device)
+    picks = select_topk_triton(scores, visible, 512)
+    bits = scores.view(torch.int16)
+    few = select_few(bits, visible, 512) if has_few(bits, 512) else picks
+    for part in (slice(0, 3), slice(16_381, 16_387), slice(16_997, 17_000)):
+        expected = select_topk_reference(scores[part], visible[part], 512)
+        assert_bitwise_equal(picks[part], expected, f"rows {part}")
+        assert_bitwise_equal(few[part], expected, f"rows {part}, by lists")
 
 
 @ALL_NAN

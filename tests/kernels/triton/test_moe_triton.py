@@ -226,6 +226,17 @@ def test_experts_of_other_ranks_add_nothing(device: torch.device) -> None:
     assert float(relative_error(actual, expected)[[0, 2, 3, 4]].max()) < 2e-2
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_tokens_without_any_expert(tokens: int, device: torch.device) -> None:
+    x = torch.randn(tokens, 64, device=device).to(torch.bfloat16)
+    ids = torch.full((tokens, 2), -1, dtype=torch.int64, device=device)
+    weights = torch.rand(tokens, 2, device=device)
+    gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    for path in _paths(device):
+        out = experts_triton(x, ids, weights, gate_up, down, _LIMIT, path=path)
+        assert_bitwise_equal(out, torch.zeros_like(out), path.name)
+
+
 def test_no_tokens(device: torch.device) -> None:
     gate_up, down = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
     empty = torch.empty(0, 2, device=device)

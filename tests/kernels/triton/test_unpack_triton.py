@@ -39,3 +39,16 @@ def test_matches_reference(
         assert main_out is None
     else:
         assert_bitwise_equal(main_out, unpack_main_rows(main).bfloat16())
+
+
+def test_every_byte_is_a_scale(device: torch.device) -> None:
+    """UE8M0 from 0, which is 2**-127, to 255, which is NaN; E4M3 with both of its NaNs."""
+    byte = torch.arange(256, dtype=torch.uint8)
+    window = torch.randint(0, 256, (256, 528), dtype=torch.uint8)
+    main = torch.randint(0, 256, (256, 288), dtype=torch.uint8)
+    window[:, 512:], main[:, 256:] = byte[:, None], byte[:, None]
+    window, main = window.to(device), main.to(device)
+    window_out, main_out = unpack_rows_triton(window, main, 512)
+    assert_bitwise_equal(window_out, unpack_window_rows(window).bfloat16())
+    assert main_out is not None
+    assert_bitwise_equal(main_out, unpack_main_rows(main).bfloat16())
