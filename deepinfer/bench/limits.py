@@ -6,6 +6,7 @@ from statistics import mean
 
 from deepinfer.engine.cache.kv_cache import block_bytes, slot_bytes
 from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
+from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 
@@ -16,22 +17,24 @@ _BLOCK = 64
 
 
 def limit_rows(plan: BenchPlan, model: ModelConfig) -> list[LimitRow]:
-    """One row for each size and number of drafts of the plan.  Raises: ConfigError."""
+    """One row for each size and number of drafts of the plan, with experts as they are stored
+    unless the plan has all of them as FP8.  Raises: ConfigError."""
     plan.check_model(model)
+    as_fp8 = plan.expert_weights == "fp8"
     rows = []
     if "decode" in plan.phases:
         # As many as pay are at most all.
         most = model.dspark_block_size
         drafts = sorted({most if number is None else number for number in plan.drafts})
         rows += [
-            decode_row(plan, model, ranks, size, number)
+            decode_row(plan, model, ranks, size, number, experts_as_fp8=as_fp8)
             for ranks in plan.decode_ranks
             for number in drafts
             for size in plan.requests
         ]
     if "prefill" in plan.phases:
         rows += [
-            prefill_row(plan, model, ranks, size, plan.replay_tokens)
+            prefill_row(plan, model, ranks, size, plan.replay_tokens, experts_as_fp8=as_fp8)
             for ranks in plan.prefill_ranks
             for size in plan.tokens
         ]
@@ -39,7 +42,13 @@ def limit_rows(plan: BenchPlan, model: ModelConfig) -> list[LimitRow]:
 
 
 def decode_row(
-    plan: BenchPlan, model: ModelConfig, ranks: int, num_requests: int, num_drafts: int
+    plan: BenchPlan,
+    model: ModelConfig,
+    ranks: int,
+    num_requests: int,
+    num_drafts: int,
+    *,
+    experts_as_fp8: bool = False,
 ) -> LimitRow:
     """Requests of different lengths count as equally many of their mean."""
     context = round(mean(plan.contexts(num_requests)))
@@ -52,8 +61,9 @@ def decode_row(
         num_verified_drafts=num_drafts,
         acceptance=plan.acceptance,
         link=plan.exchange(ranks),
+        experts_as_fp8=experts_as_fp8,
     )
-    weights = rank_weight_bytes(model, ranks)
+    weights = rank_weight_bytes(model, ranks, experts_as_fp8=experts_as_fp8)
     caches = sum(request_bytes(model, length) for length in plan.contexts(num_requests))
     return LimitRow(
         phase="decode",
@@ -65,11 +75,18 @@ def decode_row(
         weight_bytes=weights,
         cache_bytes=caches,
         fits=weights + caches <= plan.profile().memory_bytes,
+        experts_as_fp8=experts_as_fp8,
     )
 
 
 def prefill_row(
-    plan: BenchPlan, model: ModelConfig, ranks: int, num_tokens: int, replay_tokens: int | None
+    plan: BenchPlan,
+    model: ModelConfig,
+    ranks: int,
+    num_tokens: int,
+    replay_tokens: int | None,
+    *,
+    experts_as_fp8: bool = False,
 ) -> LimitRow:
     """Prompts of different lengths count as equally many of their mean."""
     prompts = plan.prompts(num_tokens)
@@ -82,8 +99,9 @@ def prefill_row(
         expert_parallel_size=ranks,
         replay_tokens=replay_tokens,
         link=plan.exchange(ranks),
+        experts_as_fp8=experts_as_fp8,
     )
-    weights = rank_weight_bytes(model, ranks)
+    weights = rank_weight_bytes(model, ranks, experts_as_fp8=experts_as_fp8)
     caches = sum(request_bytes(model, length) for length in prompts)
     return LimitRow(
         phase="prefill",
@@ -95,13 +113,15 @@ def prefill_row(
         weight_bytes=weights,
         cache_bytes=caches,
         fits=weights + caches <= plan.profile().memory_bytes,
+        experts_as_fp8=experts_as_fp8,
     )
 
 
-def rank_weight_bytes(model: ModelConfig, ranks: int) -> float:
+def rank_weight_bytes(model: ModelConfig, ranks: int, *, experts_as_fp8: bool = False) -> float:
     """Bytes of the weights of one rank: all but the experts and Engram rows of the others."""
     weights = weight_bytes(model)
-    return weights.shared + (weights.experts + weights.tables) / ranks
+    more = more_bytes_as_fp8(model) if experts_as_fp8 else 0
+    return weights.shared + (weights.experts + weights.tables + more) / ranks
 
 
 def request_bytes(model: ModelConfig, context: int) -> int:
@@ -109,7 +129,14 @@ def request_bytes(model: ModelConfig, context: int) -> int:
     return -(-context // _BLOCK) * block_bytes(model, _BLOCK) + slot_bytes(model)
 
 
-def requests_that_fit(model: ModelConfig, context: int, ranks: int, memory_bytes: float) -> int:
+def requests_that_fit(
+    model: ModelConfig,
+    context: int,
+    ranks: int,
+    memory_bytes: float,
+    *,
+    experts_as_fp8: bool = False,
+) -> int:
     """How many requests of ``context`` tokens a rank holds beside its weights; 0 if none."""
-    room = memory_bytes - rank_weight_bytes(model, ranks)
+    room = memory_bytes - rank_weight_bytes(model, ranks, experts_as_fp8=experts_as_fp8)
     return max(0, int(room // request_bytes(model, context)))

@@ -17,7 +17,7 @@ from .limits import decode_row
 from .plan import BenchPlan
 from .rank_drafts import auto_steps
 from .rank_model import RankModel
-from .results import Measurement
+from .results import LimitRow, Measurement
 from .rows import measured_row
 from .timed import timed_steps
 
@@ -69,7 +69,7 @@ def _fixed(
         return worker.run(batch)
 
     timed = timed_steps(once, plan.num_steps, rank.device, in_a_row=True)
-    row = decode_row(plan, flash, rank.ranks, number, drafts)
+    row = _limit(plan, flash, rank, number, drafts)
     parts = kernel_parts(once, rank.device)
     exchanges = _exchanges(rank, drafts)
     return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
@@ -85,7 +85,7 @@ def _auto(
     found = auto_steps(step, batch, plan.acceptance, plan.num_steps)
     row = measured_row(
         name,
-        decode_row(plan, flash, rank.ranks, number, round(found.mean_drafts)),
+        _limit(plan, flash, rank, number, round(found.mean_drafts)),
         found.timed,
         plan,
         _exchanges(rank, most),
@@ -98,6 +98,13 @@ def _auto(
         num_tokens=number * found.mean_tokens,
         accepted_length=found.mean_tokens,
     )
+
+
+def _limit(
+    plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
+) -> LimitRow:
+    """That of a rank whose experts have the form of this one's."""
+    return decode_row(plan, flash, rank.ranks, number, drafts, experts_as_fp8=rank.experts_as_fp8)
 
 
 def _exchanges(rank: RankModel, drafts: int) -> int:

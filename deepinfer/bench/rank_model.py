@@ -13,7 +13,6 @@ from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
 from deepinfer.engine.execution.runner import Runner
 from deepinfer.engine.execution.slot_table import SlotTable
-from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import Share
@@ -182,8 +181,7 @@ def num_that_fit(
         return None
     free, _ = torch.cuda.mem_get_info(device)
     # A tenth for activations, graphs and what loading needs beside.
-    room = 0.9 * free - (more_bytes_as_fp8(model) / ranks if experts_as_fp8 else 0)
-    return requests_that_fit(model, context, ranks, room)
+    return requests_that_fit(model, context, ranks, 0.9 * free, experts_as_fp8=experts_as_fp8)
 
 
 def _fill(cache: KVCache, config: ModelConfig, seed: int) -> None:

@@ -62,7 +62,7 @@ def _row(
 
     steps = max(_LEAST_STEPS, plan.num_steps // 4) if mode else plan.num_steps
     timed = timed_steps(once, steps, rank.device)
-    row = prefill_row(plan, flash, rank.ranks, number, replay)
+    row = prefill_row(plan, flash, rank.ranks, number, replay, experts_as_fp8=rank.experts_as_fp8)
     parts = kernel_parts(once, rank.device)
     return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
 

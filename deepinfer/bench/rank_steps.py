@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deepinfer.engine.execution.ladder import ladder_size
-from deepinfer.engine.memory.expert_form import more_bytes_as_fp8
 from deepinfer.engine.memory.out_of_memory import free_unused
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.share import Share
@@ -174,8 +173,7 @@ def _check_memory(deployment: Deployment, device: str) -> None:
     as_fp8, num_slots = deployment.experts_as_fp8, deployment.num_slots
     fit = num_that_fit(model, ranks, plan.longest, device, experts_as_fp8=as_fp8)
     if fit is not None and fit < num_slots:
-        weights = rank_weight_bytes(model, ranks)
-        weights += more_bytes_as_fp8(model) / ranks if as_fp8 else 0
+        weights = rank_weight_bytes(model, ranks, experts_as_fp8=as_fp8)
         raise ConfigError(
             f"{num_slots} requests of {plan.longest:,} tokens and the weights of 1 of {ranks} "
             f"ranks ({weights / 1e9:,.0f} GB) do not fit the free memory of this GPU: {fit} "

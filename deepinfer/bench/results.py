@@ -15,6 +15,7 @@ class LimitRow:
 
     size   requests per rank (decode) or prompt tokens per rank (prefill)
     fits   weights and caches of such a rank fit the device
+    experts_as_fp8  experts' FP4 weights are read as one byte each, not as they are stored
     """
 
     phase: str
@@ -26,6 +27,7 @@ class LimitRow:
     weight_bytes: float
     cache_bytes: float
     fits: bool
+    experts_as_fp8: bool = False
 
     @property
     def tokens_per_s_user(self) -> float | None:
@@ -42,7 +44,8 @@ class Measurement:
     """One measured row.  ``step_s`` are the raw times of a rank, the slowest of those ``present``;
     the exchange between these is in it.  ``link_s`` is modelled: the exchange with the others.
     ``num_drafts`` is the mean of those verified, ``accepted_length`` of the tokens of a request and
-    step; ``energy_j`` are a device's joules of a step."""
+    step; ``energy_j`` are a device's joules of a step; ``experts_as_fp8``: the form of the experts'
+    FP4 weights, of ``limit`` too."""
 
     phase: str
     name: str
@@ -58,6 +61,7 @@ class Measurement:
     accepted_length: float | None = None
     energy_j: float | None = None
     present: int = 1
+    experts_as_fp8: bool = False
 
     @property
     def local_s(self) -> float:

@@ -39,5 +39,6 @@ def measured_row(
         link_s=link_s,
         limit=row.limit,
         parts_s=parts,
+        experts_as_fp8=row.experts_as_fp8,
         accepted_length=row.limit.num_tokens / row.size if row.phase == "decode" else None,
     )

@@ -60,7 +60,8 @@ def _head(record: BenchRecord) -> str:
 def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     first = rows[0]
     is_decode, has_link = first.phase == "decode", first.ranks > 1
-    head = ["measurement", "steps", "step ms"]
+    has_forms = any(row.experts_as_fp8 for row in rows)
+    head = ["measurement", *(["experts"] if has_forms else []), "steps", "step ms"]
     head += ["link ms"] if has_link else []
     head += ["drafts", "tokens/step"] if is_decode else []
     head += ["tokens/s", "serial tokens/s"] if has_link else ["tokens/s"]
@@ -74,7 +75,8 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     head += ["cost/M tokens"] if price is not None else []
     body = []
     for row in rows:
-        cells = [row.name, str(len(row.step_s)), _ms(row.local_s)]
+        cells = [row.name, *(["fp8" if row.experts_as_fp8 else "fp4"] if has_forms else [])]
+        cells += [str(len(row.step_s)), _ms(row.local_s)]
         if has_link:
             real = row.present == row.ranks
             cells.append("in the step" if real else f"{_ms(row.link_s)} (modelled)")
@@ -149,6 +151,7 @@ def _limit_table(record: BenchRecord, rows: list[LimitRow]) -> str:
         body.append(cells)
     drafts = f", {first.num_drafts} drafts verified, {record.plan.acceptance:.0%} accepted each"
     title = f"\n### {first.phase.capitalize()}, EP{first.ranks}"
+    title += ", experts as FP8" if first.experts_as_fp8 else ""
     decode = f", context {first.context:,}{drafts}"
     return title + (decode if is_decode else "") + "\n\n" + table(head, body)
 

@@ -6,6 +6,7 @@ Divides the work of one rank (``step_work``) by peak rates.  Figures are per ran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
@@ -55,11 +56,13 @@ def decode_limit(
     num_verified_drafts: int = 0,
     acceptance: float = 0.75,
     link: Link | None = None,
+    experts_as_fp8: bool = False,
 ) -> Limit:
     """One decode step of ``num_requests`` per rank, each verifying that many drafts.
 
     ``acceptance`` is the chance that a draft is accepted once those before it were.
-    ``link`` carries the exchange; the device's own fabric if None.
+    ``link`` carries the exchange; the device's own fabric if None.  ``experts_as_fp8``: FP4 weights
+    of experts are read in twice the bytes, as a device without FP4 products may keep them.
     """
     link = link or device_link(device)
     _check_positive(num_requests=num_requests, context=context, ranks=expert_parallel_size)
@@ -71,14 +74,20 @@ def decode_limit(
     rows = num_requests * (1 + num_verified_drafts)
     ranks = expert_parallel_size
     receivers = link.num_receivers(ranks)
-    parts = [dense_work(config, plan, rows, ranks, receivers) for plan in config.layers]
+    dense = partial(
+        dense_work, config, ranks=ranks, receivers=receivers, experts_as_fp8=experts_as_fp8
+    )
+    parts = [dense(plan, rows) for plan in config.layers]
     parts += [
         attention_work(config, plan, num_requests, 1 + num_verified_drafts, context)
         for plan in config.layers
     ]
     parts.append(head_work(config, rows))
     if num_verified_drafts:
-        parts.append(draft_work(config, num_requests, rows, ranks, receivers))
+        drafts = draft_work(
+            config, num_requests, rows, ranks, receivers, experts_as_fp8=experts_as_fp8
+        )
+        parts.append(drafts)
     work = Work.total(parts)
     return _limit(
         [work], num_requests * accepted_length(num_verified_drafts, acceptance), device, link
@@ -99,20 +108,24 @@ def prefill_limit(
     expert_parallel_size: int = 1,
     replay_tokens: int | None = None,
     link: Link | None = None,
+    experts_as_fp8: bool = False,
 ) -> Limit:
     """One prefill of whole prompts: the encoder on every token, then the decoder layers on the
-    last ``replay_tokens`` (one window if None) of each."""
+    last ``replay_tokens`` (one window if None) of each.  ``experts_as_fp8`` as in a decode step."""
     link = link or device_link(device)
     replay = min(prompt_len, config.sliding_window if replay_tokens is None else replay_tokens)
     ranks = expert_parallel_size
     _check_positive(prompt_len=prompt_len, num_prompts=num_prompts, ranks=ranks, replay=replay)
     receivers = link.num_receivers(ranks)
     rows, split = num_prompts * prompt_len, config.split_layer
-    encoder = [dense_work(config, plan, rows, ranks, receivers) for plan in config.layers[:split]]
+    dense = partial(
+        dense_work, config, ranks=ranks, receivers=receivers, experts_as_fp8=experts_as_fp8
+    )
+    encoder = [dense(plan, rows) for plan in config.layers[:split]]
     encoder += [scan_work(config, plan, num_prompts, prompt_len) for plan in config.layers[:split]]
     encoder.append(global_kv_work(config, rows))
     tail = num_prompts * replay
-    decoder = [dense_work(config, plan, tail, ranks, receivers) for plan in config.layers[split:]]
+    decoder = [dense(plan, tail) for plan in config.layers[split:]]
     decoder += [
         attention_work(config, plan, num_prompts, replay, prompt_len)
         for plan in config.layers[split:]

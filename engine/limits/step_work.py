@@ -71,20 +71,27 @@ def _footprint(config: ModelConfig, plan: LayerPlan) -> _Footprint:
 
 
 def dense_work(
-    config: ModelConfig, plan: LayerPlan, rows: int, ranks: int, receivers: int | None = None
+    config: ModelConfig,
+    plan: LayerPlan,
+    rows: int,
+    ranks: int,
+    receivers: int | None = None,
+    *,
+    experts_as_fp8: bool = False,
 ) -> Work:
     """Everything of a layer but attention itself, for ``rows`` tokens on each of ``ranks``.
 
     A token is sent once to each of the ``receivers`` that hold one of its experts: other ranks, or
-    nodes of ranks."""
+    nodes of ranks.  Routed experts are read as they are stored, or as one byte for each weight."""
     layer = _footprint(config, plan)
+    expert_bytes = layer.expert_parameters if experts_as_fp8 else layer.expert_bytes
     chosen = plan.num_experts_per_tok / plan.n_routed_experts
     touched = 1 - (1 - chosen) ** (rows * ranks)
     streams = (2 * config.hc_mult + 2) * config.hidden_size * 2
     sent = config.hidden_size + config.hidden_size // 32 + 2 * config.hidden_size
     return Work(
         gemm_flops=2 * rows * (layer.shared_parameters + layer.expert_parameters * chosen),
-        weight_bytes=layer.shared_bytes + layer.expert_bytes / ranks * touched,
+        weight_bytes=layer.shared_bytes + expert_bytes / ranks * touched,
         stream_bytes=2 * streams * rows,
         link_bytes=rows * _remote_receivers(plan, receivers or ranks) * sent,
     )
@@ -187,12 +194,21 @@ def head_work(config: ModelConfig, rows: int) -> Work:
 
 
 def draft_work(
-    config: ModelConfig, num_requests: int, rows: int, ranks: int, receivers: int | None = None
+    config: ModelConfig,
+    num_requests: int,
+    rows: int,
+    ranks: int,
+    receivers: int | None = None,
+    *,
+    experts_as_fp8: bool = False,
 ) -> Work:
     """One block per request, and the taps of all verified ``rows`` into the draft rings."""
     block = config.dspark_block_size
     drafted = num_requests * block
-    parts = [dense_work(config, stage, drafted, ranks, receivers) for stage in config.draft_stages]
+    parts = [
+        dense_work(config, stage, drafted, ranks, receivers, experts_as_fp8=experts_as_fp8)
+        for stage in config.draft_stages
+    ]
     taps = len(config.dspark_target_layer_ids) * config.hidden_size * config.hidden_size
     markov = config.vocab_size * config.dspark_markov_rank
     head = config.vocab_size * config.hidden_size

@@ -38,6 +38,20 @@ def test_replaying_more_costs_more() -> None:
     assert launch.limit.local_s > window.limit.local_s
 
 
+def test_experts_as_fp8_take_their_room() -> None:
+    """32 GB more on a rank of eight, read in every step of many requests."""
+    plan = BenchPlan(phases=("decode",), requests=(256,), drafts=(5,))
+    [stored] = limit_rows(plan, FLASH)
+    [recast] = limit_rows(dataclasses.replace(plan, expert_weights="fp8"), FLASH)
+    assert (stored.experts_as_fp8, recast.experts_as_fp8) == (False, True)
+    more = recast.weight_bytes - stored.weight_bytes
+    assert more == pytest.approx(32e9, rel=0.03)
+    read = recast.limit.work.weight_bytes - stored.limit.work.weight_bytes
+    assert read == pytest.approx(more, rel=0.01)
+    assert recast.fitting(141e9) == stored.fitting(141e9 - more) > 256
+    assert recast.fitting(141e9) == requests_that_fit(FLASH, 131_072, 8, 141e9, experts_as_fp8=True)
+
+
 def test_memory_decides_how_many_requests_fit() -> None:
     """At 131,072 tokens a request takes about 119.6 MB, 256 of them 30.6 GB."""
     assert 256 * request_bytes(FLASH, 131_072) == pytest.approx(30.7e9, rel=0.01)

@@ -88,6 +88,17 @@ def test_every_kind_of_row_has_a_name_of_its_own() -> None:
     assert exact.limit.local_s > window.limit.local_s
 
 
+def test_rows_stand_beside_the_limit_of_their_form_of_experts() -> None:
+    plan = BenchPlan(requests=(2,), context=100, tokens=(100,), drafts=(2,), num_steps=1, modes=())
+    stored = RankModel.make(TINY, ranks=2, context=100, num_slots=2, seed=0, device="cpu")
+    recast = dataclasses.replace(stored, experts_as_fp8=True)
+    for measure in (measure_decode, measure_prefill):
+        [fp4], [fp8] = (list(measure(plan, TINY, rank)) for rank in (stored, recast))
+        assert (fp4.experts_as_fp8, fp8.experts_as_fp8) == (False, True)
+        assert fp4.limit is not None and fp8.limit is not None
+        assert fp4.limit.work.weight_bytes < fp8.limit.work.weight_bytes
+
+
 def test_chunks_end_where_rings_are_saved() -> None:
     """As in the scheduler: every token once, and a pass ends at each boundary."""
     rank = RankModel.make(TINY, ranks=1, context=300, num_slots=2, seed=0, device="cpu")

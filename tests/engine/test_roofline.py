@@ -16,7 +16,7 @@ from deepinfer.engine.limits.device_profiles import (
     device_profile,
 )
 from deepinfer.engine.limits.links import NVLINK, RDMA400, link
-from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
+from deepinfer.engine.limits.roofline import Limit, decode_limit, prefill_limit
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 
@@ -62,8 +62,10 @@ DECODE_TABLE = [
     (B200, 8, 8, 5.84, 5.97, 4_501),
     (B200, 8, 16, 5.99, 6.25, 8_783),
     (B200, 8, 60, 6.73, 7.69, 29_315),
+    (B200, 8, 128, 7.87, 10.25, 53_458),
     (B200, 8, 256, 14.83, 20.5, 56_742),
     (H200, 8, 8, 9.74, 10.1, 2_700),
+    (H200, 8, 16, 9.98, 10.7, 5_270),
     (H200, 8, 60, 11.2, 13.8, 17_589),
     (H200, 8, 128, 17.5, 22.9, 24_064),
     (H200, 8, 256, 35.0, 45.8, 24_064),
@@ -84,6 +86,42 @@ def test_decode_limits(device, ranks, requests, overlap, serial, rate) -> None: 
     assert limit.overlap_s * 1e3 == pytest.approx(overlap, rel=0.04)
     assert limit.serial_s * 1e3 == pytest.approx(serial, rel=0.04)
     assert limit.tokens_per_s == pytest.approx(rate, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("requests", "overlap", "serial", "rate"),
+    [(8, 16.5, 16.9, 1_592), (60, 18.0, 20.6, 10_950), (256, 35.0, 45.8, 24_064)],
+)
+def test_decode_limits_with_experts_as_fp8(
+    requests: int, overlap: float, serial: float, rate: float
+) -> None:
+    """An H200 reads 78.4 instead of 45.7 GB, whatever the requests."""
+    stored, recast = (
+        decode_limit(
+            FLASH, H200, num_requests=requests, context=CONTEXT, expert_parallel_size=8,
+            num_verified_drafts=5, experts_as_fp8=as_fp8,
+        )
+        for as_fp8 in (False, True)
+    )  # fmt: skip
+    assert recast.overlap_s * 1e3 == pytest.approx(overlap, rel=0.04)
+    assert recast.serial_s * 1e3 == pytest.approx(serial, rel=0.04)
+    assert recast.tokens_per_s == pytest.approx(rate, rel=0.04)
+    assert recast.work.weight_bytes == pytest.approx(78.4e9, rel=0.01)
+    assert replace(recast.work, weight_bytes=stored.work.weight_bytes) == stored.work
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(4_096, 87_100), (65_536, 101_600)])
+def test_prefill_limits_of_an_h200(tokens: int, rate: float) -> None:
+    """Experts as FP8, read in both halves of a prefill."""
+
+    def limit(as_fp8: bool) -> Limit:
+        return prefill_limit(
+            FLASH, H200, prompt_len=tokens, expert_parallel_size=8, replay_tokens=140,
+            experts_as_fp8=as_fp8,
+        )  # fmt: skip
+
+    assert limit(True).tokens_per_s == pytest.approx(rate, rel=0.01)
+    assert limit(True).local_s > limit(False).local_s
 
 
 @pytest.mark.parametrize(("tokens", "overlap", "serial"), [(4_096, 22.2, 27.9), (65_536, 282, 372)])
