@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from hypothesis import given
@@ -29,9 +30,9 @@ from deepinfer_cli.bench.page import cost_per_million, page
 from deepinfer_cli.bench.plan_flags import plan_fields
 from deepinfer_cli.bench.plots import save_plots
 from deepinfer_cli.bench.prompts import prompt_lengths
-from deepinfer_cli.bench.record import BenchRecord
+from deepinfer_cli.bench.record import SCHEMA, BenchRecord
 from deepinfer_cli.host import Host
-from deepinfer_cli.typed_json import from_json, to_json
+from deepinfer_cli.typed_json import from_json, json_schema, to_json
 
 HOST = Host(
     cpu="a processor",
@@ -105,6 +106,31 @@ def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_form_of_experts_is_told_where_there_are_two() -> None:
+    rows = (_measurement(), _measurement(name="16 requests", experts_as_fp8=True))
+    found = {}
+    for line in page(_record(measurements=rows)).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[cells[0]] = cells[1:2]
+    assert found["measurement"] == ["experts"] and found["16 requests"] == ["fp8"]
+    assert found["8 requests, no drafts"] == ["fp4"]
+    assert re.search(r"measurement \| +steps", page(_record()))
+
+
+def test_the_schema_in_docs_is_the_definition_and_holds(tmp_path: Path) -> None:
+    schema = json_schema(BenchRecord, SCHEMA)
+    fresh = tmp_path / "bench.schema.json"
+    fresh.write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
+    stored = Path(__file__).parents[2] / "docs" / "schemas" / "bench.schema.json"
+    assert stored.read_text(encoding="utf-8") == fresh.read_text(), f"copy {fresh} there"
+    jsonschema.Draft202012Validator.check_schema(schema)
+    _record().save(tmp_path)
+    written = json.loads((tmp_path / "bench.json").read_bytes())
+    jsonschema.validate(written, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(written | {"measurements": [{"phase": 1}]}, schema)
+
+
 @given(
     st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=5),
     st.floats(0, 10),
@@ -127,6 +153,28 @@ def test_a_faster_run_has_a_ratio_above_one() -> None:
     assert re.search(r"decode: 8 requests, no drafts \|\s+800.0 \|\s+1,600.0 \|\s+2.000", text)
     other = _record(measurements=(_measurement(name="another"),))
     assert "No row is in both" in comparison(other, _record())
+
+
+def test_what_changed_since_an_earlier_run_is_told() -> None:
+    old, row = _record(), _measurement(experts_as_fp8=True, present=2)
+    assert "Not the same" not in comparison(old, old)
+    plan = BenchPlan(acceptance=0.5, output_projection="fp8", expert_weights="fp4")
+    new = _record(
+        device="another device", measured_model="another model", links="EP8 over rdma400",
+        plan=plan, measurements=(row,),
+    )  # fmt: skip
+    text = comparison(new, old)
+    for line in (
+        "device: a device, now another device",
+        "model: a model, now another model",
+        "link: EP8 over nvlink, now EP8 over rdma400",
+        "acceptance: 75%, now 50%",
+        "form of experts: auto, now fp4",
+        "inputs of the output projection: bf16, now fp8",
+        "experts of decode: 8 requests, no drafts: fp4, now fp8",
+        "ranks present of decode: 8 requests, no drafts: 1, now 2",
+    ):
+        assert f"* {line}\n" in text
 
 
 def test_pictures(tmp_path: Path) -> None:
