@@ -139,7 +139,7 @@ def run_layout(bench: Bench, layout: Layout, wanted: Sequence[Request]) -> dict[
     if not rank.takes_rows:
         rank.follow(model, own)
         return {"answers": {}}
-    options: dict[str, Any] = {"is_alone": False, "captures": rank.can_capture}
+    options: dict[str, Any] = {"is_alone": False, "captures": rank.can_capture(model)}
     if bench.rank in sizes.prefill:
         return serve_prompts(bench, rank, LLMEngine(rank.runner(model), config, own, **options))
     links = [Mailbox(bench.links[other], is_driver=False) for other in sizes.prefill]

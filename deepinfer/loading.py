@@ -15,7 +15,6 @@ from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import WHOLE_MODEL
-from deepinfer.engine.model.tensors import is_engram_table
 from deepinfer.engine.parallel.rank import Rank
 from deepinfer.errors import CheckpointError, ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
@@ -24,6 +23,7 @@ from deepinfer.recipes.tokenizer import Tokenizer
 
 from .compiled_kernels import load_kernels
 from .engine.cache.kv_transfer import RemotePrefill
+from .engine.checkpoint.engram_tables import place_tables
 from .engine.checkpoint.weights import Checkpoint, open_checkpoint
 from .engine.execution.decode_stages import DecodeResult
 from .engine.execution.prefill import PrefillWorker
@@ -35,9 +35,6 @@ from .engine.speculation.calibration import Calibration
 from .engine.speculation.measure_steps import device_name
 from .engine.speculation.step_profile import StepProfile
 from .machine import is_hopper, set_cpu_threads
-
-# Larger Engram tables would take the room of weights and caches on a GPU.
-_MOST_TABLE_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ def load_model(
             profile=profile,
             observer=observer,
             is_alone=rank is None,
-            captures=rank is None or rank.can_capture,
+            captures=model.can_capture if rank is None else rank.can_capture(model),
             remote_prefill=remote_prefill,
         )
     if profile_path is not None and profile is None and engine.profile is not None:
@@ -164,11 +161,18 @@ def load_model(
 
 
 def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:
-    """The model of an opened checkpoint, or a rank's share of it."""
+    """The model of an opened checkpoint, or a rank's share of it.
+
+    The model moves tensors to the device itself, so that its copies and the checkpoint's never fill
+    it together; ``opened.notes`` gets a line if Engram tables stay on the host.
+    """
     checkpoint = opened.checkpoint
+    tables = place_tables(checkpoint, device, may_copy=rank is None)
+    if tables.note is not None:
+        opened.notes["engram_tables"] = tables.note
     return Model(
         checkpoint.config,
-        place_tensors(checkpoint, device),
+        checkpoint.load() | tables.tensors,
         token_map=engram_token_map(opened.tokenizer, checkpoint.config),
         device=device,
         share=WHOLE_MODEL if rank is None else rank.share,
@@ -193,18 +197,6 @@ def _saved_profile(
         f"with {expected[1]}: measured again and overwritten"
     )
     return None
-
-
-def place_tensors(checkpoint: Checkpoint, device: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, memory-mapped; Engram tables on ``device`` if they are small.
-
-    The model moves what else it needs, so that its copies and these never fill a GPU together.
-    """
-    tensors = checkpoint.load()
-    tables = {name: tensor for name, tensor in tensors.items() if is_engram_table(name)}
-    if sum(table.nbytes for table in tables.values()) <= _MOST_TABLE_BYTES:
-        tensors.update({name: table.to(device) for name, table in tables.items()})
-    return tensors
 
 
 def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None:

@@ -13,6 +13,7 @@ from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
 from deepinfer.engine.execution.runner import Runner
 from deepinfer.engine.execution.slot_table import SlotTable
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import Share
@@ -24,7 +25,7 @@ from deepinfer.errors import ConfigError
 from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 
 from .limits import requests_that_fit
-from .rank_share import RandomTensors, SliceShare, rank_config
+from .rank_share import HOST_TABLE_BYTES, RandomTensors, SliceShare, rank_config
 
 BLOCK_SIZE = 64
 # Rows of a cache that differ, a prime: no two requests have the same ones at the same places.
@@ -66,17 +67,19 @@ class RankModel:
         real_share: Share | None = None,
         experts_as_fp8: bool = False,
         output_as_fp8: bool = False,
+        tables_on_host: bool = False,
     ) -> RankModel:
         """``num_redundant``: experts held beside this rank's own, for balanced routing.
-        ``real_share`` is that of a rank whose others are there."""
+        ``real_share`` is that of a rank whose others are there.  ``tables_on_host``: Engram rows
+        are read from pinned host memory, from smaller tables than a rank's."""
         device = torch.device(device)
-        config = rank_config(model, ranks)
+        config = rank_config(model, ranks, HOST_TABLE_BYTES if tables_on_host else None)
         share = SliceShare(ranks, seed, num_redundant)
         generator = torch.Generator().manual_seed(seed)
         most = max(1, config.engram_compressed_vocab_size)
         built = Model(
             config,
-            RandomTensors(config, seed, device),
+            RandomTensors(config, seed, device, tables_on_host=tables_on_host),
             device=device,
             token_map=torch.randint(0, most, (config.vocab_size,), generator=generator),
             share=real_share or share,
@@ -174,14 +177,16 @@ def num_that_fit(
     device: torch.device | str,
     *,
     experts_as_fp8: bool = False,
+    tables_on_host: bool = False,
 ) -> int | None:
-    """Requests of ``context`` tokens that fit the free memory beside the weights of 1 of ``ranks``;
-    None where nobody knows."""
+    """Requests of ``context`` tokens that fit the free memory beside the weights of 1 of ``ranks``,
+    with or without its Engram tables; None where nobody knows."""
     if torch.device(device).type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
     # A tenth for activations, graphs and what loading needs beside.
-    return requests_that_fit(model, context, ranks, 0.9 * free, experts_as_fp8=experts_as_fp8)
+    room = 0.9 * free + (weight_bytes(model).tables / ranks if tables_on_host else 0)
+    return requests_that_fit(model, context, ranks, room, experts_as_fp8=experts_as_fp8)
 
 
 def _fill(cache: KVCache, config: ModelConfig, seed: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepinfer.engine.checkpoint.random_weights import random_linear, random_tensor
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.layer_tensors import LayerTensors
@@ -37,12 +38,20 @@ from .arrived import ArrivedTokens
 from .plan import padded_experts
 from .traffic import Traffic
 
+# A table on the host: large enough that its rows lie in no cache, and soon pinned.
+HOST_TABLE_BYTES = 4 * 2**30
 
-def rank_config(model: ModelConfig, ranks: int) -> ModelConfig:
-    """The model with Engram tables of as many rows as one rank holds."""
+
+def rank_config(model: ModelConfig, ranks: int, most_table_bytes: int | None = None) -> ModelConfig:
+    """The model with Engram tables of as many rows as one rank holds, and of at most about
+    ``most_table_bytes``: hashes are then taken modulo smaller primes."""
     if not model.engram_layer_ids:
         return model
-    vocab_size = max(1, model.engram_vocab_size // ranks)
+    vocab_size = model.engram_vocab_size // ranks
+    if most_table_bytes is not None:
+        most = model.engram_vocab_size * most_table_bytes // weight_bytes(model).tables
+        vocab_size = min(vocab_size, most)
+    vocab_size = max(1, vocab_size)
     primes = bucket_primes(
         num_layers=len(model.engram_layer_ids),
         num_orders=model.engram_max_ngram_size - 1,
@@ -54,12 +63,21 @@ def rank_config(model: ModelConfig, ranks: int) -> ModelConfig:
 
 
 class RandomTensors(Mapping[str, Tensor]):
-    """A checkpoint whose tensors are made when they are asked for, on ``device``."""
+    """A checkpoint whose tensors are made when they are asked for, on ``device``; Engram tables are
+    then moved to pinned host memory if ``tables_on_host``."""
 
-    def __init__(self, config: ModelConfig, seed: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int,
+        device: torch.device | str,
+        *,
+        tables_on_host: bool = False,
+    ) -> None:
         self._config = config
         self._seed = seed
         self._device = torch.device(device)
+        self._tables_on_host = tables_on_host
         self._specs = expected_tensors(config)
         # Codes come with their scale, which is asked for next.
         self._newest: tuple[str, tuple[Tensor, ...]] = "", ()
@@ -67,7 +85,8 @@ class RandomTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         spec = self._specs[name]
         if is_engram_table(name):
-            return self._table(spec)
+            table = self._table(spec)
+            return _pinned(table) if self._tables_on_host else table
         if not spec.is_scale and spec.dtype.itemsize > 1:
             return random_tensor(self._config, name, spec, self._seed, self._device)
         if self._newest[0] != name.rpartition(".")[0]:
@@ -98,6 +117,10 @@ class RandomTensors(Mapping[str, Tensor]):
         codes.random_(0, 256)
         codes &= 0xBF  # magnitudes below 2, no NaN
         return codes.view(spec.dtype)
+
+
+def _pinned(table: Tensor) -> Tensor:
+    return table.view(torch.uint8).cpu().pin_memory().view(table.dtype)
 
 
 class SliceShare:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from deepinfer.engine.execution.ladder import ladder_size
 from deepinfer.engine.memory.out_of_memory import free_unused
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.share import Share
 from deepinfer.errors import ConfigError
@@ -24,12 +25,15 @@ _MEASURES = {"decode": measure_decode, "prefill": measure_prefill}
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is measured with one number of ranks and one form of experts, by phase."""
+    """What is measured with one number of ranks and one form of experts, by phase.
+
+    ``tables_on_host``: Engram rows are read from pinned host memory, see ``RankModel.make``."""
 
     model: ModelConfig
     ranks: int
     experts_as_fp8: bool
     parts: tuple[tuple[str, BenchPlan], ...]
+    tables_on_host: bool = False
 
     @property
     def name(self) -> str:
@@ -71,13 +75,19 @@ class Deployment:
             real_share=real_share,
             experts_as_fp8=self.experts_as_fp8,
             output_as_fp8=plan.output_projection == "fp8",
+            tables_on_host=self.tables_on_host,
         )
 
     def measure(self, rank: RankModel, tick: Callable[[str], None]) -> Iterator[Measurement]:
         """The rows that this rank gives."""
         for phase, part in self.parts:
             tick(f"{phase} of {rank.present} of {self.ranks} ranks")
-            yield from _MEASURES[phase](part, self.model, rank, tick)
+            rows = _MEASURES[phase](part, self.model, rank, tick)
+            if not self.tables_on_host:
+                yield from rows
+                continue
+            num_bytes = float(weight_bytes(rank.config).tables)
+            yield from (replace(row, host_table_bytes=num_bytes) for row in rows)
 
 
 def measure_rank(
@@ -92,7 +102,7 @@ def measure_rank(
     Raises: ConfigError if a phase has a size that does not fit a device's free memory.
     """
     for deployment in deployments(plan, flash, devices[0]):
-        _check_memory(deployment, devices[0])
+        deployment = _that_fits(deployment, devices[0])
         present = min(deployment.ranks, len(devices))
         if present > 1 and plan.routing == ("even",):
             from .together import measure_together
@@ -168,14 +178,26 @@ def _num_slots(phase: str, plan: BenchPlan) -> int:
     return max(len(plan.prompts(number)) for number in plan.tokens)
 
 
-def _check_memory(deployment: Deployment, device: str) -> None:
+def _that_fits(deployment: Deployment, device: str) -> Deployment:
+    """The deployment, with Engram tables on the host where only that makes room on the device.
+
+    Raises: ConfigError if nothing does.
+    """
     plan, model, ranks = deployment.plan, deployment.model, deployment.ranks
     as_fp8, num_slots = deployment.experts_as_fp8, deployment.num_slots
     fit = num_that_fit(model, ranks, plan.longest, device, experts_as_fp8=as_fp8)
-    if fit is not None and fit < num_slots:
-        weights = rank_weight_bytes(model, ranks, experts_as_fp8=as_fp8)
-        raise ConfigError(
-            f"{num_slots} requests of {plan.longest:,} tokens and the weights of 1 of {ranks} "
-            f"ranks ({weights / 1e9:,.0f} GB) do not fit the free memory of this GPU: {fit} "
-            "requests fit; ask for fewer (--requests), a shorter --context or more ranks (--ep)"
-        )
+    if fit is None or fit >= num_slots:
+        return deployment
+    fit = num_that_fit(
+        model, ranks, plan.longest, device, experts_as_fp8=as_fp8, tables_on_host=True
+    )
+    if fit is not None and fit >= num_slots:
+        return replace(deployment, tables_on_host=True)
+    weights = rank_weight_bytes(model, ranks, experts_as_fp8=as_fp8)
+    weights -= weight_bytes(model).tables / ranks
+    raise ConfigError(
+        f"{num_slots} requests of {plan.longest:,} tokens and the weights of 1 of {ranks} "
+        f"ranks ({weights / 1e9:,.0f} GB without Engram tables) do not fit the free memory of this "
+        f"GPU: {fit} requests fit; ask for fewer (--requests), a shorter --context or more ranks "
+        "(--ep)"
+    )

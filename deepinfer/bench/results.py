@@ -45,7 +45,8 @@ class Measurement:
     the exchange between these is in it.  ``link_s`` is modelled: the exchange with the others.
     ``num_drafts`` is the mean of those verified, ``accepted_length`` of the tokens of a request and
     step; ``energy_j`` are a device's joules of a step; ``experts_as_fp8``: the form of the experts'
-    FP4 weights, of ``limit`` too."""
+    FP4 weights, of ``limit`` too.  ``host_table_bytes``: Engram rows came from so much pinned host
+    memory instead of the rank's tables, which do not fit the device."""
 
     phase: str
     name: str
@@ -62,6 +63,7 @@ class Measurement:
     energy_j: float | None = None
     present: int = 1
     experts_as_fp8: bool = False
+    host_table_bytes: float = 0.0
 
     @property
     def local_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from deepinfer.bench.results import LimitRow, Measurement
 
@@ -28,8 +28,8 @@ def page(record: BenchRecord) -> str:
         parts += [_split(row) for row in record.measurements if row.parts_s]
     if record.limits:
         parts.append(_limits(record))
-    if record.notes:
-        parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in record.notes) + "\n")
+    if notes := [*record.notes, *_table_notes(record.measurements)]:
+        parts.append("## Notes\n\n" + "\n".join(f"* {note}" for note in notes) + "\n")
     return "\n".join(parts)
 
 
@@ -95,6 +95,16 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     deployment = f", {first.present} of {first.ranks} ranks" if has_link else ""
     title = f"### {first.phase.capitalize()}, {record.measured_model}{deployment}\n\n"
     return title + table(head, body)
+
+
+def _table_notes(rows: Sequence[Measurement]) -> Iterator[str]:
+    for ranks, num_bytes in dict.fromkeys((row.ranks, row.host_table_bytes) for row in rows):
+        if num_bytes:
+            yield (
+                f"EP{ranks}: a rank's Engram tables do not fit the device beside the rest, so rows "
+                f"are read from pinned host memory; tables of {num_bytes / 1e9:,.1f} GB stand for "
+                "the rank's own"
+            )
 
 
 def _ceilings(record: BenchRecord) -> str:

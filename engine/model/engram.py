@@ -11,6 +11,7 @@ from torch import Tensor
 from deepinfer.engine.cache.kv_cache import HISTORY_RING_SIZE
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import native_weight, quantized_linear
+from deepinfer.kernels.placement import is_reached
 
 from .layer_tensors import LayerTensors
 from .residual import Settled
@@ -37,6 +38,8 @@ class Engram:
         # 203 GB at full size, a few kB read per token: whoever loads it decides where it lies.
         self.table = tensors.stored("engram.embed.weight")
         self.scales = tensors.stored("engram.embed.scale")
+        # Otherwise the host looks rows up in the middle of a pass.
+        self.is_read_by_kernels = is_reached(self.table, device)
         self.wkv = native_weight(tensors.weight("engram.wkv"))
         self.q_weight = tensors["engram.q_weight"]
         self.k_weight = tensors["engram.k_weight"]

@@ -84,6 +84,11 @@ class Model:
             else None
         )
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether passes can be CUDA graphs: the host has nothing to do in them."""
+        return all(engram.is_read_by_kernels for engram in self.engrams.values())
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardOutput:
         """Run the tokens of a batch, write their cached state, return logits and draft taps.

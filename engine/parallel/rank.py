@@ -116,11 +116,13 @@ class Rank:
         areas = self._landing.own.view(self.sizes.prefill_ranks, _LANDING_BYTES)
         return [Inbox(area) for area in areas.unbind()]
 
-    @property
-    def can_capture(self) -> bool:
-        """Whether passes of this rank's model can be graphs: nothing in them speaks to other ranks
-        through the host, except before a turn."""
-        return self._followers.size == 1 and self._stages is None
+    def can_capture(self, model: Model) -> bool:
+        """Whether passes of the ranks' models can be graphs: nothing in them speaks to other ranks
+        through the host, except before a turn, and none looks up rows there.  Asked by all ranks at
+        once: they time the same steps."""
+        if self._followers.size > 1 or self._stages is not None:
+            return False
+        return bool(self._everyone.all_gather(torch.tensor([int(model.can_capture)])).all())
 
     def runner(self, model: Model) -> Runner:
         """The model as this rank's engine runs it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from deepinfer.kernels.placement import on_accelerator
+from deepinfer.kernels.placement import is_reached, on_accelerator
 
 from .reference import engram_gate_reference, engram_hash_reference, engram_lookup_reference
 
@@ -21,11 +21,10 @@ def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: 
 def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
     """See ``engram_lookup_reference``; for rows [T, C] on a device the table may lie elsewhere.
 
-    A table in pinned host memory is read by an NVIDIA GPU itself.  For one in other host memory,
-    such as a mapped file, the CPU looks the rows up: correct at any size, but it waits for the
-    device.
+    One that its kernels do not reach (``is_reached``), such as a mapped file, is looked up by the
+    CPU: correct at any size, but it waits for the device.
     """
-    if on_accelerator(table) or (rows.is_cuda and table.is_pinned()):
+    if on_accelerator(rows) and is_reached(table, rows.device):
         from .triton_kernel import engram_lookup_triton
 
         return engram_lookup_triton(table, scales, rows)

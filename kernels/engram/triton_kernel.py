@@ -17,6 +17,7 @@ from deepinfer.kernels.launch import (
     has_native_fp8,
     next_power_of_2,
 )
+from deepinfer.kernels.placement import is_reached
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
     e4m3_values,
@@ -55,14 +56,15 @@ def engram_hash_triton(
 
 
 def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """``engram_lookup_reference``; the table may lie in pinned host memory."""
+    """``engram_lookup_reference``; the table may lie in host memory that kernels
+    reach."""
     width = table.shape[1]
     for name, held, dtype in (
         ("table", table, torch.float8_e4m3fn),
         ("scales", scales, torch.float8_e8m0fnu),
     ):
-        is_reached = held.device == rows.device or held.is_pinned()
-        if held.dtype != dtype or not held.is_contiguous() or not is_reached:
+        is_near = is_reached(held, rows.device)
+        if held.dtype != dtype or not held.is_contiguous() or not is_near:
             raise TensorError(
                 f"{name}: expected contiguous {dtype} on {rows.device} or in pinned memory, "
                 f"found {describe(held)}"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deepinfer.bench import rank_decode, rank_prefill, rank_steps
+from deepinfer.bench import rank_decode, rank_model, rank_prefill, rank_share, rank_steps
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
@@ -21,6 +21,7 @@ from deepinfer.bench.rank_prefill import batches, measure_prefill
 from deepinfer.bench.rank_replay import replay_times
 from deepinfer.bench.rank_share import RandomTensors, rank_config
 from deepinfer.bench.rank_steps import measure_rank
+from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
 from deepinfer.recipes.embedded import embedded_model_path
@@ -160,6 +161,38 @@ def test_too_many_requests_are_refused_with_the_number_that_fits(
     plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, decode_ranks=(2,))
     with pytest.raises(ConfigError, match=r"5 requests of 100 tokens .* 3 requests fit; ask for"):
         list(measure_rank(plan, TINY, ["cpu"]))
+
+
+def test_tables_go_to_the_host_where_only_that_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows say so, and how large the tables are that stand for the rank's."""
+
+    def fit(*_: object, experts_as_fp8: bool, tables_on_host: bool = False) -> int:
+        return 5 if tables_on_host else 3
+
+    pinned: list[int] = []
+
+    def pin(table: torch.Tensor) -> torch.Tensor:
+        pinned.append(table.nbytes)
+        return table
+
+    monkeypatch.setattr(rank_steps, "num_that_fit", fit)
+    monkeypatch.setattr(rank_share, "_pinned", pin)
+    monkeypatch.setattr(rank_model, "HOST_TABLE_BYTES", 20_000)
+    plan = BenchPlan(
+        phases=("decode",), requests=(1, 5), context=100, drafts=(2,), decode_ranks=(2,),
+        num_steps=1,
+    )  # fmt: skip
+    rows = list(measure_rank(plan, TINY, ["cpu"]))
+    assert [row.host_table_bytes for row in rows] == [sum(pinned)] * 2
+    assert 0 < sum(pinned) < weight_bytes(rank_config(TINY, 2)).tables
+    rows = list(measure_rank(dataclasses.replace(plan, requests=(1, 3)), TINY, ["cpu"]))
+    assert [row.host_table_bytes for row in rows] == [0, 0]
+
+
+def test_a_smaller_table_on_the_host_keeps_its_form() -> None:
+    small = rank_config(FLASH, 4, 2**30)
+    assert weight_bytes(small).tables == pytest.approx(2**30, rel=0.02)
+    assert rank_config(FLASH, 384, 2**32) == rank_config(FLASH, 384)
 
 
 def test_sizes_beyond_the_room_are_left_out() -> None:

@@ -98,6 +98,7 @@ def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
     record.save(tmp_path)
     loaded = BenchRecord.load(tmp_path)
     assert page(loaded) == page(record)
+    assert "host memory" not in page(record)
     row = next(line for line in page(loaded).splitlines() if "8 requests" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
@@ -129,6 +130,13 @@ def test_the_schema_in_docs_is_the_definition_and_holds(tmp_path: Path) -> None:
     jsonschema.validate(written, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(written | {"measurements": [{"phase": 1}]}, schema)
+
+
+def test_tables_on_the_host_are_told_with_their_size(tmp_path: Path) -> None:
+    record = _record(measurements=(_measurement(host_table_bytes=4.3e9), _measurement(ranks=64)))
+    record.save(tmp_path)
+    [note] = [line for line in page(BenchRecord.load(tmp_path)).splitlines() if "host mem" in line]
+    assert note.startswith("* EP8: ") and "tables of 4.3 GB stand for" in note
 
 
 @given(

@@ -1,0 +1,88 @@
+"""Where Engram tables lie: on the device if they are small, else in host memory.
+
+A GPU reads a few kilobytes per token of them, so they may stay on the other side of its link; but a
+CUDA graph only holds reads that the GPU makes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepinfer.engine.memory.host_memory import available_host_bytes
+from deepinfer.engine.memory.registered_pages import empty_for_gpu, map_for_gpu
+from deepinfer.engine.model.tensors import is_engram_table
+
+from .weights import Checkpoint
+
+# Larger tables would take the room of weights and caches on a GPU.
+MOST_DEVICE_BYTES = 4 * 2**30
+# What else a run needs of the host once the tables cannot be swapped or dropped.
+_HOST_SPARE_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTables:
+    """``tensors`` by name; ``note`` says where they are, None if on the device."""
+
+    tensors: dict[str, Tensor]
+    note: str | None = None
+
+
+def place_tables(
+    checkpoint: Checkpoint, device: torch.device | str, *, may_copy: bool = True
+) -> PlacedTables:
+    """The tables of a checkpoint where kernels of ``device`` read them, or mapped on the host.
+
+    Large ones stay in the mapped files, whose pages a GPU then reads, or else in a pinned copy
+    (``may_copy``: ranks of one host would each make one).  Both keep the host's memory, so tables
+    that it cannot hold are looked up by the CPU, as by a device that reads no host memory.
+    """
+    tables = checkpoint.load(is_engram_table)
+    size = sum(table.nbytes for table in tables.values())
+    kind = torch.device(device).type
+    if size <= MOST_DEVICE_BYTES or kind == "cpu":
+        return PlacedTables({name: table.to(device) for name, table in tables.items()})
+    place = f"{size / 1e9:,.1f} GB in host memory"
+    if kind != "cuda":
+        return PlacedTables(tables, f"{place}, looked up by the CPU")
+    reason = "the driver refuses to register their pages"
+    if size + _HOST_SPARE_BYTES > (available := available_host_bytes()):
+        reason = f"the host has {available / 1e9:,.1f} GB free"
+    elif found := _mapped(checkpoint, tables, device):
+        return PlacedTables(found, f"{place}, read by the GPU from the mapped files")
+    elif may_copy and (found := _copied(tables, device)):
+        return PlacedTables(found, f"{place}, read by the GPU from a pinned copy")
+    return PlacedTables(
+        tables, f"{place}, looked up by the CPU, so steps are no CUDA graphs and slower: {reason}"
+    )
+
+
+def _mapped(
+    checkpoint: Checkpoint, tables: Mapping[str, Tensor], device: torch.device | str
+) -> dict[str, Tensor] | None:
+    """The same tables in registered pages of their files."""
+    found = {}
+    for name, table in tables.items():
+        file = checkpoint.files[name]
+        begin = file.entries[name].begin
+        if begin % 2:  # kernels read pairs of codes
+            return None
+        mapped = map_for_gpu(file.path, begin, table.nbytes, device)
+        if mapped is None:
+            return None
+        found[name] = mapped.view(table.dtype).view(table.shape)
+    return found
+
+
+def _copied(tables: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor] | None:
+    found = {}
+    for name, table in tables.items():
+        copy = empty_for_gpu(table.nbytes, device)
+        if copy is None:
+            return None
+        found[name] = copy.view(table.dtype).view(table.shape).copy_(table)
+    return found

@@ -1,0 +1,93 @@
+"""Host memory that an NVIDIA GPU reads itself: its pages are registered with the driver.
+
+A kernel takes tensors in it like those of the device, and what it reads comes over the link between
+host and GPU: for tables that are larger than the GPU and of which a step reads little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import warnings
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Flags of cuMemHostRegister: for every context, in the GPU's address space, never written by it.
+_FOR_KERNELS = 0x1 | 0x2
+_READ_ONLY = 0x8
+
+
+class RegisteredPages(mmap.mmap):
+    """Mapped pages that are registered until nothing refers to them any more."""
+
+    _address: int | None = None
+
+    def register(self, device: torch.device | str, flags: int) -> bool:
+        """Whether the driver took them: it pins each page, which a file is read for."""
+        address = int(np.frombuffer(self, np.uint8).ctypes.data)
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()  # makes this thread's context, if it has none yet
+            if driver().cuMemHostRegister_v2(_pointer(address), ctypes.c_size_t(len(self)), flags):
+                return False
+        self._address = address
+        return True
+
+    def __del__(self) -> None:
+        if self._address is not None and not sys.is_finalizing():
+            driver().cuMemHostUnregister(_pointer(self._address))
+
+
+def map_for_gpu(
+    path: Path, begin: int, num_bytes: int, device: torch.device | str
+) -> Tensor | None:
+    """Bytes of a file, [num_bytes] u8, not to be written; None if the driver refuses such pages.
+
+    All processes that map a file share its pages.  Raises: OSError if it cannot be mapped.
+    """
+    offset = begin % mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as file:
+        pages = RegisteredPages(
+            file.fileno(),
+            offset + num_bytes,
+            flags=mmap.MAP_SHARED,
+            prot=mmap.PROT_READ,
+            offset=begin - offset,
+        )
+    if not pages.register(device, _FOR_KERNELS | _READ_ONLY):
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(pages, dtype=torch.uint8, offset=offset)
+
+
+def empty_for_gpu(num_bytes: int, device: torch.device | str) -> Tensor | None:
+    """[num_bytes] u8 of zeros; None if there is no such memory or the driver refuses it.
+
+    Unlike torch's pinned memory it is not rounded up to a power of two.
+    """
+    try:
+        pages = RegisteredPages(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        return None
+    with suppress(OSError):  # fewer, larger pages are sooner there; not every system has them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    if not pages.register(device, _FOR_KERNELS):
+        return None
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+@cache
+def driver() -> Any:
+    """CUDA's driver; unlike the runtime it keeps no error for the next call that looks for one."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _pointer(address: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address)
