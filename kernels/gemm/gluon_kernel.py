@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from deepinfer.errors import TensorError
+from deepinfer.kernels.gluon_once import is_read_once
 from deepinfer.kernels.launch import cdiv, describe, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
@@ -174,7 +175,8 @@ def launch_narrow(
     form = weight_form(weight)
     factors = weight.factors
     steps = factors if weight.steps is None else weight.steps.view(-1)
-    launch(narrow_kernel, (cdiv(n, 64), cdiv(rows, tile.rows)))(
+    count = cdiv(rows, tile.rows)
+    launch(narrow_kernel, (cdiv(n, 64), count))(
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
         described_tiles(weight.values, 64, 256 if form == 1 else 32),
@@ -200,6 +202,7 @@ def launch_narrow(
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
+        ONCE=expert_rows is not None or is_read_once(count),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -255,6 +258,7 @@ def launch_wide(
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
+        ONCE=expert_rows is None and is_read_once(count),
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.gluon_names import load_tile, thread_barrier
+from deepinfer.kernels.gluon_once import load_tile_once
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED
@@ -31,13 +32,14 @@ def narrow_kernel(
     x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
     homes, num_rows, N, K, gate_stride, limit, most_tokens,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
     GATE, unless it is UNGATED: see ``activate_last``.
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``.
     GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].
+    ONCE: few programs read the same of w, see ``gluon_once.py``.
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
@@ -48,6 +50,7 @@ def narrow_kernel(
         _tile(
             x, x_scales, w, steps, out, w_scales, expert * N, row_tile, column, num_rows,
             N, K, (row_pair, homes, most_tokens), FORMAT, TOKENS, STAGES, CHOICES, GROUP_COLUMNS,
+            ONCE,
         )  # fmt: skip
         if GATE != UNGATED:
             gate = (values, scales, gate_stride, weights, turns, limit)
@@ -58,7 +61,7 @@ def narrow_kernel(
 def _tile(
     x, x_scales, w, steps, out, w_scales, w_base, row_tile, column, num_rows, N, K,
     home, FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, CHOICES: gl.constexpr,
-    GROUP_COLUMNS: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 32])
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, TOKENS, 256], x.layout)
@@ -77,7 +80,7 @@ def _tile(
     x_column = first_input(column, K, GROUP_COLUMNS)
     source = (x, x_scales, w, steps, w_base + column, row_tile * TOKENS, x_column, K)
     for step in gl.static_range(STAGES):
-        _fetch(ring, source, step, step, FORMAT, TOKENS)
+        _fetch(ring, source, step, step, FORMAT, TOKENS, ONCE)
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
     if FORMAT == 2:
         row = (row & 56) | ((row & 1) << 2) | ((row >> 1) & 3)
@@ -106,7 +109,7 @@ def _tile(
         next_part = warpgroup_mma_wait(0, [next_part])
         scales = _scales(s_tiles.index(stage), 1, TOKENS, layout)
         thread_barrier()
-        _fetch(ring, source, step + STAGES, stage, FORMAT, TOKENS)
+        _fetch(ring, source, step + STAGES, stage, FORMAT, TOKENS, ONCE)
         sums += next_part * scales[None, :]
         stage += 1
         wrapped = stage == STAGES
@@ -128,7 +131,9 @@ def _tile(
 
 
 @gluon.jit
-def _fetch(ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr):
+def _fetch(
+    ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr, ONCE: gl.constexpr
+):  # fmt: skip
     """Start copies of inputs 256 ``step`` and on, unless K ends before."""
     x_tiles, s_tiles, w_tiles, d_tiles, bars = ring
     x, x_scales, w, steps, w_row, x_row, x_column, K = source
@@ -137,10 +142,10 @@ def _fetch(ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr
     W_BYTES: gl.constexpr = 64 * 256 if FORMAT == 1 else 64 * 128 + 512
     WORDS: gl.constexpr = 256 if FORMAT == 1 else 32
     mbarrier.expect(bar, TOKENS * (256 + 8) + W_BYTES, pred=inside)
-    load_tile(w, [w_row, step * WORDS], bar, w_tiles.index(stage), inside)
+    load_tile_once(w, [w_row, step * WORDS], bar, w_tiles.index(stage), inside, ONCE)
     if FORMAT == 2:
         place = ((w_row // 64) * (K // 256) + step) * 128
-        load_tile(steps, [place], bar, d_tiles.index(stage), inside)
+        load_tile_once(steps, [place], bar, d_tiles.index(stage), inside, ONCE)
     load_tile(x, [x_row, x_column + step * 256], bar, x_tiles.index(stage), inside)
     load_tile(x_scales, [x_column // 128 + step * 2, x_row], bar, s_tiles.index(stage), inside)
 

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.gluon_names import load_tile, store_tile
+from deepinfer.kernels.gluon_once import load_tile_once
 
 from .gluon_ring import barriers, place_in_band, wait_empty
 
@@ -30,10 +31,12 @@ _RIGHT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32]))
 def slim_kernel(
     x, x_scales, left, right, out_left, out_right, factors, num_row_tiles, N, K, scale_stride,
     STAGES: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, REGISTERS: gl.constexpr,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3 times w [N, K] e4m3, to out [R, N] bf16.
 
     ``left`` and ``right`` are boxes of 64 and of 16 rows of w, the outs of as many columns of out.
+    ONCE: few programs read the same of w, see ``gluon_once.py``.
     """
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], x.layout)
     l_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 128], left.layout)
@@ -50,7 +53,7 @@ def slim_kernel(
         [
             (_multiply_first, (work, tiles, outs, BAND, RUN)),
             (_multiply_second, (work, tiles, outs, BAND, RUN)),
-            (_fetch, (x, x_scales, left, right, work, tiles, scale_stride, BAND)),
+            (_fetch, (x, x_scales, left, right, work, tiles, scale_stride, BAND, ONCE)),
         ],
         [4, 1],
         [REGISTERS, 24],
@@ -58,7 +61,9 @@ def slim_kernel(
 
 
 @gluon.jit
-def _fetch(x, x_scales, left, right, work, tiles, scale_stride, BAND: gl.constexpr):
+def _fetch(
+    x, x_scales, left, right, work, tiles, scale_stride, BAND: gl.constexpr, ONCE: gl.constexpr
+):  # fmt: skip
     num_row_tiles, N, K = work
     x_tiles, l_tiles, r_tiles, s_tiles, full, empty = tiles
     BYTES: gl.constexpr = x.block_type.nbytes + x_scales.block_type.nbytes + _COLUMNS * 128
@@ -73,8 +78,10 @@ def _fetch(x, x_scales, left, right, work, tiles, scale_stride, BAND: gl.constex
             bar = full.index(stage)
             wait_empty(empty, step)
             mbarrier.expect(bar, BYTES)
-            load_tile(left, [n, group * 128], bar, l_tiles.index(stage))
-            load_tile(right, [n + 64, group * 128], bar, r_tiles.index(stage))
+            place = [n, group * 128]
+            load_tile_once(left, place, bar, l_tiles.index(stage), True, ONCE)
+            place = [n + 64, group * 128]
+            load_tile_once(right, place, bar, r_tiles.index(stage), True, ONCE)
             load_tile(x, [row, group * 128], bar, x_tiles.index(stage))
             load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(stage))
             step += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from deepinfer.kernels.gluon_once import is_read_once
 from deepinfer.kernels.launch import cdiv, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
@@ -37,6 +38,7 @@ def launch_slim(
         BAND=8,
         RUN=4,
         REGISTERS=tile.registers,
+        ONCE=is_read_once(count),
         num_warps=4,
         enable_fp_fusion=True,
     )

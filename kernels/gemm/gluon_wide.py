@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.gluon_names import load_tile
+from deepinfer.kernels.gluon_once import load_tile_once
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
@@ -44,7 +45,7 @@ def wide_kernel(
     homes, num_row_tiles, N, K, scale_stride, out_stride, limit, most_tokens,
     FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
     RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
+    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16, or to pairs of E4M3
     [R, N / 2] i16 with ``out_scales`` [N / 128, out_stride] f32.
@@ -57,6 +58,7 @@ def wide_kernel(
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
     GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].  For
     FORMAT 1.
+    ONCE: few programs read the same of w, see ``gluon_once.py``.  For FORMAT 1.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -80,7 +82,7 @@ def wide_kernel(
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (
                     _fetch,
-                    (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS),
+                    (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS, ONCE),
                 ),
             ],
             [4, 1],
@@ -114,7 +116,7 @@ def wide_kernel(
 @gluon.jit
 def _fetch(
     x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
-    GROUP_COLUMNS: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
@@ -131,7 +133,7 @@ def _fetch(
             bar = full.index(stage)
             wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
-            load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
+            load_tile_once(w, [w_row, group * 128], bar, w_tiles.index(stage), True, ONCE)
             _fetch_rows(x, x_scales, tiles, row_tile, first + group, scale_stride, stage)
             step += 1
 

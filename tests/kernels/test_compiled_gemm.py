@@ -99,6 +99,17 @@ def test_slim_tiles_on_hopper() -> None:
     assert kernel["shared_bytes"] <= 227 * 1024
 
 
+def test_weights_that_are_read_once_are_the_first_to_leave() -> None:
+    """Of a ring's copies those of the weight, where few programs share it."""
+    hints = {name: kernel["hints"] for name, kernel in _compiled(90).items()}
+    for name in hints:
+        if name.startswith("narrow"):  # before the loop and in it
+            assert hints[name] == (6 if "fp4" in name else 4)
+    assert hints["wide fp8 128 x 80"] == 2
+    assert hints["wide fp8 128 x 128"] == 1
+    assert hints["wide fp8 128 x 256"] == 0
+
+
 @pytest.mark.parametrize("name", ["fp8 128 x 256"])
 def test_sums_leave_activated_on_hopper(name: str) -> None:
     """The end of a tile needs registers and shared memory, too."""
@@ -170,6 +181,7 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
             "steps": steps,
             "stack_bytes": result.stack_bytes,
             "shared_bytes": result.shared_bytes,
+            "hints": result.ptx.count("L2::cache_hint"),
         }
         if name.startswith(("narrow", "wide")):
             sass = disassemble(result.cubin)
@@ -200,7 +212,7 @@ def _add_portable(arch: int, add: Add) -> None:
         x = "*bf16 *bf16" if path is MatrixPath.DECODED else "*fp8e4nv *fp32"
         x = "*fp8e4nv *u8" if path is MatrixPath.SCALED else x
         w = "*u8 *i32" if weight else "*bf16 *bf16"
-        sizes = "n n16 n16 n16 n16 n16 n16 n16 n16 n16 n"
+        sizes = "n n16 n16 n16 n16 n16 n16 n16 n16 n16 n16 n"
         constants = {
             "FORMAT": weight, "PATH": int(path), "GROUPED": grouped, "DTYPE": tl.bfloat16,
             "NATIVE": True, "ROUND": False, "EVEN_K": True, "WIDTH": tile.width,
@@ -265,6 +277,7 @@ def _add_narrow(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
     from deepinfer.kernels.gemm import gluon_narrow
 
+    alike = {"GROUP_COLUMNS": 0, "ONCE": True}
     for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
         rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
         w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
@@ -275,7 +288,7 @@ def _add_narrow(add: Add) -> None:
             add(
                 f"narrow {kind}fp{8 // form} x {tokens}",
                 gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                {**constants, "GATE": gate, "CHOICES": choices, "GROUP_COLUMNS": 0},
+                {**constants, "GATE": gate, "CHOICES": choices, **alike},
             )  # fmt: skip
 
 
@@ -291,6 +304,7 @@ def _add_wide(add: Add) -> None:
         ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32", "*i64"]
         ends += ["n", "n16", "n16", "n", "n", "fp32", "n"]
         constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
+        constants["ONCE"] = tile is hopper_tile.SQUARE_FP8
         out, gated = descriptor("bf16", 64, 128), descriptor("i16", 64, 64)
         kinds = [("", -1, out, 0), ("returning ", -1, out, 6), ("gated ", 2, gated, 0)]
         for kind, gate, out, choices in kinds if tile is hopper_tile.WIDE_FP8 else kinds[:2]:
@@ -335,6 +349,7 @@ def _add_slim(add: Add) -> None:
     boxes += [("bf16", 64, 64), ("bf16", 64, 16)]
     types = [*(descriptor(*box) for box in boxes), "*fp32", "n", "n16", "n16", "n"]
     constants = {"STAGES": tile.stages, "BAND": 8, "RUN": 4, "REGISTERS": tile.registers}
+    constants["ONCE"] = True
     add("wide fp8 128 x 80", gluon_slim.slim_kernel, types, constants)
 
 
