@@ -208,6 +208,16 @@ def test_fp32_linear(x_dtype: torch.dtype, w_dtype: torch.dtype, device: torch.d
     assert_close(actual, expected, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 19])
+def test_what_lies_around_a_given_place_stays(rows: int, device: torch.device) -> None:
+    x = torch.randn(rows, 72, device=device).to(torch.bfloat16)
+    weight = Weight(torch.randn(40, 72, device=device).to(torch.bfloat16))
+    place = torch.full((rows + 4, 40), 7.0, device=device)
+    out = fp32_linear_triton(x, weight, place[2 : rows + 2])
+    assert_bitwise_equal(out, fp32_linear_triton(x, weight))
+    assert bool((place[:2] == 7).all()) and bool((place[rows + 2 :] == 7).all())
+
+
 @pytest.mark.parametrize("kind", list(_MAKERS))
 def test_a_row_of_nan_harms_no_other(kind: str, device: torch.device) -> None:
     x = _activations(6, 160, device)
