@@ -41,9 +41,9 @@ def _answer(output: RequestOutput) -> object:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_change_no_token_and_no_logprob(temperature: float) -> None:
-    plain = answers(6, temperature, 24, num_speculative_tokens=0)
-    assert answers(6, temperature, 24, num_speculative_tokens=5, max_num_seqs=3) == plain
-    assert answers(6, temperature, 24) == plain
+    plain = answers(4, temperature, 18, num_speculative_tokens=0)
+    assert answers(4, temperature, 18, num_speculative_tokens=5, max_num_seqs=3) == plain
+    assert answers(4, temperature, 18) == plain
 
 
 @pytest.mark.slow

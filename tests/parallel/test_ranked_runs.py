@@ -25,7 +25,7 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": "Count to five.", "stop": ["three"], "temperature": 0},
     {"prompt": "Why is the sky blue?", "logprobs": True},
     {"prompt": "Yes or no?", "regex": "(yes|no)"},
-    *({"prompt": f"Tell me about {i} cats.", "max_tokens": 4 + 7 * (i % 3)} for i in range(8)),
+    *({"prompt": f"Tell me about {i} cats.", "max_tokens": 4 + 7 * (i % 3)} for i in range(5)),
 ]
 
 
@@ -121,7 +121,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, whole, output = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(12)))
+    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(8)))
     command = ["run", str(source), "--max-num-seqs", "2", "--max-tokens", "8", "-q", "-o"]
     assert main([*command, str(whole)]) == 0
 
