@@ -11,10 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from deepinfer.engine.execution.decode import DecodeWorker
+from deepinfer.engine.execution.prefill import PrefillWorker
 from deepinfer.engine.limits.device_profiles import DeviceProfile
 from deepinfer.engine.limits.roofline import decode_limit, prefill_limit
 from deepinfer.engine.types import EngineStats, SamplingParams
 
+from .python_parts import python_parts
 from .results import Measurement
 
 if TYPE_CHECKING:
@@ -69,7 +72,7 @@ def measure_engine(
 
     ``make_engine`` gives an engine that verifies that many drafts, or as many as pay for None.
     Rounds go over all rows, so that a slow moment of the machine does not fall on one of them; the
-    first round warms up and does not count.
+    first round warms up and does not count.  Where the time of a row went is of one round more.
     """
     subjects = list(prompts or PROMPTS)
     wanted = list(plan.drafts) if "decode" in plan.phases else []
@@ -87,7 +90,8 @@ def measure_engine(
                 if round_number:
                     found[number].append(stats)
         for number, row in enumerate(rows):
-            yield _measurement(row, found[number], profile)
+            tick(f"where the time goes: {row.name}")
+            yield _split(_measurement(row, found[number], profile), row)
 
 
 def _rows(
@@ -128,6 +132,15 @@ def _run(row: _Row) -> tuple[EngineStats, int]:
         decode_s=after.decode_s - before.decode_s,
     )
     return gained, len(outputs[0].prompt_token_ids)
+
+
+def _split(measured: Measurement, row: _Row) -> Measurement:
+    """With the parts of one round more, as shares of the measured step."""
+    worker = PrefillWorker if row.phase == "prefill" else DecodeWorker
+    with python_parts(worker.run) as parts:
+        _run(row)
+    scale = measured.local_s / (sum(parts.values()) or 1.0)
+    return replace(measured, parts_s={name: scale * part for name, part in parts.items()})
 
 
 def _measurement(

@@ -10,6 +10,7 @@ from .ranks import compared_ranks
 from .record import BenchRecord
 
 _MILLION = 1e6
+_LEAST_IDLE = 1e-6  # of a step: parts of a CPU's are all of it, but for rounding
 
 
 def page(record: BenchRecord) -> str:
@@ -117,7 +118,9 @@ def _ceilings(record: BenchRecord) -> str:
 def _split(row: Measurement) -> str:
     # The step that was profiled is not among those that were timed.
     idle_s = max(0.0, row.local_s - sum(row.parts_s.values()))
-    parts = {**row.parts_s, "nothing (gaps, the host)": idle_s}
+    parts = dict(row.parts_s)
+    if idle_s > _LEAST_IDLE * row.local_s:
+        parts["nothing (gaps, the host)"] = idle_s
     total = sum(parts.values())
     body = [
         [name, _ms(seconds), _percent(seconds / total)]
