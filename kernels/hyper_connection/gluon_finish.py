@@ -29,7 +29,7 @@ def finish_gluon_kernel(
 
     All begin with the last tokens, which the kernel before has left in the L2 cache.
     """
-    gdc_wait()  # few tokens: launched before the pass ends
+    gdc_wait()  # launched as the pass ends; for few tokens as it begins
     program = gl.program_id(0)
     num_tiles = gl.cdiv(num_tokens, MADE_TOKENS)
     if program < num_tiles:

@@ -94,6 +94,6 @@ def finish_streams_gluon(
         PIECES=squares.shape[0],
         ROUNDS=mixer.iterations,
         num_warps=4,
-        launch_pdl=tokens <= _FEW,
+        launch_pdl=True,
         enable_fp_fusion=True,
     )
