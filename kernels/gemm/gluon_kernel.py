@@ -202,7 +202,7 @@ def launch_narrow(
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
-        ONCE=expert_rows is not None or is_read_once(count),
+        ONCE=expert_rows is None and is_read_once(count),
         num_warps=4,
         enable_fp_fusion=True,
     )
