@@ -44,14 +44,16 @@ def placed(place: str, patch: pytest.MonkeyPatch) -> PlacedTables:
     return found
 
 
-def answers(tables: PlacedTables) -> tuple[list[tuple[int, ...]], int]:
+def answers(tables: PlacedTables, **fields: object) -> tuple[list[tuple[int, ...]], int]:
     """Greedy tokens of the first prompts, with drafts, and how many graphs there are."""
     checkpoint = open_checkpoint(FOLDERS["embedded"])
     tensors = checkpoint.load() | tables.tensors
     model = Model(checkpoint.config, tensors, device=DEVICE, token_map=token_data()["map_embedded"])
-    config = EngineConfig(
-        num_blocks=400, max_model_len=1024, max_num_seqs=8, num_speculative_tokens=2, device=DEVICE
-    )
+    values: dict[str, object] = {
+        "num_blocks": 400, "max_model_len": 1024, "max_num_seqs": 8, "num_speculative_tokens": 2,
+        "device": DEVICE,
+    }  # fmt: skip
+    config = EngineConfig(**(values | fields))  # type: ignore[arg-type]
     engine = LLMEngine(model, config, captures=model.can_capture)
     done = ask(engine, greedy_requests(12, 24))
     return [done[name].output_token_ids for name in sorted(done)], engine.stats().num_graphs
@@ -73,6 +75,13 @@ def test_answers_are_those_of_tables_on_the_device(
     found, num_found = answers(tables)
     assert found == expected
     assert num_graphs > 0 and num_found == (0 if place == "unreached" else num_graphs)
+
+
+def test_drafts_are_chosen_without_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run with default settings, whose steps are timed at its start."""
+    tables = placed("unreached", monkeypatch)
+    found, num_graphs = answers(tables, schedule_drafts=True, num_speculative_tokens=5)
+    assert num_graphs == 0 and [len(tokens) for tokens in found] == [24] * 12
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
