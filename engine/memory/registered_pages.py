@@ -47,19 +47,16 @@ class RegisteredPages(mmap.mmap):
 def map_for_gpu(
     path: Path, begin: int, num_bytes: int, device: torch.device | str
 ) -> Tensor | None:
-    """Bytes of a file, [num_bytes] u8, not to be written; None if the driver refuses such pages.
-
-    All processes that map a file share its pages.  Raises: OSError if it cannot be mapped.
-    """
+    """Bytes of a file, [num_bytes] u8, not to be written, whose pages all processes share; None if
+    its file system or the driver refuses that."""
     offset = begin % mmap.ALLOCATIONGRANULARITY
-    with path.open("rb") as file:
-        pages = RegisteredPages(
-            file.fileno(),
-            offset + num_bytes,
-            flags=mmap.MAP_SHARED,
-            prot=mmap.PROT_READ,
-            offset=begin - offset,
-        )
+    size, place = offset + num_bytes, begin - offset
+    try:
+        with path.open("rb") as file:
+            number = file.fileno()
+            pages = RegisteredPages(number, size, mmap.MAP_SHARED, mmap.PROT_READ, offset=place)
+    except (OSError, ValueError):
+        return None
     if not pages.register(device, _FOR_KERNELS | _READ_ONLY):
         return None
     with warnings.catch_warnings():

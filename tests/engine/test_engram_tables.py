@@ -177,6 +177,8 @@ def test_refused_pages_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").write_bytes(bytes(100))
     Driver(monkeypatch, refuses=True)
     assert registered_pages.map_for_gpu(tmp_path / "file", 4, 10, CUDA) is None
+    assert registered_pages.map_for_gpu(tmp_path / "file", 0, 101, CUDA) is None
+    assert registered_pages.map_for_gpu(tmp_path / "none", 0, 1, CUDA) is None
     assert registered_pages.empty_for_gpu(100, CUDA) is None
     assert registered_pages.empty_for_gpu(2**60, CUDA) is None
 
