@@ -1,4 +1,4 @@
-"""Index scores, top-k and sampling at the model's shapes."""
+"""Index scores, candidate blocks, top-k, masks and sampling at the model's shapes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.indexer import paged_index_scores, select_topk
+from deepinfer.kernels.indexer import (
+    candidate_blocks,
+    listed_index_scores,
+    num_listed_places,
+    paged_index_scores,
+    select_topk,
+)
 from deepinfer.kernels.quant import pack_index_rows
-from deepinfer.kernels.sampling import penalize_logits, sample
+from deepinfer.kernels.sampling import mask_logits, penalize_logits, sample
 
 from .case import KernelCase
 
 _HEADS, _WIDTH, _BLOCK = 32, 128, 64
 _VOCABULARY = 129_280
+# Entries of a candidate block, and blocks of a list.
+_LISTED, _BLOCKS = 8, 2048
 
 
 def paged_case(requests: int, queries: int, entries: int) -> dict[str, Any]:
@@ -34,6 +42,26 @@ def paged_case(requests: int, queries: int, entries: int) -> dict[str, Any]:
         "num_visible": torch.full((tokens,), entries, device="cuda"),
         "num_entries": entries,
     }
+
+
+def listed_case(requests: int, queries: int, entries: int, num_blocks: int) -> dict[str, Any]:
+    """The same, where each query lists ``num_blocks`` candidate blocks of its own."""
+    operands = paged_case(requests, queries, entries)
+    visible = operands.pop("num_visible")
+    chances = torch.rand(len(visible), operands.pop("num_entries") // _LISTED, device="cuda")
+    # The block with the newest entry is in every list, as candidate_blocks takes it.
+    chances[:, -1] = 1
+    blocks = chances.topk(num_blocks).indices.sort(-1).values
+    places = num_listed_places(blocks, visible, _LISTED)
+    return {**operands, "blocks": blocks, "num_places": places, "block_size": _LISTED}
+
+
+def mask_case(rows: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Half of all tokens of each row are allowed."""
+    logits = torch.randn(rows, vocabulary, device="cuda")
+    words = (rows, -(-vocabulary // 32))
+    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, device="cuda")
+    return logits, masks, torch.arange(rows, device="cuda")
 
 
 def sampling_case(
@@ -66,6 +94,9 @@ def cases() -> Iterator[KernelCase]:
         visible = torch.full((rows,), entries, device="cuda")
         name = f"top-512 of {entries}, {rows} rows"
         yield KernelCase(name, partial(select_topk, scores, visible, 512), 0, 2 * rows * entries)
+    yield from (listed(*sizes) for sizes in ((256, 6), (256, 1), (8, 6), (1, 1024)))
+    yield from (candidates(*sizes) for sizes in ((256, 131_072), (1536, 65_536), (8, 131_072)))
+    yield masks(256)
     for rows, temperature, top_p in (
         (256, 0.0, 1.0),
         (256, 1.0, 1.0),
@@ -89,3 +120,31 @@ def penalty_case(rows: int, seen: int = 1000) -> tuple[Tensor, ...]:
     drafts = torch.randint(0, _VOCABULARY, (5, rows), device="cuda")
     logits = torch.randn(rows, _VOCABULARY, device="cuda")
     return logits, torch.arange(rows, device="cuda"), slots, drafts, marks, penalties
+
+
+def listed(
+    requests: int, queries: int, entries: int = 65_536, num_blocks: int = _BLOCKS
+) -> KernelCase:
+    """Entries that no query of a request lists need not be read."""
+    tokens, places = requests * queries, num_blocks * _LISTED
+    touched = entries * (1 - (1 - places / entries) ** queries)
+    return KernelCase(
+        f"listed scores, {requests} x {queries} x {places} of {entries}",
+        partial(listed_index_scores, **listed_case(requests, queries, entries, num_blocks)),
+        2 * tokens * places * _HEADS * _WIDTH,
+        requests * touched * 68 + tokens * (2 * places + 8 * num_blocks),
+    )
+
+
+def candidates(rows: int, entries: int, num_blocks: int = _BLOCKS) -> KernelCase:
+    scores = torch.randn(rows, entries, device="cuda").bfloat16()
+    visible = torch.full((rows,), entries, device="cuda")
+    call = partial(candidate_blocks, scores, visible, _LISTED, num_blocks)
+    name = f"{num_blocks} candidate blocks of {entries}, {rows} rows"
+    return KernelCase(name, call, 0, rows * (2 * entries + 8 * num_blocks))
+
+
+def masks(rows: int, vocabulary: int = _VOCABULARY) -> KernelCase:
+    """Of the logits that are not allowed, half of all, each is written."""
+    call = partial(mask_logits, *mask_case(rows, vocabulary))
+    return KernelCase(f"mask {rows} rows", call, 0, rows * vocabulary * (2 + 1 / 8))

@@ -13,7 +13,7 @@ from deepinfer.kernels.gemm.gluon_kernel import linear_rows_gluon
 from deepinfer.kernels.gemm.hopper_tile import hopper_tile
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
-from deepinfer.kernels.moe import experts, native_experts, swiglu
+from deepinfer.kernels.moe import experts, native_experts, route, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
 
 from .case import KernelCase
@@ -39,6 +39,19 @@ def cases() -> Iterator[KernelCase]:
         for count, rows in [(6, 16), (6, 64), (6, 256), (6, 512), (6, 1536), (48, 192), (48, 512)]:
             yield _grouped_gemm(name, n, k, count, rows)
     yield from _whole()
+    yield from (routing(tokens) for tokens in (16, 256, 1536, 16_384))
+
+
+def routing(tokens: int, width: int = _WIDTH, count: int = _EXPERTS) -> KernelCase:
+    """The product with the router, the choice of experts and their weights."""
+    gate, bias = random_weight("bf16", count, width), torch.randn(count, device="cuda") / 10
+    call = partial(
+        route, random_rows(tokens, width), gate, bias,
+        num_experts_per_tok=_CHOSEN, normalize=True, scaling_factor=1.5,
+    )  # fmt: skip
+    num_bytes = 2 * (tokens + count) * width + tokens * _CHOSEN * 12
+    name = f"routing, {tokens} rows, {_CHOSEN} of {count}"
+    return KernelCase(name, call, 2 * tokens * count * width, num_bytes, "bf16")
 
 
 def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> KernelCase:

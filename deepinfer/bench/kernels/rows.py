@@ -1,4 +1,4 @@
-"""Norm, rotation, quantising, packing, streams and Engram at the model's shapes."""
+"""Norm, rotation, quantising, packing, pooling, streams and Engram at the model's shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.engram import engram_gate, engram_lookup
+from deepinfer.kernels.compressor import pool_tokens
+from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import Weight, native_weight
 from deepinfer.kernels.hyper_connection import Entrance, HyperMix, Mixer, advance_streams
 from deepinfer.kernels.norm import rms_norm
@@ -58,6 +59,30 @@ def engram_table(num_rows: int) -> tuple[Tensor, Tensor]:
     return table, exponents.view(torch.float8_e8m0fnu)
 
 
+def hash_case(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three orders of n-grams with eight heads each, over tables of about 16 million rows each."""
+    lookback = torch.randint(0, 99_092, (tokens, 4), device="cuda")
+    multipliers = 2 * torch.randint(1, 1 << 40, (4,), device="cuda") + 1
+    sizes = 16_000_000 + torch.randint(0, 1000, (3, 8), device="cuda")
+    return lookback, multipliers, sizes, sizes.flatten().cumsum(0).view_as(sizes) - sizes
+
+
+def pool_case(requests: int, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``each`` neighbours of every request, the first of which pairs with one in its ring."""
+    tokens = torch.arange(requests * each, device="cuda")
+    slots, offsets = tokens // each, tokens % each
+    starts = torch.randint(1, 1 << 17, (requests,), device="cuda")
+    key_gate = torch.randn(len(tokens), 2, 512, device="cuda")
+    ring = torch.randn(requests, 8, 2, 512, device="cuda")
+    return key_gate, ring, slots, starts[slots] + offsets, offsets, tokens
+
+
+def pooling(requests: int, each: int) -> KernelCase:
+    name = f"pooling of keys, {requests} x {each}"
+    num_bytes = (requests * each + requests) * 2 * 512 * 4 + requests * each * 512 * 2
+    return KernelCase(name, partial(pool_tokens, *pool_case(requests, each)), 0, num_bytes)
+
+
 def cases() -> Iterator[KernelCase]:
     tokens = 1536
     for width in (_D, 1280):
@@ -74,6 +99,8 @@ def cases() -> Iterator[KernelCase]:
         advance = partial(advance_streams, *stream_case(count))
         # What has to be read and written: streams and output; streams, input, its FP8 form.
         yield _case("streams to the next input", count, advance, (2 * (2 * _S + 2) + 1) * _D)
+    yield from (pooling(*sizes) for sizes in ((256, 6), (1, 4096)))
+    yield _case("engram hash", tokens, partial(engram_hash, *hash_case(tokens)), 8 * (4 + 24))
     table, scales = engram_table(4 << 20)
     picks = torch.randint(0, 4 << 20, (tokens, 24), device="cuda")
     lookup = partial(engram_lookup, table, scales, picks)
