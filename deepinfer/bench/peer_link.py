@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from deepinfer.engine.limits.links import NVLINK, Link
+import torch
+from torch import Tensor
+
+from deepinfer.engine.limits.links import Link
 
 from .ceilings import best_seconds
 
 _LARGE_BYTES = 256 << 20
+_ROUND_TRIPS = 64
 
 
 def measured_link() -> Link | None:
-    """One direction of copies from the first GPU to the second; None with fewer than two.
+    """One direction between the first two GPUs; None with fewer.
 
-    The latency stays that of a store into a peer's memory: a copy is started by the host.
+    Bandwidth is that of a large copy.  The latency is half of a round trip of a few bytes, of many
+    that wait for each other: the host starts them meanwhile, as long as it is not slower.
     """
     if torch.cuda.device_count() < 2:
         return None
-    source = torch.empty(_LARGE_BYTES, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty_like(source, device="cuda:1")
+    large, large_there = _pair(_LARGE_BYTES)
+    small, small_there = _pair(16)
 
-    def copy() -> None:
-        target.copy_(source)
-        torch.cuda.synchronize("cuda:0")
-        torch.cuda.synchronize("cuda:1")
+    def round_trips() -> None:
+        for _ in range(_ROUND_TRIPS):
+            small_there.copy_(small)
+            small.copy_(small_there)
 
     return Link(
         name="peer copies here",
-        bytes_per_s=_LARGE_BYTES / best_seconds(copy),
-        latency_s=NVLINK.latency_s,
+        bytes_per_s=_LARGE_BYTES / _seconds(lambda: large_there.copy_(large)),
+        latency_s=_seconds(round_trips) / (2 * _ROUND_TRIPS),
         ranks_per_node=1,
-        source="measured in this run between two GPUs; latency: " + NVLINK.source,
+        source="measured in this run between two GPUs",
     )
+
+
+def _pair(num_bytes: int) -> tuple[Tensor, Tensor]:
+    first, second = (
+        torch.empty(num_bytes, dtype=torch.uint8, device=f"cuda:{number}") for number in range(2)
+    )
+    return first, second
+
+
+def _seconds(copy: Callable[[], object]) -> float:
+    def waited() -> None:
+        copy()
+        torch.cuda.synchronize("cuda:0")
+        torch.cuda.synchronize("cuda:1")
+
+    return best_seconds(waited)

@@ -159,7 +159,8 @@ def _links(plan: BenchPlan) -> str:
     found = []
     for ranks in sorted({*plan.decode_ranks, *plan.prefill_ranks}):
         link = plan.exchange(ranks)
-        found.append(f"EP{ranks} over {link.name} ({link.bytes_per_s / 1e9:,.0f} GB/s one way)")
+        rate, latency = link.bytes_per_s / 1e9, link.latency_s * 1e6
+        found.append(f"EP{ranks} over {link.name} ({rate:,.0f} GB/s one way, {latency:.0f} µs)")
     return "; ".join(found)
 
 

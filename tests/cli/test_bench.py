@@ -321,6 +321,13 @@ def test_without_a_gpu_it_says_so(cli) -> None:
     assert outcome.exit_code == 2 and "this machine has 0 of that kind" in outcome.err
 
 
+def test_the_link_is_told_with_what_it_is_modelled_by() -> None:
+    plan = BenchPlan(decode_ranks=(8, 64), prefill_ranks=(8,), link="rdma400")
+    inside, across = verb._links(plan).split("; ")
+    assert inside == "EP8 over h200 fabric (450 GB/s one way, 15 µs)"
+    assert across == "EP64 over rdma400 (50 GB/s one way, 20 µs)"
+
+
 def test_padding_and_sizes_that_do_not_fit_are_said() -> None:
     plan = BenchPlan(phases=("decode",), requests=(256,), decode_ranks=(1, 7), prefill_ranks=(1,))
     notes = list(verb._notes(plan, limit_rows(plan, ModelConfig.flash())))
