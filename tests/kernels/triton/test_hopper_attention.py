@@ -62,8 +62,8 @@ def _rope(width: int, queries: int) -> tuple[Tensor, ...]:
     return tuple(x.to(CUDA) for x in rope_table(rope_frequencies(width, 1e4), positions))
 
 
-def _check(actual: Tensor, expected: Tensor) -> None:
-    assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
+def _check(actual: Tensor, expected: Tensor, atol: float = 1e-3) -> None:
+    assert_close(actual, expected, atol=atol, rtol=2.01 / 128)
     a, e = actual.double().flatten(), expected.double().flatten()
     norm = a.square().sum() + e.square().sum()
     assert not norm or float(1 - 2 * (a @ e) / norm) < 5e-6
@@ -189,13 +189,16 @@ def test_more_queries_than_an_axis_of_a_grid_takes(queries: int) -> None:
 @pytest.mark.parametrize("queries", [4, 300])
 @pytest.mark.parametrize("pieces", [None, 128])
 def test_extreme_values(queries: int, pieces: int | None) -> None:
-    """The largest codes and scales, rows of zeros and of minus zeros."""
+    """The largest codes and scales, rows of zeros and of minus zeros.  Scores are thousands: their
+    last places, which depend on the order of sums, move what a key counts by a hundredth."""
     case = _case(queries)
     case["window_rows"] = pack_window_rows(torch.randn(900, 512, device=CUDA) * 1e3)
     case["main_rows"] = pack_main_rows(torch.randn(900, 512, device=CUDA) * 2688)
     case["main_rows"][7] = 0
     case["main_rows"][8, :256] = 0x88
-    _check(_attend(case, piece_keys=pieces), sparse_attention_reference(**case))
+    expected = sparse_attention_reference(**case)
+    largest = float(expected.abs().max())
+    _check(_attend(case, piece_keys=pieces), expected, atol=2e-3 * largest)
 
 
 def test_a_captured_decode_shares_no_scratch_with_a_prefill() -> None:
