@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 _ROOT = Path(__file__).parents[1]
 _SHORT = {
@@ -37,3 +38,12 @@ def test_steps_with_masks_run_without_a_gpu() -> None:
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [line["drafts"] for line in lines] == [5, 0], done.stderr
     assert all(line["free_ms"] > 0 and line["held_ms"] > 0 for line in lines)
+
+
+def test_a_missing_sanitizer_is_named() -> None:
+    command = [sys.executable, "-P", str(_ROOT / "benchmarks" / "memcheck.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "compute-sanitizer is not here" in done.stderr:
+        assert done.returncode == 1
+    elif not torch.cuda.is_available():
+        assert done.returncode
