@@ -1,22 +1,37 @@
-"""Rows as they are measured, as far as Ctrl-C or an error lets them come."""
+"""Rows as they are measured, as far as Ctrl-C, another signal or an error lets them come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TypeVar
 
 Row = TypeVar("Row")
 
-INTERRUPTED = 130
+# What batch systems and terminals send before they kill; Ctrl-C is KeyboardInterrupt as it is.
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal that ends a measurement, like Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def collect(rows: Iterable[Row]) -> tuple[list[Row], BaseException | None]:
-    """The rows, and what ended them early if anything did: Ctrl-C, or an error after the first row,
-    which ``exit_code`` raises again once the rows are kept.  Raises: an error before there was any.
+    """The rows, and what ended them early if anything did: a signal, or an error after the first
+    row, which ``exit_code`` raises again once the rows are kept.
+
+    Raises: an error before there was any.
     """
     found: list[Row] = []
     try:
-        found.extend(rows)
+        with _ended_by_signals():
+            found.extend(rows)
     except KeyboardInterrupt as interrupt:
         return found, interrupt
     except Exception as error:
@@ -27,7 +42,27 @@ def collect(rows: Iterable[Row]) -> tuple[list[Row], BaseException | None]:
 
 
 def exit_code(ended: BaseException | None) -> int:
-    """0, or 130 after Ctrl-C.  Raises: the error that ended the rows."""
+    """0, or 128 and the number of the signal: 130 after Ctrl-C.  Raises: the error that ended the
+    rows."""
     if isinstance(ended, Exception):
         raise ended
-    return 0 if ended is None else INTERRUPTED
+    if ended is None:
+        return 0
+    return 128 + (ended.number if isinstance(ended, _Ended) else signal.SIGINT)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, signals that would end the process end the rows; ignored ones stay ignored."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise _Ended(number)
+
+    numbers = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)

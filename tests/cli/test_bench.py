@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -217,14 +218,21 @@ def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("known_ceilings")
-def test_ctrl_c_keeps_what_was_measured(cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_what_was_measured(
+    number: signal.Signals, cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*arguments: object):
         yield _measurement()
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(verb, "measure_engine", interrupted)
-    outcome = cli("bench", "-o", "found", "--quiet")
-    assert outcome.exit_code == 130
+    before = signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
+    try:
+        outcome = cli("bench", "-o", "found", "--quiet")
+    finally:
+        signal.signal(number, before)
+    assert outcome.exit_code == 128 + number
     record = BenchRecord.load(in_tmp / "found")
     assert len(record.measurements) == 1 and not record.is_complete
     assert "Stopped early" in (in_tmp / "found" / "bench.md").read_text()
