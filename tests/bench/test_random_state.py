@@ -32,7 +32,7 @@ def test_tokens_of_absent_ranks_are_normal(block: int) -> None:
     exponents, rest = heads[:, : 256 // block].float() - 127, heads[:, 256 // block :]
     values = torch.ldexp(codes.float(), exponents[..., None])
     assert _is_normal(values)
-    assert float(codes.float().abs().amax(-1).min()) > 224  # each block uses its whole range
+    assert float(codes.float().abs().amax(-1).min()) >= 224  # each block uses its whole range
     assert not rest.any()
     assert bool((memory[buffers.values_of(2)] == 255).all())
 
