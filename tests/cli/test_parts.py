@@ -191,9 +191,10 @@ def test_a_killed_part_tells_what_it_had_measured_shortly_before(
     kept: list[bytes] = []
     keep = PartialFolder.keep_report
 
-    def keeping(folder: PartialFolder, report: bytes) -> None:
-        keep(folder, report)
-        kept.append(folder.earlier_report.read_bytes())
+    def keeping(folder: PartialFolder, report: bytes, *, is_last: bool = False) -> None:
+        keep(folder, report, is_last=is_last)
+        if not is_last:
+            kept.append(folder.earlier_report.read_bytes())
 
     monkeypatch.setattr(PartialFolder, "keep_report", keeping)
     monkeypatch.setattr("deepinfer_cli.run.job._KEEP_SECONDS", 0.0)
