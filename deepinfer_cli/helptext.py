@@ -22,15 +22,28 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 class _NamesItself:
     """Its usage errors are those of this command, not of the program: the parser does not say so
-    of all of them."""
+    of all of them.  An empty word, as of a variable that is not set, is one of them: as a path it
+    would be the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
+            self._refuse_empty(args)
             left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return left
         except UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def _refuse_empty(self: Any, args: list[str]) -> None:
+        if set(args) & set(getattr(self, "commands", ())):
+            return  # that command will
+        options = {f"{name}=" for param in self.params for name in param.opts}
+        for before, word in zip(["", *args], args, strict=False):
+            if not word:
+                what = f"what follows {before}" if before.startswith("-") else "an argument"
+                raise UsageError(f"{what} is empty")
+            if word in options:
+                raise UsageError(f"what follows {word} is empty")
 
 
 class Command(_NamesItself, TyperCommand):

@@ -28,9 +28,11 @@ def environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object,
         if variable in known:
             layer.append((known[variable], value, variable))
         elif variable.startswith(_PREFIX) and variable not in others:
-            raise ConfigError(
-                f"environment variable {variable} is not a setting{nearest(variable, known)}"
-            )
+            # Without what all of them begin with, which makes any two similar.
+            names = [name.removeprefix(_PREFIX) for name in (*known, CONFIG)]
+            hint = nearest(variable.removeprefix(_PREFIX), names)
+            hint = hint.replace("did you mean ", f"did you mean {_PREFIX}")
+            raise ConfigError(f"environment variable {variable} is not a setting{hint}")
     return layer
 
 

@@ -54,8 +54,11 @@ def resolve(
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     origins = dict.fromkeys(FIELDS, "default")
+    config = config or environment.get(CONFIG)
+    if config == "":
+        raise ConfigError(f"{CONFIG} is empty: unset it, or name a settings file")
     for name, value, origin in [
-        *yaml_layer(config or environment.get(CONFIG)),
+        *yaml_layer(config),
         *environment_layer(environment),
         *((name, value, flag_name(name)) for name, value in flags.items() if value is not None),
     ]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from deepinfer_cli.main import main, make_app
+from deepinfer_cli.helptext import UsageError
+from deepinfer_cli.main import _usage_message, main, make_app
 
 _SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe")
 
@@ -59,14 +60,39 @@ def _options() -> list[tuple[tuple[str, ...], str]]:
     return found
 
 
-def test_an_option_without_its_value_names_its_own_page(capfd: pytest.CaptureFixture[str]) -> None:
-    options = _options()
+def _usage_error(program: Any, words: list[str]) -> str:
+    with pytest.raises(UsageError) as caught:
+        program(words, prog_name="deepinfer", standalone_mode=False)
+    return _usage_message(caught.value)
+
+
+def test_an_option_without_its_value_names_its_own_page() -> None:
+    """Likewise one whose value is empty, as that of a variable that is not set: as a path it would
+    be the current folder."""
+    program, options = typer.main.get_command(make_app()), _options()
     assert len(options) > 100
     for verb, name in options:
-        assert main([*verb, name]) == 2
         page = " ".join(["deepinfer", *verb, "--help"])
-        expected = f"deepinfer: option '{name}' requires an argument; see {page}\n"
-        assert capfd.readouterr().err == expected
+        message = f"option '{name}' requires an argument; see {page}"
+        assert _usage_error(program, [*verb, name]) == message
+        message = f"what follows {name} is empty; see {page}"
+        assert _usage_error(program, [*verb, name, ""]) == message
+        if name.startswith("--"):
+            message = f"what follows {name}= is empty; see {page}"
+            assert _usage_error(program, [*verb, f"{name}="]) == message
+
+
+def test_an_empty_argument_is_told() -> None:
+    program = typer.main.get_command(make_app())
+    for verb in ("run", "plan", "status", "report", "config init"):
+        message = f"an argument is empty; see deepinfer {verb} --help"
+        assert _usage_error(program, [*verb.split(), ""]) == message
+
+
+def test_a_usage_error_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--model"]) == 2
+    error = "deepinfer: option '--model' requires an argument; see deepinfer run --help\n"
+    assert capfd.readouterr().err == error
 
 
 @pytest.mark.parametrize(

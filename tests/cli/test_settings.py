@@ -95,6 +95,21 @@ def test_a_bad_file_is_named_with_its_line(in_tmp: Path, text: str, message: str
     assert message in str(caught.value)
 
 
+def test_an_empty_name_of_a_settings_file_is_refused(in_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match="DEEPINFER_CONFIG is empty: unset it"):
+        resolve({}, {"DEEPINFER_CONFIG": ""})
+
+
+@pytest.mark.parametrize(
+    "variable, hint", [("LIMT", "; did you mean DEEPINFER_LIMIT?"), ("FOO", ""),
+                       ("CONFIGG", "; did you mean DEEPINFER_CONFIG?")],
+)  # fmt: skip
+def test_a_variable_that_is_no_setting(in_tmp: Path, variable: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, {f"DEEPINFER_{variable}": "1"})
+    assert str(caught.value).endswith(f"DEEPINFER_{variable} is not a setting{hint}")
+
+
 def test_words_are_what_they_are_as_flags(in_tmp: Path) -> None:
     """YAML 1.1 reads 0100 as 64, 1:30 as 90 and 1.10 as 1.1."""
     (in_tmp / "deepinfer.yaml").write_text(
