@@ -63,5 +63,6 @@ def _add_hints(
     return "", ""
 
 
-if not _HAS_POLICY.value:
+# Whoever watches Triton's stages with a hook of their own keeps it, and does without hints.
+if not _HAS_POLICY.value and knobs.runtime.add_stages_inspection_hook is None:
     knobs.runtime.add_stages_inspection_hook = _add_hints
