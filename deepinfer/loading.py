@@ -25,10 +25,10 @@ from .compiled_kernels import load_kernels
 from .engine.cache.kv_transfer import RemotePrefill
 from .engine.checkpoint.engram_tables import place_tables
 from .engine.checkpoint.weights import Checkpoint, open_checkpoint
+from .engine.execution.current_device import current_device
 from .engine.execution.decode_stages import DecodeResult
 from .engine.execution.prefill import PrefillWorker
 from .engine.execution.runner import Runner
-from .engine.execution.staging import on_device
 from .engine.memory.device_memory import DeviceMemory
 from .engine.memory.expert_form import with_expert_form
 from .engine.speculation.calibration import Calibration
@@ -134,7 +134,7 @@ def load_model(
     model_name = "tiny" if model_path is None else str(checkpoint.folder)
     if note := load_kernels(kernels, model_config, model_name, device):
         notes["kernels"] = note
-    with on_device(device):
+    with current_device(device):
         model = load_weights(opened, device, rank)
         profile = _saved_profile(profile_path, engine_config, notes)
         if calibration is None:

@@ -19,6 +19,7 @@ from .config import EngineConfig
 from .counters import Counters
 from .execution.bound_model import BoundModel
 from .execution.complete import complete_decode, complete_prefill
+from .execution.current_device import current_device
 from .execution.decode import DecodeWorker, can_follow
 from .execution.decode_stages import DecodeResult, DrawnDecode
 from .execution.decode_step import DecodeStep, pieces_for
@@ -26,7 +27,6 @@ from .execution.graphs import GraphCache
 from .execution.prefill import PrefillWorker
 from .execution.runner import Cache, Runner
 from .execution.slot_table import SlotTable
-from .execution.staging import on_device
 from .execution.step_sizes import StepSize, time_first_steps
 from .memory.capacity import plan_cache
 from .memory.out_of_memory import free_unused, is_out_of_memory
@@ -107,14 +107,15 @@ class LLMEngine:
         chooses = self.config.schedule_drafts and num_drafts > 0
         self._counters = Counters()
         captures_now = self.graphs.is_enabled and (is_alone or chooses)
-        times = self._first_steps(step, chooses) if captures_now else {}
         self.profile = profile if chooses else None
-        if chooses and profile is None:
-            self.profile = (
-                graph_profile(times, device_name(device), num_drafts)
-                if times
-                else measure_steps(model, cache, self.config)
-            )
+        with current_device(device):
+            times = self._first_steps(step, chooses) if captures_now else {}
+            if chooses and profile is None:
+                self.profile = (
+                    graph_profile(times, device_name(device), num_drafts)
+                    if times
+                    else measure_steps(model, cache, self.config)
+                )
         self._new_planner = partial(
             make_planner, self.profile, num_drafts, device, window, calibration
         )
@@ -162,7 +163,7 @@ class LLMEngine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Run one prefill or decode step; return the requests that are known to have finished."""
-        with on_device(self.config.device):
+        with current_device(self.config.device):
             return self._step()
 
     def _step(self) -> list[Completion]:

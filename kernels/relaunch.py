@@ -66,7 +66,8 @@ def launch_key(
 
     Triton compiles in which pointers and integers are multiples of 16, which integers are 1, and
     which take more than 32 bits; nothing of floating-point numbers.
-    Raises: TensorError for a tensor of another device than number ``device``, where it would run.
+    Raises: TensorError for a tensor of another device than number ``device``, where it would run;
+    described tiles are not looked at.
     """
     key: list[Any] = [kernel.fn, *named, *named.values()]
     values: list[Any] = []

@@ -19,7 +19,7 @@ from deepinfer.bench.peer_link import measured_link
 from deepinfer.bench.plan import BenchPlan, padded_experts
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.results import LimitRow, Measurement
-from deepinfer.engine.execution.staging import on_device
+from deepinfer.engine.execution.current_device import current_device
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.speculation.measure_steps import device_name
 from deepinfer.machine import resolve_device
@@ -81,7 +81,7 @@ def bench(request: BenchRequest, console: Console) -> int:
         console.warn(note)
     plan = _gpu_plan(request) if is_on_gpu else request.plan
     limits = tuple(limit_rows(plan, flash))
-    with on_device(device):
+    with current_device(device):
         ceilings = gpu_ceilings() if is_on_gpu else cpu_ceilings()
     record = BenchRecord(
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -107,7 +107,7 @@ def bench(request: BenchRequest, console: Console) -> int:
         rows = measure_rank(plan, flash, _devices(device), console.say)
     else:
         rows = _engine_rows(request, record, console)
-    with on_device(device):
+    with current_device(device):
         found, ended = collect(rows)
     record = replace(record, measurements=tuple(found), is_complete=ended is None)
     _write(record, old, request, console)

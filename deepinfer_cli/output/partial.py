@@ -203,7 +203,9 @@ class PartialFolder:
 
     def _release(self, lock: int) -> None:
         with suppress(OSError):  # the folder is gone, or may not be listed
-            if {path.name for path in self.path.iterdir()} <= {"lock", "run.json.new"}:
+            names = {path.name for path in self.path.iterdir()}
+            # Another run may have made the folder again.
+            if self._is_current(lock) and names <= {"lock", "run.json.new"}:
                 self.remove()  # nothing was begun, as by a run that is refused
         os.close(lock)
 

@@ -6,7 +6,6 @@ A GPU copies from pinned memory in stream order; torch keeps that memory until i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -91,16 +90,6 @@ def _room(shape: Sequence[int]) -> int:
     """Integers that an array takes, an even number: the next one begins at 16 bytes."""
     size = prod(shape)
     return size + size % 2
-
-
-def on_device(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Inside, what this thread launches runs on ``device``: kernels take the thread's current one,
-    which an accelerator without a number is already."""
-    device = torch.device(device)
-    if device.type == "cpu" or device.index is None:
-        return nullcontext()
-    inside: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
-    return inside
 
 
 def wait_for(device: torch.device | str) -> None:

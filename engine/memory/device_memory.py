@@ -66,9 +66,10 @@ def step_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
     logits = 2 * 4 * sizes.vocab_size * rows
     if config.num_speculative_tokens:
         logits += 2 * 4 * sizes.vocab_size * config.max_num_seqs * sizes.dspark_block_size
+    seen = 4 * sizes.vocab_size * config.max_num_seqs  # of requests with penalties
     tokens = max(config.max_num_batched_tokens, rows)
     passes = tokens * _token_bytes(sizes) + _SCORE_BYTES
-    return int(_SPARE * (logits + passes)) + _CONTEXT_BYTES
+    return int(_SPARE * (logits + passes)) + seen + _CONTEXT_BYTES
 
 
 def _token_bytes(sizes: ModelConfig) -> int:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.engine.execution.staging import send
+from deepinfer.engine.execution.staging import send, send_all
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.kernels.sampling import penalize_logits
 
@@ -42,11 +42,12 @@ class SeenTokens:
         rows = np.concatenate([np.arange(r.first, r.first + r.count) for r in found])
         slots = np.repeat([r.state.slot for r in found], [r.count for r in found])
         drafts = np.concatenate([_drafts_before(r, most - 1) for r in found])
-        sent = send(np.column_stack([rows, slots, drafts]).T, self._device)
-        penalize_logits(logits, sent[0], sent[1], sent[2:], self._marks, self._penalties)
+        sent = send_all({"rows": rows, "slots": slots, "drafts": drafts.T}, self._device)
+        penalize_logits(logits, **sent, marks=self._marks, penalties=self._penalties)
 
     def _count_new(self, marks: Tensor, ruled: Sequence[RuledRows]) -> None:
-        """Count what came since a request was last here: all of it if it is new in its slot."""
+        """Count what came since a request was last here: all of it if it is new in its slot, or if
+        the device had no memory left in the middle of this."""
         fresh, more = [], []
         for rows in ruled:
             slot, token_ids = rows.state.slot, rows.state.token_ids
@@ -55,19 +56,22 @@ class SeenTokens:
                 fresh.append(rows)
             elif counted < len(token_ids):
                 more.append((slot, token_ids[counted:]))
-            self._owners[slot], self._num_counted[slot] = rows.rules, len(token_ids)
+            self._owners[slot] = None
         if fresh:
             index = send([rows.state.slot for rows in fresh], self._device)
             asked = np.array([rows.rules.penalties for rows in fresh])
             self._penalties[index] = send(asked, self._device, np.float32)
             marks[index] = 0
             known = [(rows.state.slot, *_marks_of(rows.state)) for rows in fresh]
-            places = _places([(slot, ids) for slot, ids, _ in known], self._device)
+            places = _slots_and_tokens([(slot, ids) for slot, ids, _ in known], self._device)
             marks[places] = send(np.concatenate([m for *_, m in known]), self._device, np.int32)
         if more:
-            places = _places([(slot, np.asarray(ids)) for slot, ids in more], self._device)
+            places = _slots_and_tokens([(slot, np.asarray(t)) for slot, t in more], self._device)
             twice = torch.full((), 2, dtype=torch.int32, device=self._device)
             marks.index_put_(places, twice, accumulate=True)
+        for rows in ruled:
+            slot = rows.state.slot
+            self._owners[slot], self._num_counted[slot] = rows.rules, len(rows.state.token_ids)
 
 
 def _marks_of(state: RequestState) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -88,6 +92,8 @@ def _drafts_before(rows: RuledRows, most: int) -> NDArray[np.int64]:
     return np.where(is_before, drafts, -1)
 
 
-def _places(parts: Sequence[tuple[int, NDArray[np.int64]]], device: str) -> tuple[Tensor, ...]:
+def _slots_and_tokens(
+    parts: Sequence[tuple[int, NDArray[np.int64]]], device: str
+) -> tuple[Tensor, ...]:
     slots = np.repeat([slot for slot, _ in parts], [len(ids) for _, ids in parts])
     return tuple(send([slots, np.concatenate([ids for _, ids in parts])], device))

@@ -258,7 +258,7 @@ def launch_wide(
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
-        ONCE=expert_rows is None and is_read_once(count),
+        ONCE=form == 1 and expert_rows is None and is_read_once(count),
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,

@@ -57,7 +57,7 @@ def penalize_kernel(
     presence = tl.load(penalties_ptr + slot * 3)
     frequency = tl.load(penalties_ptr + slot * 3 + 1)
     repetition = tl.load(penalties_ptr + slot * 3 + 2)
-    value = tl.load(logits, mask=inside, other=0.0)
+    value = tl.load(logits, mask=inside & is_seen, other=0.0)
     factor = tl.where(is_seen, repetition, 1.0)
     scaled = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
     scaled = scaled - frequency * count.to(tl.float32) - presence * is_output.to(tl.float32)

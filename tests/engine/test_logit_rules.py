@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepinfer.engine.execution.staging import send
+from deepinfer.engine.sampling import seen_tokens
 from deepinfer.engine.sampling.logit_rules import LogitRules
 from deepinfer.engine.sampling.sampler import Sampler
 from deepinfer.engine.sampling.step_masks import StepMasks
@@ -107,3 +110,24 @@ def test_memory_is_taken_when_it_is_needed() -> None:
     with StepMasks([None], [1], None, VOCAB, logits.device) as masks:
         assert sampler.adjust(logits, [plain], [1], None, masks) is logits
     assert sampler._seen._marks is None
+
+
+def test_a_step_without_memory_is_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the writes fails: at a request's first step, and at a later one."""
+    for fails_at in range(1, 6):
+        sampler, state = Sampler(1, "cpu"), asked_state(0, ASKED[0], [2, 3])
+        for tokens in ([7], [7, 9]):
+            state.token_ids += tokens
+            calls = iter(range(1, 100))
+
+            def failing(*given: object, fails_at: int = fails_at, calls: Iterator[int] = calls):
+                if next(calls) == fails_at:
+                    raise torch.OutOfMemoryError
+                return send(*given)
+
+            logits = torch.randn(1, VOCAB)
+            with monkeypatch.context() as patch, contextlib.suppress(torch.OutOfMemoryError):
+                patch.setattr(seen_tokens, "send", failing)
+                adjusted(sampler, logits, [state], [[]])
+            found = adjusted(sampler, logits, [state], [[]])
+            assert_bitwise_equal(found, by_definition(logits, state, []))
