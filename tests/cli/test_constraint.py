@@ -62,7 +62,7 @@ def test_flags_are_what_a_row_would_say(
         (["--json-schema", "dates.gbnf"], "dates.gbnf: invalid_schema: json_schema: not JSON at"),
         (["--json-schema", "list.json"], "list.json: invalid_schema"),
         (["--json-schema", "latin.json"], "latin.json is not UTF-8"),
-        (["--regex", ""], "--regex=: expected text"),
+        (["--regex", ""], "what follows --regex is empty"),
     ],
 )
 def test_what_is_wrong_with_a_flag_ends_the_run_at_once(
