@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,34 +15,6 @@ if TYPE_CHECKING:
     from deepinfer.kernels.gemm.activations import Activations
 
 
-@overload
-def sparse_attention(
-    q: Tensor,
-    window_rows: Tensor,
-    window_index: Tensor,
-    main_rows: Tensor | None,
-    main_index: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    *,
-    rope: tuple[Tensor, Tensor] | None = None,
-    piece_keys: int | None = None,
-    quantized: Literal[False] = False,
-) -> Tensor: ...
-@overload
-def sparse_attention(
-    q: Tensor,
-    window_rows: Tensor,
-    window_index: Tensor,
-    main_rows: Tensor | None,
-    main_index: Tensor | None,
-    sink: Tensor,
-    scale: float,
-    *,
-    rope: tuple[Tensor, Tensor] | None = None,
-    piece_keys: int | None = None,
-    quantized: bool,
-) -> Tensor | Activations: ...
 def sparse_attention(
     q: Tensor,
     window_rows: Tensor,
@@ -60,7 +32,8 @@ def sparse_attention(
     rotated q, its result turned back.
 
     ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
-    ``quantized``, for NVIDIA SM90: as FP8 activations [T, H D] of a product.
+    Returns [T, H, D] bf16; if ``quantized``, which is for products of NVIDIA SM90 alone, FP8
+    activations of [T, H D].  Raises: TensorError for operands that the device's form cannot take.
     """
     rows = (window_rows, window_index, main_rows, main_index, sink, scale)
     if on_accelerator(q):

@@ -79,12 +79,7 @@ def sparse_attention_gluon(
     if not num_queries:
         return result
     lengths = (window_index.shape[1], main_index.shape[1])
-    num_tiles = sum(cdiv(length, _TILE_KEYS) for length in lengths)
-    piece_tiles = num_tiles + num_tiles % 2
-    if piece_keys is not None:
-        pairs = cdiv(piece_keys, 2 * _TILE_KEYS)
-        piece_tiles = min(piece_tiles, 1 if piece_keys <= _TILE_KEYS else 2 * pairs)
-    num_pieces = max(1, cdiv(num_tiles, max(1, piece_tiles)))
+    num_pieces, piece_tiles = _pieces(lengths, piece_keys)
     is_whole = num_pieces == 1
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
@@ -116,6 +111,16 @@ def sparse_attention_gluon(
             num_warps=2, launch_pdl=True, enable_fp_fusion=True,
         )  # fmt: skip
     return result
+
+
+def _pieces(lengths: tuple[int, int], piece_keys: int | None) -> tuple[int, int]:
+    """Pieces that a query's lists of keys are cut into, and tiles of 64 keys of each."""
+    num_tiles = sum(cdiv(length, _TILE_KEYS) for length in lengths)
+    piece_tiles = num_tiles + num_tiles % 2
+    if piece_keys is not None:
+        pairs = cdiv(piece_keys, 2 * _TILE_KEYS)
+        piece_tiles = min(piece_tiles, 1 if piece_keys <= _TILE_KEYS else 2 * pairs)
+    return max(1, cdiv(num_tiles, max(1, piece_tiles))), piece_tiles
 
 
 def _halves(x: Tensor, width: int) -> TensorDescriptor:
