@@ -1,4 +1,4 @@
-"""``deepinfer bench``: its file, its page, its pictures, its comparison and its refusals."""
+"""``deepinfer bench``: the verb, its flags, its notes and its refusals."""
 
 from __future__ import annotations
 
@@ -12,184 +12,20 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from bench_records import a_measurement
 
 from deepinfer.bench.embedded import EnginePlan
 from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
-from deepinfer.bench.results import Ceiling, LimitRow, Measurement
-from deepinfer.engine.limits.roofline import Limit
-from deepinfer.engine.limits.step_work import Work
+from deepinfer.bench.results import Ceiling, LimitRow
 from deepinfer.engine.model.config import ModelConfig
-from deepinfer_cli.bench import plots, verb
-from deepinfer_cli.bench.compare import comparison
-from deepinfer_cli.bench.page import cost_per_million, page
+from deepinfer_cli.bench import verb
+from deepinfer_cli.bench.page import page
 from deepinfer_cli.bench.plan_flags import plan_fields
-from deepinfer_cli.bench.plots import save_plots
 from deepinfer_cli.bench.prompts import prompt_lengths
-from deepinfer_cli.bench.record import SCHEMA, BenchRecord
-from deepinfer_cli.host import Host
-from deepinfer_cli.typed_json import from_json, json_schema, to_json
-
-HOST = Host(
-    cpu="a processor",
-    cores=2,
-    features=(),
-    memory_bytes=1 << 34,
-    available_bytes=1 << 33,
-    system="Linux",
-    python="3.12",
-)
-LIMIT = Limit(
-    work=Work(gemm_flops=1e12, weight_bytes=1e10),
-    num_tokens=26.3,
-    local_s=0.004,
-    link_s=0.001,
-    overlap_s=0.004,
-    serial_s=0.005,
-)
-
-
-def _measurement(**change: object) -> Measurement:
-    row = Measurement(
-        phase="decode",
-        name="8 requests, no drafts",
-        size=8,
-        context=1_000,
-        ranks=8,
-        num_drafts=0,
-        num_tokens=8.0,
-        step_s=(0.011, 0.009, 0.010),
-        link_s=0.002,
-        limit=LIMIT,
-        parts_s={"experts": 0.006, "attention": 0.004},
-    )
-    return dataclasses.replace(row, **change)
-
-
-def _record(**change: object) -> BenchRecord:
-    limit = LimitRow(
-        phase="decode", size=8, context=131_072, ranks=8, num_drafts=5, limit=LIMIT,
-        weight_bytes=5e10, cache_bytes=1e9, fits=True,
-    )  # fmt: skip
-    record = BenchRecord(
-        created="2026-11-30T12:00:00+0000",
-        command="deepinfer bench",
-        host=HOST,
-        versions={"deepinfer": "0.1.0"},
-        device="a device",
-        is_on_gpu=True,
-        measured_model="a model",
-        plan=BenchPlan(),
-        links="EP8 over nvlink",
-        ceilings=(Ceiling(name="copy", value=4.2e12, unit="B/s"),),
-        limits=(limit,),
-        measurements=(_measurement(),),
-        price_per_hour=2.0,
-    )
-    return dataclasses.replace(record, **change)
-
-
-def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
-    record = _record()
-    record.save(tmp_path)
-    loaded = BenchRecord.load(tmp_path)
-    assert page(loaded) == page(record)
-    assert "host memory" not in page(record)
-    row = next(line for line in page(loaded).splitlines() if "8 requests" in line)
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == [
-        "8 requests, no drafts", "3", "10.00", "2.00 (modelled)", "0.00", "8.0", "800", "667",
-        "100", "40.0%", "40.0%", "41.7%", f"{cost_per_million(2.0, 800):,.2f}",
-    ]  # fmt: skip
-
-
-def test_the_form_of_experts_is_told_where_there_are_two() -> None:
-    rows = (_measurement(), _measurement(name="16 requests", experts_as_fp8=True))
-    found = {}
-    for line in page(_record(measurements=rows)).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        found[cells[0]] = cells[1:2]
-    assert found["measurement"] == ["experts"] and found["16 requests"] == ["fp8"]
-    assert found["8 requests, no drafts"] == ["fp4"]
-    assert re.search(r"measurement \| +steps", page(_record()))
-
-
-def test_the_schema_in_docs_is_the_definition_and_holds(tmp_path: Path) -> None:
-    schema = json_schema(BenchRecord, SCHEMA)
-    fresh = tmp_path / "bench.schema.json"
-    fresh.write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
-    stored = Path(__file__).parents[2] / "docs" / "schemas" / "bench.schema.json"
-    assert stored.read_text(encoding="utf-8") == fresh.read_text(), f"copy {fresh} there"
-    jsonschema.Draft202012Validator.check_schema(schema)
-    _record().save(tmp_path)
-    written = json.loads((tmp_path / "bench.json").read_bytes())
-    jsonschema.validate(written, schema)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(written | {"measurements": [{"phase": 1}]}, schema)
-
-
-def test_tables_on_the_host_are_told_with_their_size(tmp_path: Path) -> None:
-    record = _record(measurements=(_measurement(host_table_bytes=4.3e9), _measurement(ranks=64)))
-    record.save(tmp_path)
-    [note] = [line for line in page(BenchRecord.load(tmp_path)).splitlines() if "host mem" in line]
-    assert note.startswith("* EP8: ") and "tables of 4.3 GB stand for" in note
-
-
-@given(
-    st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=5),
-    st.floats(0, 10),
-    st.floats(1e-3, 1e6),
-    st.text(max_size=20),
-)
-def test_every_record_comes_back(
-    steps: list[float], link_s: float, num_tokens: float, name: str
-) -> None:
-    row = _measurement(step_s=tuple(steps), link_s=link_s, num_tokens=num_tokens, name=name)
-    record = _record(measurements=(row,))
-    again = from_json(BenchRecord, json.loads(json.dumps(to_json(record))))
-    assert again == record and page(again) == page(record)
-    assert min(row.overlap_s, row.serial_s) >= row.local_s
-
-
-def test_a_faster_run_has_a_ratio_above_one() -> None:
-    new = _record(measurements=(_measurement(step_s=(0.005,)),))
-    text = comparison(new, _record())
-    assert re.search(r"decode: 8 requests, no drafts \|\s+800.0 \|\s+1,600.0 \|\s+2.000", text)
-    other = _record(measurements=(_measurement(name="another"),))
-    assert "No row is in both" in comparison(other, _record())
-
-
-def test_what_changed_since_an_earlier_run_is_told() -> None:
-    old, row = _record(), _measurement(experts_as_fp8=True, present=2)
-    assert "Not the same" not in comparison(old, old)
-    plan = BenchPlan(acceptance=0.5, output_projection="fp8", expert_weights="fp4")
-    new = _record(
-        device="another device", measured_model="another model", links="EP8 over rdma400",
-        plan=plan, measurements=(row,),
-    )  # fmt: skip
-    text = comparison(new, old)
-    for line in (
-        "device: a device, now another device",
-        "model: a model, now another model",
-        "link: EP8 over nvlink, now EP8 over rdma400",
-        "acceptance: 75%, now 50%",
-        "form of experts: auto, now fp4",
-        "inputs of the output projection: bf16, now fp8",
-        "experts of decode: 8 requests, no drafts: fp4, now fp8",
-        "ranks present of decode: 8 requests, no drafts: 1, now 2",
-    ):
-        assert f"* {line}\n" in text
-
-
-def test_pictures(tmp_path: Path) -> None:
-    names = {path.name for path in save_plots(_record(), tmp_path)}
-    assert names == {"pareto.png", "pareto.svg", "step.png", "step.svg"}
-    assert all((tmp_path / name).stat().st_size > 5_000 for name in names)
+from deepinfer_cli.bench.record import BenchRecord
 
 
 def test_the_verb_measures_and_writes(cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +59,7 @@ def test_a_signal_keeps_what_was_measured(
     number: signal.Signals, cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object):
-        yield _measurement()
+        yield a_measurement()
         signal.raise_signal(number)
 
     monkeypatch.setattr(verb, "measure_engine", interrupted)
@@ -243,7 +79,7 @@ def test_an_error_keeps_what_was_measured_before_it(
     cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*arguments: object):
-        yield _measurement()
+        yield a_measurement()
         raise RuntimeError("an illegal memory access")
 
     monkeypatch.setattr(verb, "measure_engine", failing)
@@ -263,7 +99,7 @@ def test_what_a_whole_engine_has_no_use_for_is_said(
     def measured(plan: EnginePlan, make_engine: Callable[[int], object], *_: object):
         plans.append(plan)
         make_engine(2)
-        yield _measurement()
+        yield a_measurement()
 
     monkeypatch.setattr(verb, "measure_engine", measured)
     monkeypatch.setattr("deepinfer.OfflineEngine", lambda model, **rest: made.append(rest))
@@ -359,27 +195,6 @@ def test_a_size_that_does_not_fit_is_told_the_one_that_does(change: dict[str, ob
 
 def _limits(plan: BenchPlan) -> list[LimitRow]:
     return limit_rows(plan, ModelConfig.flash())
-
-
-def test_bars_are_as_long_as_their_steps() -> None:
-    """Parts, what is left of the step, and the link; a row that is not split is one bar."""
-    from matplotlib import pyplot
-
-    rows = (_measurement(), _measurement(name="another", parts_s={}))
-    figure, axes = pyplot.subplots()
-    assert plots._draw_steps(_record(measurements=rows), axes)
-    widths = {0: 0.0, 1: 0.0}
-    for patch in axes.patches:
-        widths[round(patch.get_y() + patch.get_height() / 2)] += patch.get_width()
-    pyplot.close(figure)
-    for place, row in enumerate(rows):
-        assert widths[place] == pytest.approx(row.serial_s * 1e3)
-
-
-def test_a_foreign_file_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "bench.json").write_text('{"schema": "other"}')
-    with pytest.raises(Exception, match=re.escape("is not the result of deepinfer bench")):
-        BenchRecord.load(tmp_path)
 
 
 def test_a_file_is_run_often_and_leaves_nothing(cli, in_tmp: Path) -> None:
