@@ -18,5 +18,5 @@ def is_reached(x: Tensor, device: torch.device) -> bool:
     """Whether what runs on ``device`` reads ``x`` itself: it lies there, or in host memory that is
     pinned, or registered with an NVIDIA GPU's driver."""
     if x.device.type == device.type:
-        return True
+        return None in (x.device.index, device.index) or x.device.index == device.index
     return device.type == "cuda" and x.is_pinned()

@@ -10,11 +10,14 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parent))  # of modules that tests share
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
