@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import deepinfer
+from deepinfer.engine.memory.host_memory import available_host_bytes, total_host_bytes
 
 # What speeds up a CPU run; as the kernel names them.
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile")
@@ -19,7 +20,8 @@ _PACKAGES = ("torch", "triton", "numpy", "deepseek-recipe", "tokenizers", "llgui
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine.  ``cores`` are those this process may use; sizes are None where unknown."""
+    """One machine.  ``cores`` and ``available_bytes`` are what this process may use; sizes are None
+    where unknown."""
 
     cpu: str
     cores: int
@@ -33,14 +35,13 @@ class Host:
 def host() -> Host:
     """This machine now."""
     cpu = _key_values(Path("/proc/cpuinfo"))
-    memory = _key_values(Path("/proc/meminfo"))
     flags = cpu.get("flags", "").split()
     return Host(
         cpu=cpu.get("model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         features=tuple(name for name in _FEATURES if name in flags),
-        memory_bytes=_kibibytes(memory.get("MemTotal")),
-        available_bytes=_kibibytes(memory.get("MemAvailable")),
+        memory_bytes=total_host_bytes(),
+        available_bytes=available_host_bytes(),
         system=platform.platform(),
         python=platform.python_version(),
     )
@@ -88,8 +89,3 @@ def _key_values(path: Path) -> dict[str, str]:
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), value.strip())
     return found
-
-
-def _kibibytes(text: str | None) -> int | None:
-    number = (text or "").removesuffix(" kB")
-    return int(number) * 1024 if number.isdecimal() else None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepinfer.engine.memory.host_memory import host_memory_limit
 from deepinfer_cli.host import host
 from deepinfer_cli.report.pages.words import milliseconds, size
 
@@ -19,7 +20,6 @@ _TEST_BYTES = 16 * 2**20
 _LITTLE_SPACE = 2**30
 _SLOW_SYNC_S = 0.25
 _RELEASE_GCC = 13
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def machine_checks() -> Iterator[Check]:
@@ -31,7 +31,7 @@ def machine_checks() -> Iterator[Check]:
     yield Check(group="machine", name="processor", state=state, text=text)
     if found.memory_bytes is not None:
         free = "" if found.available_bytes is None else f", {size(found.available_bytes)} free"
-        limit = _memory_limit()
+        limit = host_memory_limit()
         bound = f", this process may use {size(limit)}" if limit else ""
         text = f"{size(found.memory_bytes)}{free}{bound}"
         yield Check(group="machine", name="memory", state=OK, text=text)
@@ -137,12 +137,3 @@ def _time_disk(folder: Path) -> tuple[float, float, float]:
         while file.read(len(block)):
             pass
         return wrote - began, synced - wrote, time.perf_counter() - synced
-
-
-def _memory_limit() -> int | None:
-    """The limit of this container, if there is one."""
-    try:
-        text = _CGROUP.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.engine.memory.host_memory import available_host_bytes
+from deepinfer.engine.memory.host_memory import available_host_bytes, taking_host_memory
 from deepinfer.engine.memory.registered_pages import empty_for_gpu, map_for_gpu
 from deepinfer.engine.model.tensors import is_engram_table
 
@@ -40,6 +40,7 @@ def place_tables(
     Large ones stay in the mapped files, whose pages a GPU then reads, or else in a pinned copy
     (``may_copy``: ranks of one host would each make one).  Both keep the host's memory, so tables
     that it cannot hold are looked up by the CPU, as by a device that reads no host memory.
+    Processes that share nothing may each make a copy, as many as there is room for.
     """
     tables = checkpoint.load(is_engram_table)
     size = sum(table.nbytes for table in tables.values())
@@ -49,16 +50,21 @@ def place_tables(
     place = f"{size / 1e9:,.1f} GB in host memory"
     if kind != "cuda":
         return PlacedTables(tables, f"{place}, looked up by the CPU")
+    if _has_room(size):
+        if found := _mapped(checkpoint, tables, device):
+            return PlacedTables(found, f"{place}, read by the GPU from the mapped files")
+        if may_copy and (found := _copied(tables, size, device)):
+            return PlacedTables(found, f"{place}, read by the GPU from a pinned copy")
     reason = "the driver refuses to register their pages"
-    if size + _HOST_SPARE_BYTES > (available := available_host_bytes()):
-        reason = f"the host has {available / 1e9:,.1f} GB free"
-    elif found := _mapped(checkpoint, tables, device):
-        return PlacedTables(found, f"{place}, read by the GPU from the mapped files")
-    elif may_copy and (found := _copied(tables, device)):
-        return PlacedTables(found, f"{place}, read by the GPU from a pinned copy")
+    if not _has_room(size):
+        reason = f"the host has {(available_host_bytes() or 0) / 1e9:,.1f} GB free"
     return PlacedTables(
         tables, f"{place}, looked up by the CPU, so steps are no CUDA graphs and slower: {reason}"
     )
+
+
+def _has_room(size: int) -> bool:
+    return size + _HOST_SPARE_BYTES <= (available_host_bytes() or 0)
 
 
 def _mapped(
@@ -78,11 +84,20 @@ def _mapped(
     return found
 
 
-def _copied(tables: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor] | None:
-    found = {}
-    for name, table in tables.items():
-        copy = empty_for_gpu(table.nbytes, device)
-        if copy is None:
+def _copied(
+    tables: Mapping[str, Tensor], size: int, device: torch.device | str
+) -> dict[str, Tensor] | None:
+    """The same tables in registered memory of this process, None if it gets none."""
+    copies = {}
+    with taking_host_memory():  # what is free now, others may have thought theirs before
+        if not _has_room(size):
             return None
-        found[name] = copy.view(table.dtype).view(table.shape).copy_(table)
-    return found
+        for name, table in tables.items():
+            copy = empty_for_gpu(table.nbytes, device)
+            if copy is None:
+                return None
+            copies[name] = copy
+    return {
+        name: copies[name].view(table.dtype).view(table.shape).copy_(table)
+        for name, table in tables.items()
+    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,8 @@ from torch import Tensor
 from deepinfer.engine.checkpoint import engram_tables
 from deepinfer.engine.checkpoint.engram_tables import place_tables
 from deepinfer.engine.checkpoint.weights import Checkpoint, open_checkpoint
-from deepinfer.engine.memory import host_memory, registered_pages
-from deepinfer.engine.memory.host_memory import available_host_bytes
+from deepinfer.engine.memory import registered_pages
+from deepinfer.engine.memory.host_memory import taking_host_memory
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.tensors import is_engram_table
 
@@ -94,6 +95,24 @@ def test_a_host_without_room_is_not_filled(
     assert not host.asked and placed.note is not None
     assert placed.note.endswith("looked up by the CPU, so steps are no CUDA graphs and slower: "
                                 "the host has 5.0 GB free")  # fmt: skip
+
+
+def test_engines_of_one_host_make_as_many_copies_as_it_has_room_for(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas start at the same time: one has taken the last room after another has seen it."""
+    host = Host(monkeypatch, takes="copy", available=10**12)
+
+    @contextmanager
+    def after_another() -> Iterator[None]:
+        monkeypatch.setattr(engram_tables, "available_host_bytes", lambda: 5 * 10**9)
+        with taking_host_memory():
+            yield
+
+    monkeypatch.setattr(engram_tables, "taking_host_memory", after_another)
+    placed = place_tables(checkpoint, CUDA)
+    assert set(host.asked) == {"file"} and placed.note is not None
+    assert placed.note.endswith("the host has 5.0 GB free")
 
 
 @pytest.mark.parametrize("device, note", [("cpu", None), ("meta", "looked up by the CPU")])
@@ -181,20 +200,3 @@ def test_refused_pages_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert registered_pages.map_for_gpu(tmp_path / "none", 0, 1, CUDA) is None
     assert registered_pages.empty_for_gpu(100, CUDA) is None
     assert registered_pages.empty_for_gpu(2**60, CUDA) is None
-
-
-@pytest.mark.parametrize(
-    "limit, expected",
-    [(None, 3000 * 1024), ("max", 3000 * 1024), ("2000000", 1_500_000), ("400000", 0)],
-)
-def test_available_memory_is_within_the_group(
-    limit: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    assert available_host_bytes() == 0
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    3000 kB\n")
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.stat").write_text("anon 500000\nfile 7\n")
-    assert available_host_bytes() == expected
