@@ -18,7 +18,7 @@ from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import from_json
 
 from .journal import Journal, Record
-from .partial import OutputPaths
+from .paths import OutputPaths
 from .row_numbers import split_number
 
 

@@ -17,7 +17,8 @@ from deepinfer_cli.settings.settings import FIELDS
 from .basis import Basis
 from .finished_rows import FinishedRow, finished_report, finished_rows, setting
 from .journal import Record
-from .partial import OutputPaths, PartialFolder, check_inputs_are_safe
+from .partial import PartialFolder
+from .paths import OutputPaths, check_inputs_are_safe
 from .writer import output_format, publish, write_files
 
 _FILES_OF_A_SHARD = 3

@@ -7,10 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,54 +17,11 @@ from deepinfer.errors import ConfigError, LockedError
 from .basis import Basis
 from .disk import disk_full
 from .manifest import is_begun, read_manifest, write_manifest
+from .paths import OUR_FILES, OutputPaths
 
 _ATTEMPTS = 100
-# What a run puts into its folder; nothing else there is ever touched.
-_OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
-_OUR_FILES |= {"report", "report.json", "report.new", "status.json", "status.json.new"}
-_OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # Another shell that asks whether a run is alive holds the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
-# What is named there is stdin or a pipe of the shell, as <(cat *.jsonl): no files lie there.
-_FOLDERS_OF_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")
-_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
-
-
-def default_output(source: str) -> str:
-    """``prompts.jsonl`` -> ``prompts.out.jsonl``, Parquet -> ``.out.parquet``, stdin -> stdout."""
-    if source == "-" or source.startswith(_FOLDERS_OF_PIPES):
-        return "-"
-    path = Path(source) if Path(source).name else Path(source).resolve()
-    if path.suffix == ".parquet":
-        return str(path.with_suffix(".out.parquet"))
-    while path.suffix in _ENDINGS_OF_JSONL:
-        path = path.with_suffix("")
-    return str(path.with_name(path.name + ".out.jsonl"))
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPaths:
-    """Where a run writes.  ``results`` appears when everything is finished."""
-
-    results: Path
-
-    @property
-    def errors(self) -> Path:
-        return self.results.with_name(self.results.name + ".errors.jsonl")
-
-    @property
-    def report(self) -> Path:
-        return self.results.with_name(self.results.name + ".report.json")
-
-    @property
-    def partial(self) -> Path:
-        return self.results.with_name(self.results.name + ".partial")
-
-    @property
-    def written(self) -> list[Path]:
-        """All files that a run makes or replaces."""
-        inside = [self.partial / name for name in sorted(_OUR_FILES)]
-        return [self.results, self.errors, self.report, *inside]
 
 
 class PartialFolder:
@@ -162,7 +116,7 @@ class PartialFolder:
             shutil.rmtree(self.path)
 
     def _check_contents(self) -> None:
-        foreign = sorted({path.name for path in self.path.iterdir()} - _OUR_FILES)
+        foreign = sorted({path.name for path in self.path.iterdir()} - OUR_FILES)
         if foreign:
             raise ConfigError(
                 f"{self.path} holds files of somebody else ({', '.join(foreign[:5])}); "
@@ -254,22 +208,6 @@ class PartialFolder:
             return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
         except FileNotFoundError:
             return False
-
-
-def check_inputs_are_safe(sources: Iterable[str | Path], written: Iterable[Path]) -> None:
-    """Raise ConfigError if a file that this run would replace is one of ``sources``."""
-    for source, path in product(sources, list(written)):
-        try:
-            is_input = source != "-" and path.exists() and path.samefile(source)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"cannot write {path}: {reason}; give another place") from error
-        if is_input:
-            raise ConfigError(
-                f"{source} is the input, and {path} would replace it; give that another name"
-            )
 
 
 def is_locked(folder: Path) -> bool:

@@ -23,7 +23,8 @@ from .fingerprint import fingerprint
 from .finished_rows import FinishedRow, finished_report, finished_rows, setting
 from .journal import Journal, Record, digest
 from .manifest import write_manifest
-from .partial import OutputPaths, PartialFolder
+from .partial import PartialFolder
+from .paths import OutputPaths
 from .results import facts_of_row
 
 

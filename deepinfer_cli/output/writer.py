@@ -14,7 +14,7 @@ from deepinfer.errors import ConfigError
 from deepinfer_cli.input.sharding import Shard
 
 from .journal import Journal, Record
-from .partial import OutputPaths
+from .paths import OutputPaths
 from .row_numbers import numbered
 
 _PATIENCE_S = 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.output.partial import OutputPaths, default_output
+from deepinfer_cli.output.paths import OutputPaths, default_output
 from deepinfer_cli.small_file import read_small
 from deepinfer_cli.strict_json import read_json
 from deepinfer_cli.typed_json import WrongForm, from_json

@@ -12,7 +12,8 @@ from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.input.sharding import shards_beside
 from deepinfer_cli.output.journal import count_rows
 from deepinfer_cli.output.manifest import is_begun, read_manifest
-from deepinfer_cli.output.partial import OutputPaths, default_output, is_locked
+from deepinfer_cli.output.partial import is_locked
+from deepinfer_cli.output.paths import OutputPaths, default_output
 from deepinfer_cli.report.file import read_report
 
 from .console import duration

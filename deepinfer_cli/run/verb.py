@@ -22,12 +22,8 @@ from deepinfer_cli.output.fingerprint import model_files
 from deepinfer_cli.output.finished_rows import finished_report
 from deepinfer_cli.output.journal import Journal, JournalGoneError
 from deepinfer_cli.output.manifest import is_begun
-from deepinfer_cli.output.partial import (
-    OutputPaths,
-    PartialFolder,
-    check_inputs_are_safe,
-    default_output,
-)
+from deepinfer_cli.output.partial import PartialFolder
+from deepinfer_cli.output.paths import OutputPaths, check_inputs_are_safe, default_output
 from deepinfer_cli.output.retry import reopen
 from deepinfer_cli.output.row_numbers import numbered
 from deepinfer_cli.output.writer import StdoutStream, output_format, publish, write_files

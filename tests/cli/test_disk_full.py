@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from deepinfer_cli.output.partial import OutputPaths, PartialFolder
+from deepinfer_cli.output.partial import PartialFolder
+from deepinfer_cli.output.paths import OutputPaths
 
 Cli = Callable[..., Any]
 Process = Callable[..., Any]

@@ -14,7 +14,8 @@ import pytest
 
 from deepinfer.errors import ConfigError, LockedError
 from deepinfer_cli.output.basis import Basis
-from deepinfer_cli.output.partial import OutputPaths, PartialFolder
+from deepinfer_cli.output.partial import PartialFolder
+from deepinfer_cli.output.paths import OutputPaths
 from deepinfer_cli.output.writer import publish
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from run_files import prompts, read_report, read_rows, write_rows
 
-from deepinfer_cli.output.partial import default_output
+from deepinfer_cli.output.paths import default_output
 
 Cli = Callable[..., Any]
 _SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
