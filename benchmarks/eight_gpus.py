@@ -32,7 +32,7 @@ from deepinfer.bench.plan import CHUNK_TOKENS, BenchPlan
 from deepinfer.bench.rank_decode import begin
 from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_prefill import batches
-from deepinfer.bench.rank_share import RandomTensors
+from deepinfer.bench.rank_tensors import RandomTensors
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.checkpoint.random_weights import random_tensors
 from deepinfer.engine.checkpoint.weights import open_checkpoint

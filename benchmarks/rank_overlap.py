@@ -19,7 +19,7 @@ from rank_exchange import peer_channel
 from rank_group import Bench
 from torch import Tensor
 
-from deepinfer.bench.rank_share import RandomTensors
+from deepinfer.bench.rank_tensors import RandomTensors
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.layer_tensors import LayerTensors
 from deepinfer.engine.model.moe import MoE

@@ -25,7 +25,8 @@ from deepinfer.errors import ConfigError
 from deepinfer.kernels.quant import pack_index_rows, pack_main_rows, pack_window_rows
 
 from .limits import requests_that_fit
-from .rank_share import HOST_TABLE_BYTES, RandomTensors, SliceShare, rank_config
+from .rank_share import SliceShare
+from .rank_tensors import HOST_TABLE_BYTES, RandomTensors, rank_config
 
 BLOCK_SIZE = 64
 # Rows of a cache that differ, a prime: no two requests have the same ones at the same places.

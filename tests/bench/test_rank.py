@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deepinfer.bench import rank_decode, rank_model, rank_prefill, rank_share, rank_steps
+from deepinfer.bench import rank_decode, rank_model, rank_prefill, rank_steps, rank_tensors
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
 from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_prefill import batches, measure_prefill
 from deepinfer.bench.rank_replay import replay_times
-from deepinfer.bench.rank_share import RandomTensors, rank_config
 from deepinfer.bench.rank_steps import measure_rank
+from deepinfer.bench.rank_tensors import RandomTensors, rank_config
 from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
@@ -176,7 +176,7 @@ def test_tables_go_to_the_host_where_only_that_makes_room(monkeypatch: pytest.Mo
         return table
 
     monkeypatch.setattr(rank_steps, "num_that_fit", fit)
-    monkeypatch.setattr(rank_share, "_pinned", pin)
+    monkeypatch.setattr(rank_tensors, "_pinned", pin)
     monkeypatch.setattr(rank_model, "HOST_TABLE_BYTES", 20_000)
     plan = BenchPlan(
         phases=("decode",), requests=(1, 5), context=100, drafts=(2,), decode_ranks=(2,),

@@ -10,8 +10,8 @@ import torch
 
 from deepinfer.bench.plan import BenchPlan
 from deepinfer.bench.present_share import PresentShare, even_table, write_arrivals
-from deepinfer.bench.rank_share import RandomTensors
 from deepinfer.bench.rank_steps import deployments, measure_rank
+from deepinfer.bench.rank_tensors import RandomTensors
 from deepinfer.bench.results import Measurement
 from deepinfer.bench.together import combined, measure_together
 from deepinfer.engine.model.config import ModelConfig
