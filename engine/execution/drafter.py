@@ -102,7 +102,11 @@ class Drafter:
         is_greedy = [state.request.sampling.temperature == 0 for state in states]
         survival = self._calibration.survival(output.confidence, output.logits, is_greedy)
         return Drafted(
-            states=states, token_ids=output.token_ids, survival=survival, logits=output.logits
+            states=states,
+            num_preemptions=[state.num_preemptions for state in states],
+            token_ids=output.token_ids,
+            survival=survival,
+            logits=output.logits,
         )
 
 

@@ -24,16 +24,22 @@ from .staging import send
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drafted:
     """Drafts of R requests: token_ids [R, D] i64 and survival [R, D] f32; where they are kept,
-    logits [R, D, V] f32 that they were drawn from."""
+    logits [R, D, V] f32 that they were drawn from.
+
+    ``num_preemptions`` of each until now.  One that is preempted draws a token when its prefill is
+    done again: drafts from before do not follow that.
+    """
 
     states: Sequence[RequestState]
+    num_preemptions: Sequence[int]
     token_ids: Tensor
     survival: Tensor
     logits: Tensor | None = None
 
     def of(self, states: Sequence[RequestState]) -> tuple[Drafted, list[bool]] | None:
         """The drafts of these requests, and which of them have any; None if less than half do."""
-        row_of = {id(state): row for row, state in enumerate(self.states)}
+        known = enumerate(zip(self.states, self.num_preemptions, strict=True))
+        row_of = {id(s): row for row, (s, count) in known if s.num_preemptions == count}
         rows = [row_of.get(id(state)) for state in states]
         has_any = [row is not None for row in rows]
         if 2 * sum(has_any) < len(rows):
@@ -42,7 +48,11 @@ class Drafted:
             return self, has_any
         index = send([row or 0 for row in rows], self.survival.device)
         token_ids, survival = self.token_ids[index], self.survival[index]
-        return replace(self, states=states, token_ids=token_ids, survival=survival), has_any
+        counts = [state.num_preemptions for state in states]
+        found = replace(
+            self, states=states, num_preemptions=counts, token_ids=token_ids, survival=survival
+        )
+        return found, has_any
 
 
 def accepted_ends(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -45,9 +46,12 @@ def test_a_row_without_usable_logits_leaves_a_token_that_exists() -> None:
 
 def test_drafts_of_other_requests() -> None:
     """Some ended, some joined and have none; where most joined, drafting anew is worth more."""
-    states: list[Any] = [object() for _ in range(5)]
+    states: list[Any] = [SimpleNamespace(num_preemptions=i) for i in range(5)]
     drafted = Drafted(
-        states=states[:3], token_ids=torch.tensor([[1], [2], [3]]), survival=torch.eye(3)[:, :1]
+        states=states[:3],
+        num_preemptions=[0, 1, 2],
+        token_ids=torch.tensor([[1], [2], [3]]),
+        survival=torch.eye(3)[:, :1],
     )
     same = drafted.of(states[:3])
     assert same is not None and same[0] is drafted and all(same[1])
@@ -57,6 +61,37 @@ def test_drafts_of_other_requests() -> None:
     assert other[0].survival[[0, 2]].tolist() == [[0.0], [1.0]]
     assert other[1] == [True, False, True]
     assert drafted.of([states[0], states[3], states[4]]) is None
+    states[1].num_preemptions += 1  # and has drawn a token since
+    other = drafted.of(states[:3])
+    assert other is not None and other[1] == [True, False, True]
+
+
+def test_a_step_that_did_not_fit_leaves_no_drafts_of_its_requests(monkeypatch: Any) -> None:
+    """They are prefilled again, which draws a token: the drafts made ahead do not follow it."""
+    config = FakeConfig()
+    engine = make_engine(
+        FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24, max_num_seqs=4
+    )
+    worker = _worker(engine)
+    worker.waits_for_drafts = False
+    counted = CountedDrafts(worker.step)
+    monkeypatch.setattr(worker.step, "draft", counted)
+    finish, known = worker.finish, []
+
+    def fails_once(step: Any) -> Any:
+        if not known:
+            assert worker.drafter.is_ahead
+            known.append(counted.num_known)
+            raise MemoryError
+        known.append(counted.num_known)
+        return finish(step)
+
+    monkeypatch.setattr(worker, "finish", fails_once)
+    prompts = {"0": [5, 3], "1": [5, 4]}
+    done = run(engine, [request(n, ids, max_tokens=20) for n, ids in prompts.items()])
+    assert known[1] == known[0] + 1
+    for name, ids in prompts.items():
+        assert done[name].output_token_ids == oracle(config, ids, 20)
 
 
 class CountedDrafts:
