@@ -66,8 +66,7 @@ def launch_key(
 
     Triton compiles in which pointers and integers are multiples of 16, which integers are 1, and
     which take more than 32 bits; nothing of floating-point numbers.
-    Raises: TensorError for a tensor of another device than number ``device``, where it would run;
-    described tiles are not looked at.
+    Raises: TensorError for a tensor of another device than number ``device``, where it would run.
     """
     key: list[Any] = [kernel.fn, *named, *named.values()]
     values: list[Any] = []
@@ -78,11 +77,7 @@ def launch_key(
             key += arg.dtype, address % 16
             place = arg.get_device()
             if place >= 0 and place != device:
-                raise TensorError(
-                    f"{kernel.arg_names[len(values)]}: expected a tensor of device {device}, where "
-                    f"{kernel.fn.__name__} would run, found one of {arg.device}: launch it within "
-                    f"torch.cuda.device({place})"
-                )
+                raise _elsewhere(kernel, len(values), arg, device)
             # Where memory of the host lies for a GPU is for Triton to ask.
             values.append(arg if place < 0 else address)
             continue
@@ -92,11 +87,21 @@ def launch_key(
             key.append(number if -_WORD <= arg < _WORD else (number,))
         elif kind in _NEVER_COMPILED_IN:
             key.append(kind)
-        elif hasattr(arg, "key"):
+        elif hasattr(arg, "key"):  # described tiles; shapes and strides are passed, not compiled in
             key.append(arg.key)
+            if arg.base.get_device() not in (-1, device):
+                raise _elsewhere(kernel, len(values), arg.base, device)
         else:
             return None, values
     return tuple(key), values
+
+
+def _elsewhere(kernel: Any, place: int, x: Tensor, device: int) -> TensorError:
+    return TensorError(
+        f"{kernel.arg_names[place]}: expected a tensor of device {device}, where "
+        f"{kernel.fn.__name__} would run, found one of {x.device}: launch it within "
+        f"torch.cuda.device({x.get_device()})"
+    )
 
 
 def _check_names(kernel: JITFunction[Any], count: int, named: Mapping[str, Any]) -> None:

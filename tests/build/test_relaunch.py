@@ -32,7 +32,7 @@ others = [
 ]
 tiles = [
     described_tiles(x, *box)
-    for x in (torch.zeros(64, 256, dtype=torch.bfloat16), torch.zeros(64, 256))
+    for x in (torch.zeros(64, 256, dtype=torch.bfloat16), torch.zeros(64, 256), torch.zeros(1, 64))
     for box in ((64, 16), (64, 32), (16, 64))
 ]
 
@@ -142,14 +142,17 @@ _ELSEWHERE = (
 kernel = row_kernel
 count = sum(not param.is_constexpr for param in kernel.params)
 args = [floats, 1, halves, *[0] * (count - 3)]
+tiles = described_tiles(torch.zeros(64, 256), 64, 16)
 found = []
 with rehearsal.pretend(device):
-    for place in (1, -1, 0):
-        torch.Tensor.get_device = lambda tensor: place
-        try:
-            found.append([type(value).__name__ for value in launch_key(kernel, args, {}, 1)[1][:3]])
-        except TensorError as error:
-            found.append(str(error))
+    for given in (args, [1, tiles, *args[2:]]):
+        for place in (1, -1, 0):
+            torch.Tensor.get_device = lambda tensor: place
+            try:
+                values = launch_key(kernel, given, {}, 1)[1]
+                found.append([type(value).__name__ for value in values[:3]])
+            except TensorError as error:
+                found.append(str(error))
 print(json.dumps(found))
 """
 )
@@ -158,8 +161,38 @@ print(json.dumps(found))
 def test_a_tensor_of_another_gpu_is_refused(in_own_process: Callable[..., Any]) -> None:
     """Its address would be read on the GPU that launches go to; memory of the host is Triton's to
     ask about."""
-    here, host, elsewhere = in_own_process(_ELSEWHERE)
-    assert here == ["int", "int", "int"]
-    assert host == ["Tensor", "int", "Tensor"]
-    assert "expected a tensor of device 1, where row_kernel would run" in elsewhere
-    assert elsewhere.endswith("launch it within torch.cuda.device(0)")
+    found = in_own_process(_ELSEWHERE)
+    assert found[0] == ["int", "int", "int"] and found[3] == ["int", "Tiles", "int"]
+    assert found[1] == ["Tensor", "int", "Tensor"] and found[4] == ["int", "Tiles", "Tensor"]
+    for elsewhere in found[2], found[5]:
+        assert "expected a tensor of device 1, where row_kernel would run" in elsewhere
+        assert elsewhere.endswith("launch it within torch.cuda.device(0)")
+
+
+_CHANGED_TILES = (
+    _START
+    + """
+wide = torch.zeros(64, 512)
+tensors = torch.zeros(64, 256), torch.zeros(1, 16), wide[:7, :256], wide[:, 256:]
+count = sum(not param.is_constexpr for param in slim_kernel.params)
+keys, passed = set(), []
+with rehearsal.pretend(device):
+    for x in tensors:
+        tiles = described_tiles(x, 64, 16)
+        key, values = launch_key(slim_kernel, [tiles] * count, {}, 0)
+        keys.add(key)
+        value = values[0]
+        passed.append([value.base is x, list(value.shape) == list(x.shape),
+                       list(value.strides) == list(x.stride())])
+print(json.dumps([len(keys), passed]))
+"""
+)
+
+
+def test_tiles_of_other_sizes_share_a_launch_and_pass_their_own(
+    in_own_process: Callable[..., Any],
+) -> None:
+    """Kernels are compiled for the box and the type; where a tensor lies, how large it is and how
+    its rows lie is told to the driver anew each time."""
+    keys, passed = in_own_process(_CHANGED_TILES)
+    assert keys == 1 and passed == [[True, True, True]] * 4
