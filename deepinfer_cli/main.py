@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,8 +48,12 @@ def load_engine(settings: Settings) -> Engine:
     return OfflineEngine(settings.model, **engine_arguments(settings))
 
 
-def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
-    """The application; tests give it another engine."""
+@cache
+def make_program(make_engine: MakeEngine = load_engine) -> Any:
+    """The command with its verbs; tests give it another engine.
+
+    Made once a process: this takes longer than many a verb does.
+    """
     app = typer.Typer(cls=Group, help=_HELP, rich_markup_mode=None, context_settings=_CONTEXT)
     config = typer.Typer(cls=Group, help=_CONFIG_HELP)
     app.add_typer(config, name="config")
@@ -71,7 +76,7 @@ def make_app(make_engine: MakeEngine = load_engine) -> typer.Typer:
     add_bench_verbs(app, make_engine)
     add_build_verb(app)
     _add_config_verbs(config)
-    return app
+    return typer.main.get_command(app)
 
 
 def _add_config_verbs(config: typer.Typer) -> None:
@@ -115,8 +120,8 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     show_every_character()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app = make_app(make_engine)
-        result = app(given, prog_name="deepinfer", standalone_mode=False, obj=given)
+        program = make_program(make_engine)
+        result = program(given, prog_name="deepinfer", standalone_mode=False, obj=given)
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +51,21 @@ class Outcome:
         return read_lines(self.out)
 
 
+@dataclass(eq=False)
+class _Engines:
+    """What the program asks for an engine: the same at every call, so that it is built once."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    made: list[Any] = field(default_factory=list)
+
+    def make(self, settings: Any) -> Any:
+        self.made.append(FakeEngine(settings, **self.options))
+        return self.made[-1]
+
+
+_ENGINES = _Engines()
+
+
 def read_lines(data: bytes | Path) -> list[dict[str, Any]]:
     """JSON lines, each of them strict."""
     data = data.read_bytes() if isinstance(data, Path) else data
@@ -75,16 +90,11 @@ def cli(in_tmp: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[...
     """``cli("run", "in.jsonl", ..., window=8)``: the program in this process."""
 
     def call(*arguments: object, **engine_options: Any) -> Outcome:
-        engines: list[Any] = []
-
-        def make_engine(settings: Any) -> Any:
-            engines.append(FakeEngine(settings, **engine_options))
-            return engines[-1]
-
+        _ENGINES.options, _ENGINES.made = engine_options, []
         capfdbinary.readouterr()
-        exit_code = main([str(argument) for argument in arguments], make_engine)
+        exit_code = main([str(argument) for argument in arguments], _ENGINES.make)
         captured = capfdbinary.readouterr()
-        return Outcome(exit_code, captured.out, captured.err.decode(), tuple(engines))
+        return Outcome(exit_code, captured.out, captured.err.decode(), tuple(_ENGINES.made))
 
     return call
 

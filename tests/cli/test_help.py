@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from deepinfer_cli.helptext import UsageError
-from deepinfer_cli.main import _usage_message, main, make_app
+from deepinfer_cli.main import _usage_message, main, make_program
 
 _SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe")
 
 
 def _verbs(group: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every verb of the program, groups included."""
-    group = group or typer.main.get_command(make_app())
+    group = group or make_program()
     found = [path]
     for name, command in group.commands.items():
         is_group = hasattr(command, "commands")
@@ -48,7 +47,7 @@ def _options() -> list[tuple[tuple[str, ...], str]]:
     """Every option that takes a value, by its verb."""
     found = []
     for verb in _verbs():
-        command: Any = typer.main.get_command(make_app())
+        command: Any = make_program()
         for name in verb:
             command = command.commands[name]
         found += [
@@ -69,7 +68,7 @@ def _usage_error(program: Any, words: list[str]) -> str:
 def test_an_option_without_its_value_names_its_own_page() -> None:
     """Likewise one whose value is empty, as that of a variable that is not set: as a path it would
     be the current folder."""
-    program, options = typer.main.get_command(make_app()), _options()
+    program, options = make_program(), _options()
     assert len(options) > 100
     for verb, name in options:
         page = " ".join(["deepinfer", *verb, "--help"])
@@ -83,7 +82,7 @@ def test_an_option_without_its_value_names_its_own_page() -> None:
 
 
 def test_an_empty_argument_is_told() -> None:
-    program = typer.main.get_command(make_app())
+    program = make_program()
     for verb in ("run", "plan", "status", "report", "config init"):
         message = f"an argument is empty; see deepinfer {verb} --help"
         assert _usage_error(program, [*verb.split(), ""]) == message
