@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import native_gate_up, native_weight, quantized_linear
-from deepinfer.kernels.moe import PairOutputs, gated_linear, route
+from deepinfer.kernels.moe import PairOutputs, Slots, gated_linear, route
 from deepinfer.kernels.norm import NormedRows
 
 from .layer_tensors import LayerTensors
 from .schedule import LayerPlan
-from .share import RoutedExperts, gate_up
+from .share import LocalExperts, RoutedExperts, Steps, gate_up
 
 if TYPE_CHECKING:
     from .config import ModelConfig
@@ -40,8 +40,7 @@ class MoE:
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
         """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
         is_image [T, 1] bool or None."""
-        ids, weights = self.route(rows.values, is_image)
-        compute = self.routed.begin(rows, ids, weights)
+        compute = self._begin(rows, is_image)
         activated = gated_linear(rows.operand, self.shared_gate_up, self.limit, self.shared_down)
         collect = compute()
         shared = quantized_linear(activated, self.shared_down)
@@ -50,8 +49,18 @@ class MoE:
             return torch.add(routed, shared, out=torch.empty_like(shared))
         return PairOutputs(*routed, shared)
 
-    def route(self, x: Tensor, is_image: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Expert ids [T, K] i64, ascending, and weights [T, K] f32."""
+    def _begin(self, rows: NormedRows, is_image: Tensor | None) -> Steps:
+        x = rows.values
+        if not (x.is_cuda and len(x) and isinstance(self.routed, LocalExperts)):
+            return self.routed.begin(rows, *self.route(x, is_image))
+        slots = Slots.empty(len(x), self.num_experts_per_tok, self.routed.num_members, x.device)
+        ids, weights = self.route(x, is_image, slots)
+        return self.routed.begin(rows, ids, weights, slots)
+
+    def route(
+        self, x: Tensor, is_image: Tensor | None, slots: Slots | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Expert ids [T, K] i64, ascending, and weights [T, K] f32; on a GPU ``slots``, too."""
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image, self.image_bias, self.bias)
@@ -62,4 +71,5 @@ class MoE:
             num_experts_per_tok=self.num_experts_per_tok,
             normalize=self.normalize,
             scaling_factor=self.scaling_factor,
+            slots=slots,
         )

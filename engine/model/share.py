@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import (
+    Slots,
     expert_pairs,
     experts,
     native_experts,
@@ -131,12 +132,12 @@ class LocalExperts:
         num_pairs = self._num_pairs(ids)
         return experts(x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs)
 
-    def pairs(self, x: Tensor | Arrivals, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def pairs(
+        self, x: Tensor | Arrivals, ids: Tensor, weights: Tensor, slots: Slots | None = None
+    ) -> tuple[Tensor, Tensor]:
         """``kernels.moe.expert_pairs``: each choice's output by itself, on a GPU."""
-        num_pairs = self._num_pairs(ids)
-        return expert_pairs(
-            x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs
-        )
+        common = (x, ids, weights, self.gate_up, self.down, self.limit)
+        return expert_pairs(*common, num_pairs=self._num_pairs(ids), slots=slots)
 
     def send_back(
         self, arrivals: Arrivals, places: Tensor, weights: Tensor, num_pairs: int | None = None
@@ -148,10 +149,13 @@ class LocalExperts:
         common = (arrivals, places, weights, self.gate_up, self.down, self.limit)
         send_back_experts(*common, num_pairs=num_pairs)
 
-    def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
+    def begin(
+        self, rows: NormedRows, ids: Tensor, weights: Tensor, slots: Slots | None = None
+    ) -> Steps:
+        """``slots`` of these ids, if the router filled them on a GPU."""
         x = rows.values
         if on_accelerator(x) and len(x):
-            return only(lambda: self.pairs(x, ids, weights))
+            return only(lambda: self.pairs(x, ids, weights, slots))
         return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:

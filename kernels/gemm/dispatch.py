@@ -175,12 +175,14 @@ def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tenso
     return product if out is None else out.copy_(product)
 
 
-def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:
+def fp32_linear_parts(
+    x: Tensor, weight: Weight, parts: int, zeroed: Tensor | None = None
+) -> Tensor:
     """``fp32_linear`` by equal parts of K, for whoever adds them up in ascending order: [T, parts,
     N] f32, or [T, 1, N] where that is done.
 
     On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
-    depend on T, or results would.
+    depend on T, or results would.  ``zeroed`` [N] i32 is set to zero, on Hopper in passing.
     """
     from .triton_kernel import fp32_linear_parts_triton
 
@@ -188,5 +190,7 @@ def fp32_linear_parts(x: Tensor, weight: Weight, parts: int) -> Tensor:
         from .gluon_parts_launch import fits_parts, fp32_linear_parts_gluon
 
         if fits_parts(x, weight, parts):
-            return fp32_linear_parts_gluon(x, weight, parts)
+            return fp32_linear_parts_gluon(x, weight, parts, zeroed=zeroed)
+    if zeroed is not None:
+        zeroed.zero_()
     return fp32_linear_parts_triton(x, weight, parts)

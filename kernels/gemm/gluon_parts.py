@@ -28,13 +28,14 @@ INPUTS = gl.constexpr(64)
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows"])
 def parts_kernel(
-    x, w, out, num_rows, N, K, PARTS: gl.constexpr, ADDED: gl.constexpr, PIECES: gl.constexpr,
-    STAGES: gl.constexpr,
+    x, w, out, zeroed, num_rows, N, K, PARTS: gl.constexpr, ADDED: gl.constexpr,
+    PIECES: gl.constexpr, STAGES: gl.constexpr, ZERO: gl.constexpr,
 ):  # fmt: skip
     """x [R, PARTS ADDED K] bf16 times each K of w [N, PARTS ADDED K] bf16, ADDED in turn summed in
     ascending order, to out [R, PARTS N] f32.
 
-    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.
+    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.  ZERO: zeroed
+    [N] i32 is set to zero.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
@@ -42,6 +43,8 @@ def parts_kernel(
     o_tiles = gl.allocate_shared_memory(gl.float32, [PIECES, out.block_shape[0], 64], out.layout)
     full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
+    if ZERO:
+        _set_to_zero(zeroed, N)
     work = (num_rows, N, K)
     tiles = (x_tiles, w_tiles, full, empty)
     if PIECES == 1:
@@ -64,6 +67,15 @@ def parts_kernel(
             [4, 4, 1],
             [160, 160, 24],
         )
+
+
+@gluon.jit
+def _set_to_zero(place, N):
+    """N numbers, by the first program."""
+    lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    if gl.program_id(0) == 0:
+        for start in range(0, N, 128):
+            gl.store(place + start + lane, gl.zeros_like(lane), mask=start + lane < N)
 
 
 @gluon.jit

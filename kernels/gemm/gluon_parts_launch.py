@@ -27,7 +27,12 @@ def fits_parts(x: Tensor, weight: Weight, parts: int) -> bool:
 
 
 def fp32_linear_parts_gluon(
-    x: Tensor, weight: Weight, parts: int, form: tuple[PartsTile, int] | None = None
+    x: Tensor,
+    weight: Weight,
+    parts: int,
+    form: tuple[PartsTile, int] | None = None,
+    *,
+    zeroed: Tensor | None = None,
 ) -> Tensor:
     """As ``fp32_linear_parts``; ``form`` is the fastest unless a test wants another."""
     values = weight.values
@@ -41,6 +46,7 @@ def fp32_linear_parts_gluon(
         described_tiles(x.contiguous(), tile.rows, INPUTS.value),
         described_tiles(values, 64, INPUTS.value),
         described_tiles(out.view(rows, -1), tile.out_rows, 64),
+        out if zeroed is None else zeroed,
         rows,
         n,
         k // parts,
@@ -48,6 +54,7 @@ def fp32_linear_parts_gluon(
         ADDED=added,
         PIECES=tile.pieces,
         STAGES=tile.stages,
+        ZERO=zeroed is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

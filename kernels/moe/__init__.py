@@ -11,9 +11,11 @@ from .dispatch import send_back_experts as send_back_experts
 from .dispatch import sum_rows as sum_rows
 from .dispatch import swiglu as swiglu
 from .pair_outputs import PairOutputs as PairOutputs
+from .slots import Slots as Slots
 
 __all__ = [
     "PairOutputs",
+    "Slots",
     "expert_pairs",
     "experts",
     "gated_linear",

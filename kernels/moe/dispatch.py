@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +21,7 @@ from deepinfer.kernels.gemm import (
 from deepinfer.kernels.placement import on_accelerator
 
 from .reference import experts_reference, route_reference, sum_rows_reference, swiglu_reference
+from .slots import Slots
 
 if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
@@ -33,12 +36,14 @@ def route(
     num_experts_per_tok: int,
     normalize: bool,
     scaling_factor: float,
+    slots: Slots | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``route_reference``."""
+    """``route_reference``; ``slots`` of what is chosen are filled in passing."""
+    implementation: Callable[..., tuple[Tensor, Tensor]] = route_reference
     if on_accelerator(x):
-        from .triton_router import route_triton as implementation
-    else:
-        implementation = route_reference
+        from .triton_router import route_triton
+
+        implementation = partial(route_triton, slots=slots)
     return implementation(
         x,
         gate,
@@ -134,18 +139,19 @@ def expert_pairs(
     limit: float,
     *,
     num_pairs: int | None = None,
+    slots: Slots | None = None,
 ) -> tuple[Tensor, Tensor]:
     """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
-    -1 where its expert is not here."""
+    -1 where its expert is not here.  ``slots``: of these ids, as ``route`` filled them."""
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
         from .gluon_experts import expert_pairs_gluon
 
-        outputs, rows = expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs)
+        outputs, rows = expert_pairs_gluon(x, ids, weights, gate_up, down, limit, num_pairs, slots)
     else:
         from .triton_kernel import expert_pairs_triton
 
         assert isinstance(gate_up, Weight) and isinstance(down, Weight)
-        outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs)
+        outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs, slots)
     return outputs, rows.row
 
 

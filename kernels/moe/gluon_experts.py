@@ -22,6 +22,7 @@ from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import check_tensor
 
+from .slots import Slots
 from .triton_kernel import order_experts, sum_of_pairs
 from .triton_swiglu import swiglu_of_rows
 
@@ -52,9 +53,10 @@ def expert_pairs_gluon(
     down: HopperWeight,
     limit: float,
     num_pairs: int | None = None,
+    slots: Slots | None = None,
 ) -> tuple[Tensor, ExpertRows]:
     """As ``expert_pairs_triton``."""
-    activated, rows, tile = _first_half(x, ids, weights, gate_up, down, limit, num_pairs)
+    activated, rows, tile = _first_half(x, ids, weights, gate_up, down, limit, num_pairs, slots)
     return linear_rows_gluon(activated, down, rows, tile), rows
 
 
@@ -69,7 +71,7 @@ def send_back_experts_gluon(
 ) -> None:
     """The same rows; the last product stores each where its token came from."""
     common = (arrivals, places, weights, gate_up, down, limit, num_pairs)
-    activated, rows, tile = _first_half(*common)
+    activated, rows, tile = _first_half(*common, slots=None)
     if isinstance(tile, TripleTile):
         arrivals.send_back(linear_rows_gluon(activated, down, rows, tile), rows)
     else:
@@ -93,6 +95,7 @@ def _first_half(
     down: HopperWeight,
     limit: float,
     num_pairs: int | None,
+    slots: Slots | None,
 ) -> tuple[Activations, ExpertRows, Tile]:
     """Rows of experts before their last product."""
     if isinstance(x, Tensor):
@@ -102,7 +105,8 @@ def _first_half(
     _check_experts(gate_up, down)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
-    rows, acts = order_experts(x, ids, gate_up.members, tile.rows, MatrixPath.FP8, gate_up.order)
+    form = MatrixPath.FP8, gate_up.order
+    rows, acts = order_experts(x, ids, gate_up.members, tile.rows, *form, slots)
     return _activated(acts, gate_up, tile, down.order, limit, rows, weights), rows, tile
 
 

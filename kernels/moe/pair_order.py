@@ -3,7 +3,8 @@
 Nothing here waits for the GPU or depends on the routing in size, so it can be part of a graph.
 The first kernel counts, for each expert, the pairs before every block of pairs.  In the second
 programs find rows from these counts and by looking at a block: one for a few experts of a block,
-or, to put tokens there at once, quantised, one for each token.
+or, to put tokens there at once, quantised, one for each token.  Where the router has given each
+pair a slot in its expert, only the second is needed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import kept_pairs, quantized, store_codes
-from deepinfer.kernels.launch import bf16_pairs, cdiv, next_power_of_2
+from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 from deepinfer.kernels.relaunch import launch
 
-from .triton_pairs import count_kernel, first_rows, place_pairs_kernel, place_tiles
+from .slots import Slots
+from .triton_pairs import count_kernel, place_pairs_kernel, place_tiles, whole_tiles
 
 _BLOCK = 1024  # pairs that are counted together
 _COMPARED = 256  # pairs that a token's are compared with at a time
@@ -52,22 +54,38 @@ def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
 
 
 def order_tokens(
-    x: Tensor, ids: Tensor, num_experts: int, tile_rows: int, path: MatrixPath, order: KOrder
+    x: Tensor,
+    ids: Tensor,
+    num_experts: int,
+    tile_rows: int,
+    path: MatrixPath,
+    order: KOrder,
+    slots: Slots | None = None,
 ) -> tuple[ExpertRows, Activations]:
-    """``order_pairs``, and x [T, d] bf16 in the order of its rows, quantised."""
+    """``order_pairs``, and x [T, d] bf16 in the order of its rows, quantised.
+
+    ``slots`` of these ids: the order within an expert is theirs, and nothing is counted.
+    """
     rows = _empty_rows(ids, num_experts, tile_rows)
     acts = Activations.empty(len(rows.pair), x.shape[1], path, order, x.device)
     tokens, per_token = ids.shape
     if not ids.numel():
         return rows, acts
     pairs, layout = bf16_pairs("x", x), acts.layout
+    if slots is None:
+        slot, counts, blocks = ids, _counts(ids, num_experts, 1), cdiv(ids.numel(), _BLOCK)
+    else:
+        check_tensor("slot", slots.slot, torch.int32, tuple(ids.shape), ids)
+        check_tensor("total", slots.total, torch.int32, (num_experts,), ids)
+        slot, counts, blocks = slots.slot, slots.total, 0
     launch(place_tokens_kernel, (tokens + num_experts + 1,))(
-        ids, _counts(ids, num_experts, 1), rows.pair, rows.row, rows.expert, rows.used,
+        ids, slot, counts, rows.pair, rows.row, rows.expert, rows.used,
         pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
-        tokens, num_experts, cdiv(ids.numel(), _BLOCK), len(rows.expert),
+        tokens, num_experts, blocks, len(rows.expert),
         PER_TOKEN=per_token, CHOICES=next_power_of_2(per_token), TILE_ROWS=tile_rows,
         EXPERTS=next_power_of_2(num_experts), BLOCK_PAIRS=_BLOCK, PAIRS=_COMPARED,
-        WIDTH=next_power_of_2(layout["NUM_BLOCKS"]), **layout, num_warps=8, enable_fp_fusion=True,
+        SLOTS=slots is not None, WIDTH=next_power_of_2(layout["NUM_BLOCKS"]), **layout,
+        num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     return rows, acts
 
@@ -96,13 +114,13 @@ def _counts(ids: Tensor, num_experts: int, chunks: int) -> Tensor:
 # Sizes that follow the batch must not make new variants of the kernel.
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks", "num_tiles"])
 def place_tokens_kernel(
-    ids, counts, row_pair, pair_row, tile_expert, used,
+    ids, slots, counts, row_pair, pair_row, tile_expert, used,
     x, values, scales, scale_stride, num_words, row_stride,
     num_tokens, num_experts, num_blocks, num_tiles,
     PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
     EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
-    WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr,
-    ORDER: tl.constexpr, NATIVE: tl.constexpr,
+    SLOTS: tl.constexpr, WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """A program for each token, one for the tiles of each expert, one for the tiles of none."""
     program = tl.program_id(0)
@@ -112,8 +130,8 @@ def place_tokens_kernel(
         source = x + program.to(tl.int64) * row_stride + word
         both = tl.load(source, mask=word < num_words, other=0)
         row = _place_token(
-            program, ids, counts, row_pair, pair_row, num_experts, num_blocks,
-            PER_TOKEN, CHOICES, TILE_ROWS, EXPERTS, BLOCK_PAIRS, PAIRS,
+            program, ids, slots, counts, row_pair, pair_row, num_experts, num_blocks,
+            PER_TOKEN, CHOICES, TILE_ROWS, EXPERTS, BLOCK_PAIRS, PAIRS, SLOTS,
         )  # fmt: skip
         codes, odd_codes, exponent = quantized(even_bf16(both), odd_bf16(both), PATH, ORDER, NATIVE)
         for choice in tl.static_range(PER_TOKEN):
@@ -134,28 +152,31 @@ def place_tokens_kernel(
 
 @triton.jit
 def _place_token(
-    token, ids, counts, row_pair, pair_row, num_experts, num_blocks,
+    token, ids, slots, counts, row_pair, pair_row, num_experts, num_blocks,
     PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Rows of a token's pairs, -1 for those whose expert is not here: [CHOICES] i32."""
-    expert, _, _, first = first_rows(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, 1)
+    expert, _, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, 1)
     choice = tl.arange(0, CHOICES)
     pair = token * PER_TOKEN + choice
     last = token * PER_TOKEN + PER_TOKEN
     chosen = tl.load(ids + pair, mask=choice < PER_TOKEN, other=-1).to(tl.int32)
     is_here = (chosen >= 0) & (chosen < num_experts)
-    block = pair // BLOCK_PAIRS
-    row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
-    for start in range(token * PER_TOKEN // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
-        other = start + tl.arange(0, PAIRS)
-        others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
-        is_before = (other[None, :] < pair[:, None]) & (
-            other[None, :] >= (block * BLOCK_PAIRS)[:, None]
-        )
-        row += tl.sum(((others[None, :] == chosen[:, None]) & is_before).to(tl.int32), axis=1)
-    is_chosen = chosen[:, None] == expert[None, :]
-    row += tl.sum(tl.where(is_chosen, first[None, :], 0), axis=1)
+    if SLOTS:
+        row = tl.load(slots + pair, mask=is_here, other=0)
+    else:
+        block = pair // BLOCK_PAIRS
+        row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
+        for start in range(token * PER_TOKEN // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
+            other = start + tl.arange(0, PAIRS)
+            others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
+            is_before = (other[None, :] < pair[:, None]) & (
+                other[None, :] >= (block * BLOCK_PAIRS)[:, None]
+            )
+            row += tl.sum(((others[None, :] == chosen[:, None]) & is_before).to(tl.int32), axis=1)
+    is_below = expert[None, :] < chosen[:, None]
+    row += tl.sum(tl.where(is_below, size[None, :], 0), axis=1)
     row = tl.where(is_here, row, -1)
     tl.store(pair_row + pair, row, mask=choice < PER_TOKEN)
     tl.store(row_pair + row, pair, mask=is_here)

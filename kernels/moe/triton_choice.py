@@ -17,15 +17,17 @@ _NO_EXPERT = tl.constexpr(2**30)
 
 @triton.jit(do_not_specialize=["num_rows"])
 def choice_kernel(
-    logits, bias, ids, weights, bias_stride, num_rows, num_experts, scaling_factor,
+    logits, bias, ids, weights, slots, totals, bias_stride, num_rows, num_experts, scaling_factor,
     CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     PARTS: tl.constexpr, NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """From parts of the logits, [num_rows, PARTS, num_experts]: a program for each row, the last
     rows first, as the product has just written them.
 
     Not IS_GPU: scores of the chosen are carried along instead of computed again, since Ascend's
     front end aborts on loads from places that are computed; nothing is guessed.
+    SLOTS: each choice also takes the next slot of its expert, of which ``totals`` counts.
     """
     row = num_rows - 1 - tl.program_id(0).to(tl.int64)
     logits += row * PARTS * num_experts
@@ -52,6 +54,8 @@ def choice_kernel(
         else:
             chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
             place = _places(chosen)
+        if SLOTS:
+            taken = tl.atomic_add(totals + chosen, 1, mask=slot < CHOSEN, sem="relaxed")
         # Faster than to carry scores along.
         weight = _score(logits, chosen, num_experts, PARTS, False)
     else:
@@ -67,6 +71,8 @@ def choice_kernel(
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
     place += row * CHOSEN
+    if SLOTS:
+        tl.store(slots + place, taken, mask=slot < CHOSEN)
     tl.store(ids + place, chosen.to(tl.int64), mask=slot < CHOSEN)
     tl.store(weights + place, weight * scaling_factor, mask=slot < CHOSEN)
 

@@ -28,6 +28,7 @@ from deepinfer.kernels.quant.triton_bits import bf16_bits
 from deepinfer.kernels.relaunch import launch
 
 from .pair_order import order_pairs, order_tokens
+from .slots import Slots
 from .triton_swiglu import swiglu_of_rows
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def expert_pairs_triton(
     down: Weight,
     limit: float,
     num_pairs: int | None = None,
+    slots: Slots | None = None,
     *,
     path: MatrixPath | None = None,
 ) -> tuple[Tensor, ExpertRows]:
@@ -86,7 +88,7 @@ def expert_pairs_triton(
     path = MatrixPath.of(ids.device) if path is None else path
     average = (ids.numel() if num_pairs is None else num_pairs) // num_experts
     tile = tile_for(average, gate_up.values.shape[1], num_experts, path, ids.device)
-    rows, acts = order_experts(x, ids, num_experts, tile.tokens, path, gate_up.order)
+    rows, acts = order_experts(x, ids, num_experts, tile.tokens, path, gate_up.order, slots)
     hidden = expert_linear_triton(acts, gate_up, rows, tile)
     activated = swiglu_of_rows(hidden, limit, weights, rows, path, down.order)
     return expert_linear_triton(activated, down, rows, tile), rows
@@ -99,10 +101,11 @@ def order_experts(
     tile_rows: int,
     path: MatrixPath,
     order: KOrder,
+    slots: Slots | None,
 ) -> tuple[ExpertRows, Activations]:
     """``order_tokens`` of x [T, d] bf16, or of tokens as they came from other ranks."""
     if isinstance(x, Tensor):
-        return order_tokens(x, ids, num_experts, tile_rows, path, order)
+        return order_tokens(x, ids, num_experts, tile_rows, path, order, slots)
     rows = order_pairs(ids, num_experts, tile_rows)
     return rows, x.activations(path, order, rows)
 

@@ -75,8 +75,8 @@ def _place_pairs(
     own = group * PLACED_EXPERTS + tl.arange(0, PLACED_EXPERTS)
     pair = block * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
     chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
-    expert, _, _, first = first_rows(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS)
-    begin = tl.sum(tl.where(own[:, None] == expert[None, :], first[None, :], 0), axis=1)
+    expert, _, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS)
+    begin = tl.sum(tl.where(expert[None, :] < own[:, None], size[None, :], 0), axis=1)
     inside = own < num_experts
     begin += tl.load(counts + block * num_experts + own, mask=inside, other=0)
     chunk = tl.arange(0, CHUNKS)[:, None]
@@ -92,17 +92,16 @@ def _place_pairs(
 
 
 @triton.jit
-def first_rows(
+def whole_tiles(
     counts, num_experts, num_blocks, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Experts, their pairs, rows in whole tiles, and first rows: [EXPERTS] i32 each."""
+    """Experts, their pairs, and rows in whole tiles: [EXPERTS] i32 each."""
     expert = tl.arange(0, EXPERTS)
     row = num_blocks + tl.arange(0, CHUNKS)
     place = counts + row[:, None] * num_experts + expert[None, :]
     total = tl.sum(tl.load(place, mask=(expert < num_experts)[None, :], other=0), axis=0)
-    size = (total + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
-    return expert, total, size, tl.cumsum(size, axis=0) - size
+    return expert, total, (total + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @triton.jit
@@ -111,15 +110,12 @@ def place_tiles(
     TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNKS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Owner of the tiles of expert ``own``, and rows of no pair in them."""
-    expert, total, size, first = first_rows(
-        counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS
-    )
-    first_row = tl.sum(tl.where(expert == own, first, 0), axis=0)
+    expert, total, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS)
+    first_row = tl.sum(tl.where(expert < own, size, 0), axis=0)
     next_row = first_row + tl.sum(tl.where(expert == own, total, 0), axis=0)
     last_row = first_row + tl.sum(tl.where(expert == own, size, 0), axis=0)
     owner = own
     if own == num_experts:
-        first_row = tl.sum(size, axis=0)
         next_row, last_row, owner = first_row, num_tiles * TILE_ROWS, -1
         tl.store(used, first_row)
     lane = tl.arange(0, PAIRS)

@@ -14,6 +14,7 @@ from deepinfer.kernels.gemm import Weight, fp32_linear_parts
 from deepinfer.kernels.launch import check_tensor, is_npu, next_power_of_2
 from deepinfer.kernels.relaunch import launch
 
+from .slots import Slots
 from .triton_choice import choice_kernel
 
 _PARTS = 4
@@ -27,8 +28,12 @@ def route_triton(
     num_experts_per_tok: int,
     normalize: bool,
     scaling_factor: float,
+    slots: Slots | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights."""
+    """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights.
+
+    ``slots``: filled in passing.
+    """
     rows, experts = len(x), len(gate.values)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
     if not 0 < num_experts_per_tok <= experts:
@@ -46,13 +51,19 @@ def route_triton(
         "NORMALIZE": normalize and num_experts_per_tok > 1,
         "IS_GPU": not is_npu(x.device),
         "IS_FULL": experts == first + rest,
+        "SLOTS": slots is not None,
     }
     if not rows:
         return ids, weights
     parts = _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1
-    logits = fp32_linear_parts(x, gate, parts)
+    slot = total = ids
+    if slots is not None:
+        slot, total = slots.slot, slots.total
+        check_tensor("slot", slot, torch.int32, tuple(ids.shape), ids)
+        check_tensor("total", total, torch.int32, (experts,), ids)
+    logits = fp32_linear_parts(x, gate, parts, None if slots is None else total)
     launch(choice_kernel, (rows,))(
-        logits, bias, ids, weights,
+        logits, bias, ids, weights, slot, total,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
         **choice, PARTS=logits.shape[1], num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip

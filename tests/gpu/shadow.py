@@ -99,7 +99,7 @@ def _plain_linear(x: Tensor, weight: Weight | HopperWeight) -> Tensor:
     return quantized_linear(x[:, : plain.dense.shape[1]], weight)
 
 
-def _plain_experts(*arguments: Any, num_pairs: int) -> Tensor:
+def _plain_experts(*arguments: Any, num_pairs: int, slots: object) -> Tensor:
     """What the pairs add up to, rounded once."""
     return experts(*arguments).to(torch.bfloat16)
 

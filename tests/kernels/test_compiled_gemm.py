@@ -58,6 +58,7 @@ def test_bf16_tensor_cores_on_hopper(name: str) -> None:
         "choice",
         "count",
         "place tokens",
+        "place counted tokens",
         "place pairs",
         "sum",
     ],
@@ -252,8 +253,8 @@ def _add_rows(add: Add) -> None:
     )  # fmt: skip
     choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
     add(
-        "choice", triton_choice.choice_kernel, "*fp32 *fp32 *i64 *fp32 n16 n n16 fp32",
-        choice | {"PARTS": 4, "IS_GPU": True, "IS_FULL": True}, num_warps=1,
+        "choice", triton_choice.choice_kernel, "*fp32 *fp32 *i64 *fp32 *i32 *i32 n16 n n16 fp32",
+        choice | {"PARTS": 4, "IS_GPU": True, "IS_FULL": True, "SLOTS": True}, num_warps=1,
     )  # fmt: skip
     add(
         "count", triton_pairs.count_kernel, "*i64 *i32 n n16 n",
@@ -261,11 +262,13 @@ def _add_rows(add: Add) -> None:
     )  # fmt: skip
     place = {"TILE_ROWS": 256, "EXPERTS": 512, "BLOCK_PAIRS": 1024, "PAIRS": 256}
     ordered = "*i64 *i32 *i32 *i32 *i32 *i32"
-    add(
-        "place tokens", pair_order.place_tokens_kernel,
-        f"{ordered} *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
-        {**place, **layout, "PER_TOKEN": 6, "CHOICES": 8, "WIDTH": 64}, num_warps=8,
-    )  # fmt: skip
+    for name, slots in [("place tokens", True), ("place counted tokens", False)]:
+        add(
+            name, pair_order.place_tokens_kernel,
+            f"*i64 {ordered} *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
+            {**place, **layout, "PER_TOKEN": 6, "CHOICES": 8, "SLOTS": slots, "WIDTH": 64},
+            num_warps=8,
+        )  # fmt: skip
     add(
         "place pairs", triton_pairs.place_pairs_kernel, f"{ordered} n n16 n n",
         {**place, "PLACED_EXPERTS": 4, "CHUNKS": 1}, num_warps=8,
@@ -369,8 +372,8 @@ def _add_wide_bf16(add: Add) -> None:
         tiles = [descriptor("bf16", tile.rows, 64), descriptor("bf16", 64, 64)]
         add(
             f"parts bf16 {tile.rows} x {64 * tile.pieces}", gluon_parts.parts_kernel,
-            [*tiles, descriptor("fp32", tile.out_rows, 64), "n", "n16", "n16"],
-            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages},
+            [*tiles, descriptor("fp32", tile.out_rows, 64), "*i32", "n", "n16", "n16"],
+            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages, "ZERO": True},
         )  # fmt: skip
 
 

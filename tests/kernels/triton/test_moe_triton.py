@@ -9,6 +9,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
@@ -18,7 +19,13 @@ from deepinfer.kernels.moe.reference import (
     sum_rows_reference,
     swiglu_reference,
 )
-from deepinfer.kernels.moe.triton_kernel import experts_triton, sum_rows_triton
+from deepinfer.kernels.moe.slots import Slots
+from deepinfer.kernels.moe.triton_kernel import (
+    expert_pairs_triton,
+    experts_triton,
+    sum_of_pairs,
+    sum_rows_triton,
+)
 from deepinfer.kernels.moe.triton_router import route_triton
 from deepinfer.kernels.moe.triton_swiglu import swiglu_triton
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close, relative_error
@@ -95,6 +102,72 @@ def test_tokens_are_moved_to_their_rows(tokens: int, experts: int, device: torch
         assert_bitwise_equal(getattr(rows, name), getattr(expected, name), name)
     moved = acts.values[expected.row[here].long()]
     assert_bitwise_equal(moved.view(torch.uint8), whole.values[here // 3].view(torch.uint8))
+
+
+def _slots(ids: Tensor, experts: int) -> Slots:
+    """Taken in another order than that of pairs."""
+    slots = Slots(torch.full_like(ids, -1, dtype=torch.int32), torch.zeros(experts).int())
+    flat = ids.flatten().tolist()
+    for pair in torch.randperm(len(flat)).tolist():
+        if 0 <= flat[pair] < experts:
+            slots.slot.view(-1)[pair] = slots.total[flat[pair]]
+            slots.total[flat[pair]] += 1
+    return Slots(slots.slot.to(ids.device), slots.total.to(ids.device))
+
+
+@pytest.mark.parametrize("tokens, experts", [(1, 3), (30, 5), (9, 200)])
+def test_tokens_are_moved_to_their_slots(tokens: int, experts: int, device: torch.device) -> None:
+    ids = _choices(tokens, 3, experts + 2, device)  # two of the experts are elsewhere
+    x = torch.randn(tokens, 256).bfloat16().to(device)
+    form = MatrixPath.of(device), KOrder.PLAIN
+    whole, counted = quantize_activations(x, *form), order_pairs(ids, experts, 16)
+    slots = _slots(ids, experts)
+    rows, acts = order_tokens(x, ids, experts, 16, *form, slots)
+    for name in ("expert", "used"):
+        assert_bitwise_equal(getattr(rows, name), getattr(counted, name), name)
+    first = {e: 16 * rows.expert.tolist().index(e) for e in set(rows.expert.tolist())}
+    flat, slot = ids.flatten().tolist(), slots.slot.flatten().tolist()
+    places = [first[e] + s if e < experts else -1 for e, s in zip(flat, slot, strict=True)]
+    assert rows.row.tolist() == places
+    by_row = {row: pair for pair, row in enumerate(places) if row >= 0}
+    assert rows.pair.tolist() == [by_row.get(row, -1) for row in range(len(rows.pair))]
+    here = (rows.row >= 0).nonzero()[:, 0]
+    moved = acts.values[rows.row[here].long()]
+    assert_bitwise_equal(moved.view(torch.uint8), whole.values[here // 3].view(torch.uint8))
+
+
+def test_the_order_of_slots_does_not_reach_the_bits(device: torch.device) -> None:
+    x = torch.randn(40, 64, device=device).to(torch.bfloat16)
+    ids, weights = _choices(40, 2, 3, device), torch.rand(40, 2, device=device)
+    packed = _packed(3, 64, 64, "fp4", device), _packed(3, 64, 32, "fp4", device)
+    expected = experts_triton(x, ids, weights, *packed, _LIMIT)
+    for _ in range(2):
+        pairs = expert_pairs_triton(x, ids, weights, *packed, _LIMIT, slots=_slots(ids, 3))
+        assert_bitwise_equal(sum_of_pairs(*pairs), expected)
+
+
+@pytest.mark.parametrize("rows, experts, per_token", [(1, 128, 3), (50, 64, 6), (5, 20, 3)])
+def test_each_choice_takes_a_slot(
+    rows: int, experts: int, per_token: int, device: torch.device
+) -> None:
+    """Twice, since who counts must begin at zero."""
+    x = torch.randn(rows, 256, device=device).to(torch.bfloat16)
+    gate = Weight((torch.randn(experts, 256, device=device) / 4).to(torch.bfloat16))
+    bias = torch.randn(experts, device=device)
+    args = {"num_experts_per_tok": per_token, "normalize": True, "scaling_factor": 1.5}
+    expected = route_triton(x, gate, bias, **args)  # type: ignore[arg-type]
+    slots = Slots.empty(rows, per_token, experts, device)
+    slots.total.fill_(12345)
+    for _ in range(2):
+        slots.slot.fill_(-1)
+        ids, weights = route_triton(x, gate, bias, **args, slots=slots)  # type: ignore[arg-type]
+        assert_bitwise_equal(ids, expected[0], "ids")
+        assert_bitwise_equal(weights, expected[1], "weights")
+        counts = torch.bincount(ids.flatten().cpu(), minlength=experts)
+        assert slots.total.tolist() == counts.tolist()
+        for expert, count in enumerate(counts.tolist()):
+            taken = slots.slot[ids == expert].sort().values
+            assert taken.tolist() == list(range(count))
 
 
 def _route(x: Tensor, gate: Weight, bias: Tensor, per_token: int = 6) -> tuple[Tensor, Tensor]:
@@ -291,6 +364,34 @@ def test_experts_in_a_graph(device: torch.device) -> None:
     x.normal_()
     graph.replay()
     assert_bitwise_equal(out, experts_triton(x, ids, weights, gate_up, down, _LIMIT))
+
+
+@pytest.mark.gpu
+def test_slots_in_a_graph(device: torch.device) -> None:
+    """Who counts is set to zero by each replay, before and after other tokens."""
+    x = torch.randn(1536, 5120, device=device).to(torch.bfloat16)
+    gate = Weight((torch.randn(384, 5120, device=device) / 40).to(torch.bfloat16))
+    bias = torch.randn(384, device=device) / 10
+    args = {"num_experts_per_tok": 6, "normalize": True, "scaling_factor": 1.5}
+    form = MatrixPath.of(device), KOrder.PLAIN
+
+    def call() -> tuple[Tensor, Tensor, ExpertRows]:
+        slots = Slots.empty(len(x), 6, 384, device)
+        ids, _ = route_triton(x, gate, bias, **args, slots=slots)  # type: ignore[arg-type]
+        return ids, slots.total, order_tokens(x, ids, 384, 16, *form, slots)[0]
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids, total, rows = call()
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        expected = order_pairs(ids, 384, 16)
+        assert total.tolist() == torch.bincount(ids.flatten(), minlength=384).tolist()
+        assert_bitwise_equal(rows.expert, expected.expert)
+        assert_bitwise_equal(rows.row.sort().values, expected.row.sort().values)
+        assert rows.pair[rows.row.long()].tolist() == list(range(9216))
 
 
 @pytest.mark.gpu
