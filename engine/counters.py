@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .execution.decode_stages import DecodeResult
 from .scheduling.request_state import RequestState
 from .scheduling.schedule import Batch, PrefillBatch
@@ -45,13 +47,15 @@ class Counters:
         """Count the drafts of a step; a step without drafting only shows in the verify budget."""
         self.drafts.add(result.num_proposed, result.num_drafts, result.tokens, result.survival)
 
-    def add_finished(self, state: RequestState) -> None:
-        self.num_decode_tokens += max(state.num_output_tokens - 1, 0)
+    def add_ended(self, state: RequestState) -> None:
+        """Count a request that finished, or that somebody dropped."""
+        self.num_decode_tokens += _decoded(state)
         self.num_cached_tokens += state.num_cached_tokens
 
     def stats(
         self,
         *,
+        unfinished: Sequence[RequestState],
         num_preemptions: int,
         most_running: int,
         num_blocks: int,
@@ -64,7 +68,7 @@ class Counters:
             num_decode_rows=self.num_decode_rows,
             decode_batches=self.decode_batches.means(),
             num_prefill_tokens=self.num_prefill_tokens,
-            num_decode_tokens=self.num_decode_tokens,
+            num_decode_tokens=self.num_decode_tokens + sum(map(_decoded, unfinished)),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=num_preemptions,
             num_out_of_memory=self.num_out_of_memory,
@@ -85,3 +89,8 @@ class Counters:
             num_graphs=num_graphs,
             capture_s=self.capture_s,
         )
+
+
+def _decoded(state: RequestState) -> int:
+    """Tokens after the first, which a prefill draws."""
+    return max(state.num_output_tokens - 1, 0)

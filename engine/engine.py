@@ -187,6 +187,7 @@ class LLMEngine:
         if state in self._refused:
             self._refused.remove(state)
         self.scheduler.finish(state)
+        self._counters.add_ended(state)
         return True
 
     def has_unfinished(self) -> bool:
@@ -207,8 +208,9 @@ class LLMEngine:
         self._open_workers()[1].drafter.planner = self._new_planner()
 
     def stats(self) -> EngineStats:
-        """Counters since the engine was made."""
+        """Counters since the engine was made.  From any thread."""
         return self._counters.stats(
+            unfinished=list(self._states.values()),
             num_preemptions=self.scheduler.num_preemptions,
             most_running=self.scheduler.max_running,
             num_blocks=self.blocks.num_blocks,
@@ -311,7 +313,7 @@ class LLMEngine:
 
     def _complete(self, state: RequestState, now_s: float) -> Completion:
         self.scheduler.finish(state)
-        self._counters.add_finished(state)
+        self._counters.add_ended(state)
         del self._states[state.request.request_id]
         return state.completion(now_s)
 

@@ -35,6 +35,7 @@ class Snapshot:
     elapsed_s: float
     eta_s: float | None
     rows_per_s: float = 0.0
+    is_stopping: bool = False  # only rows that are running will be finished
 
     @property
     def share(self) -> float | None:
@@ -129,13 +130,19 @@ def progress_words(now: Snapshot) -> list[str]:
         words.append(f"{now.tokens_per_s:,.0f} tokens/s")
     else:
         words.append(f"{now.running:,} in work" if now.running else "starting")
-    if now.eta_s is not None:
+    if now.is_stopping and now.running:
+        words.append(f"{_counted(now.running, 'row')} to finish before it stops")
+    elif now.eta_s is not None:
         words.append(f"{duration(now.eta_s)} left")
     if now.errors:
-        words.append(f"{now.errors:,} error{'' if now.errors == 1 else 's'}")
+        words.append(_counted(now.errors, "error"))
     if now.acceptance is not None:
         words.append(f"{now.acceptance:.0%} of drafts accepted")
     return words
+
+
+def _counted(num: int, thing: str) -> str:
+    return f"{num:,} {thing}{'' if num == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

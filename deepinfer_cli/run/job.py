@@ -298,9 +298,11 @@ class Job:
         pipeline, session = self.pipeline, self.pipeline.session
         elapsed = self.meter.answering_s
         finished = pipeline.num_rows - pipeline.num_running
-        total = self._expected_rows()
+        total, is_stopping = self._expected_rows(), self._stop.exit_code is not None
         eta = None
-        if total is not None and session.results:  # error rows take no time and foretell none
+        if (
+            total is not None and session.results and not is_stopping
+        ):  # error rows take no time and foretell none
             eta = elapsed / session.rows * max(0, total - finished)
         return Snapshot(
             rows=finished,
@@ -313,6 +315,7 @@ class Job:
             elapsed_s=self.meter.elapsed_s,
             eta_s=eta,
             rows_per_s=session.rows / max(elapsed, 1e-9),
+            is_stopping=is_stopping,
         )
 
     def _tokens_so_far(self) -> int:

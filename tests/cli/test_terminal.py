@@ -190,3 +190,7 @@ def test_progress_words_leave_out_what_nobody_knows() -> None:
     assert progress_words(late) == [
         "0 of about 1,000 rows", "starting", "1m 30s left", "2 errors", "50% of drafts accepted",
     ]  # fmt: skip
+    stopping = dataclasses.replace(late, running=1, errors=1, acceptance=None, is_stopping=True)
+    assert progress_words(stopping) == [
+        "0 of about 1,000 rows", "1 in work", "1 row to finish before it stops", "1 error",
+    ]  # fmt: skip

@@ -255,6 +255,23 @@ def test_times_and_counters() -> None:
     assert 0 < stats.peak_blocks <= 32 and stats.prefill_s > 0 and stats.decode_s > 0
 
 
+def test_tokens_of_unfinished_and_of_dropped_answers_count() -> None:
+    """A run shows its speed before the first answer is finished."""
+    engine = make_engine()
+    for name in "ab":
+        engine.add_request(request(name, PROMPT, max_tokens=12, ignore_eos=True))
+    found = [0]
+    while any(length < 4 for length in engine.unfinished_lengths().values()):
+        engine.step()
+        found.append(engine.stats().num_decode_tokens)
+    assert found[-1] == 6 and set(found) == {0, 2, 4, 6}
+    engine.abort("a")
+    assert engine.stats().num_decode_tokens == 6
+    while engine.has_unfinished():
+        engine.step()
+    assert engine.stats().num_decode_tokens == 3 + 11
+
+
 def test_seeds_decide_the_answer_and_nothing_else_does() -> None:
     def sampled(seeds: Sequence[int]) -> list[tuple[int, ...]]:
         asked = [
