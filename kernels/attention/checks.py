@@ -17,6 +17,7 @@ def check_operands(
     main_index: Tensor,
     sink: Tensor,
     rope: tuple[Tensor, Tensor] | None,
+    lse: Tensor | None,
 ) -> None:
     """Raises: TensorError that names the tensor, what was expected and what was found."""
     num_queries, heads, width = q.shape
@@ -33,3 +34,5 @@ def check_operands(
     if rope is not None:
         check_tensor("rope[0]", rope[0], torch.float32, (num_queries, None), q)
         check_tensor("rope[1]", rope[1], torch.float32, tuple(rope[0].shape), q)
+    if lse is not None:
+        check_tensor("lse", lse, torch.float32, (num_queries, heads), q)

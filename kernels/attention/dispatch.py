@@ -27,10 +27,12 @@ def sparse_attention(
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
     quantized: bool = False,
+    lse: Tensor | None = None,
 ) -> Tensor | Activations:
     """``sparse_attention_reference`` of q; with ``rope`` (two [T, R] f32 of ``rope_table``) of the
     rotated q, its result turned back.
 
+    ``lse`` is written, and wants scores of rotated q, as they count.
     ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
     Returns [T, H, D] bf16; if ``quantized``, which is for products of NVIDIA SM90 alone, FP8
     activations of [T, H D].  Raises: TensorError for operands that the device's form cannot take.
@@ -45,11 +47,11 @@ def sparse_attention(
 
             if fits_gluon(q, window_rows, main_rows, rope):
                 return sparse_attention_gluon(
-                    q, *rows, rope=rope, piece_keys=piece_keys, quantized=quantized
+                    q, *rows, rope=rope, piece_keys=piece_keys, quantized=quantized, lse=lse
                 )
         from .triton_kernel import sparse_attention_triton
 
-        out = sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys)
+        out = sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys, lse=lse)
         if not quantized:
             return out
         from deepinfer.kernels.gemm.activations import quantize_activations
@@ -58,6 +60,6 @@ def sparse_attention(
 
         return quantize_activations(out.flatten(1), MatrixPath.FP8, KOrder.PLAIN)
     if rope is None:
-        return sparse_attention_reference(q, *rows)
-    out = sparse_attention_reference(apply_rope(q, *rope), *rows)
+        return sparse_attention_reference(q, *rows, lse=lse)
+    out = sparse_attention_reference(apply_rope(q, *rope), *rows, lse=lse)
     return apply_rope(out, *rope, inverse=True)

@@ -34,13 +34,14 @@ BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 @gluon.jit(do_not_specialize=["num_queries", "scale_stride"])
 def attention_gluon_kernel(
     q, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
-    out, state_ptr, log2_scale, num_queries, scale_stride,
+    out, state_ptr, log2_scale, num_queries, scale_stride, lse_ptr,
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """To ``out`` [T 64, 512] bf16; or pairs of E4M3 [T 64, 256] i16, with scales of 128 values
     [64 * 4, scale_stride] f32 in ``state_ptr``; or, of more than one piece, fp16 values of each,
-    with logarithms of their denominators [T PIECES, 64] f32 in ``state_ptr``."""
+    with logarithms of their denominators [T PIECES, 64] f32 in ``state_ptr``.
+    Logarithms of sums of keys to ``lse_ptr`` [T, 64] f32 if it is not None, with one piece."""
     if PIECES > 1:
         # The kernel that adds the pieces may be launched now; it waits for what this one writes.
         gdc_launch_dependents()
@@ -65,7 +66,7 @@ def attention_gluon_kernel(
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
     sources = (q, window_ptr, window_index_ptr, main_ptr, main_index_ptr)
-    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks, scale_stride)
+    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks, scale_stride, lse_ptr)
     gl.warp_specialize(
         [
             (

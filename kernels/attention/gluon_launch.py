@@ -53,6 +53,7 @@ def sparse_attention_gluon(
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
     quantized: bool = False,
+    lse: Tensor | None = None,
 ) -> Tensor | Activations:
     """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
 
@@ -66,7 +67,7 @@ def sparse_attention_gluon(
     """
     if main_rows is None or main_index is None:
         main_rows, main_index = None, window_index[:, :0]
-    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
+    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope, lse)
     num_queries = len(q)
     result: Tensor | Activations
     if quantized:
@@ -97,7 +98,7 @@ def sparse_attention_gluon(
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
         sink, cos, sin, _halves(parts, _WIDTH // 2 if quantized and is_whole else _WIDTH), state,
-        scale * _LOG2_E, num_queries, scale_stride,
+        scale * _LOG2_E, num_queries, scale_stride, lse if is_whole else None,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
         MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
         enable_fp_fusion=True,
@@ -105,7 +106,7 @@ def sparse_attention_gluon(
     if not is_whole:
         launch(combine_pieces_kernel, (num_queries, _HEADS))(
             parts.view(torch.int32), state, sink, cos, sin,
-            out if quantized else out.view(torch.int32), scales, scale_stride,
+            out if quantized else out.view(torch.int32), scales, scale_stride, lse,
             PIECES=num_pieces, TILE_PIECES=next_power_of_2(num_pieces),
             H=_HEADS, HALF=_WIDTH // 2, ROTARY=rotary_pairs, QUANTIZED=quantized,
             num_warps=2, launch_pdl=True, enable_fp_fusion=True,
@@ -131,7 +132,7 @@ def _halves(x: Tensor, width: int) -> TensorDescriptor:
 # Sizes that follow the batch must not make new variants of the kernel.
 @triton.jit(do_not_specialize=["scale_stride"])
 def combine_pieces_kernel(
-    parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, scale_ptr, scale_stride,
+    parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, scale_ptr, scale_stride, lse_ptr,
     PIECES: tl.constexpr, TILE_PIECES: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr,
     ROTARY: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
@@ -156,7 +157,11 @@ def combine_pieces_kernel(
     states = tl.load(state_ptr + part, mask=is_piece, other=-1e30)
     highest = tl.max(states, 0)
     shares = tl.where(is_piece, tl.exp2(states - highest), 0.0)
-    shares = (shares / (tl.sum(shares, 0) + tl.exp2(sink - highest)))[:, None]
+    total = tl.sum(shares, 0)
+    if lse_ptr is not None:
+        lse = (highest + tl.log2(total)) * 0.6931471805599453
+        tl.store(lse_ptr + query * H + head, tl.where(highest > -1e30, lse, float("inf")))
+    shares = (shares / (total + tl.exp2(sink - highest)))[:, None]
     even = tl.sum(shares * _half_value(pairs), 0)
     odd = tl.sum(shares * _half_value(pairs >> 16), 0)
     if ROTARY > 0:

@@ -38,17 +38,19 @@ def finish(
     """
     WHOLE: gl.constexpr = PIECES == 1
     TURNS: gl.constexpr = WHOLE and SIDE == 1 and ROTARY > 0
-    _, _, _, out, state_ptr, _, sinks, scale_stride = outputs
+    _, _, _, out, state_ptr, _, sinks, scale_stride, lse_ptr = outputs
     _, keys, _, _, _, turns, _ = shared
     if WHOLE:
         log2_sink = sinks.index(SIDE).load(gl.SliceLayout(1, SCORE_LAYOUT))
         factor = gl.where(total > 0.0, 1.0 / (total + gl.exp2(log2_sink - highest)), 0.0)
+        if SIDE == 0 and lse_ptr is not None:
+            lse = (highest + gl.log2(total)) / LOG2_E
+            _store_of_heads(lse_ptr, item, gl.where(total == 0.0, float("inf"), lse))
     else:
         factor = gl.where(total > 0.0, 1.0 / total, 0.0)
         if SIDE == 0:
-            head = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))
             logarithm = gl.where(total > 0.0, highest + gl.log2(total), LOWEST)
-            gl.store(state_ptr + item * HEADS + head, logarithm)
+            _store_of_heads(state_ptr, item, logarithm)
     thread_barrier()  # all warps are done with what was there
     if out.dtype == gl.int16:
         # Else the compiler computes addresses before all items and keeps them in registers.
@@ -68,6 +70,12 @@ def finish(
         _store_values(place, sums, factor, turns, WHOLE, TURNS)
         fence_async_shared()
         store_tile(out, [item * HEADS, SIDE * HALF], place)
+
+
+@gluon.jit
+def _store_of_heads(ptr, item, values):
+    head = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT))
+    gl.store(ptr + item * HEADS + head, values)
 
 
 @gluon.jit

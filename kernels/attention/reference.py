@@ -28,12 +28,17 @@ def sparse_attention_reference(
     main_index: Tensor | None,
     sink: Tensor,
     scale: float,
+    *,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Attend each query to its listed rows, all in one softmax with a sink in the denominator.
 
     Shapes: q [T, H, D] bf16; window_rows [N, D + D/32] u8, window_index [T, W] i64; main_rows
     [M, D/2 + D/16] u8, main_index [T, K] i64, or both None; sink [H] f32; returns [T, H, D] bf16.
     Index -1 means no row.  A query without any row gives 0.
+    ``lse`` [T, H] f32 is written: the logarithm of the sum of exp(score) over the listed rows, the
+    sink not among them; inf for a query without any row.  Results over disjoint sets of rows, with
+    sinks of -inf, become that over all of them when each is weighed by exp(lse), 0 if that is inf.
     Numerics: fp32 scores; exp relative to the maximum over all listed rows, rounded to bf16 before
     the product with V, not in the denominator.  Batch-invariant: yes, as long as the widths W and K
     and the place of each row in its list do not depend on the batch.
@@ -49,17 +54,24 @@ def sparse_attention_reference(
     for start in range(0, q.shape[0], tile):
         part = slice(start, start + tile)
         keys = torch.cat([read(part) for read in readers], dim=1)
-        pieces.append(_attend(q[part], keys, present[part], sink, scale))
+        sums = None if lse is None else lse[part]
+        pieces.append(_attend(q[part], keys, present[part], sink, scale, sums))
     return torch.cat(pieces) if pieces else torch.empty_like(q)
 
 
-def _attend(q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scale: float) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scale: float, lse: Tensor | None
+) -> Tensor:
     """q [t, H, D] bf16, keys [t, K, D] f32, present [t, 1, K] f32 (0 or 1) -> [t, H, D] bf16."""
     scores = batched_matmul(q.float(), keys.transpose(1, 2)) * constant(scale)
     listed = torch.where(present > 0, scores, -torch.inf)
     highest = listed.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = torch.exp((listed - highest).clamp(min=_LOWEST_EXPONENT)) * present
-    total = weights.sum(-1, keepdim=True) + torch.exp(sink[:, None] - highest)
+    total = weights.sum(-1, keepdim=True)
+    if lse is not None:
+        sums = (highest + total.log()).masked_fill(total == 0, torch.inf)
+        lse.copy_(sums.squeeze(-1))
+    total = total + torch.exp(sink[:, None] - highest)
     out = batched_matmul(weights.to(torch.bfloat16).float(), keys)
     return (out / total.clamp(min=_LEAST_TOTAL)).to(torch.bfloat16)
 

@@ -44,6 +44,7 @@ def sparse_attention_triton(
     rope: tuple[Tensor, Tensor] | None = None,
     piece_keys: int | None = None,
     head_axis: int | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """``sparse_attention_reference``; with ``rope`` (two [T, R] f32 of ``rope_table``) q is rotated
     before and the output turned back after.
@@ -57,7 +58,7 @@ def sparse_attention_triton(
     """
     if main_rows is None or main_index is None:
         main_rows, main_index = None, window_index[:, :0]
-    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope)
+    check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope, lse)
     num_queries, heads, width = q.shape
     cos, sin = rope if rope is not None else (sink, sink)
     rotary_pairs = cos.shape[1] // 2 if rope is not None else 0
@@ -87,7 +88,8 @@ def sparse_attention_triton(
     launch(attention_kernel, (num_queries, cdiv(heads, tile_heads), num_pieces))(
         pairs, window_rows if width % 64 else window_rows.view(torch.int16), window_rows,
         window_index, window_rows if main_rows is None else main_rows, main_index,
-        sink, cos, sin, result, sums, state, scale * _LOG2_E, *lengths, piece_tiles,
+        sink, cos, sin, result, sums, state, lse if is_whole else None, scale * _LOG2_E, *lengths,
+        piece_tiles,
         H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
         TILE_H=tile_heads, TILE_K=tile_keys, WHOLE=is_whole, DOT=matrix_dtype(),
         HEAD_AXIS=head_axis, num_warps=8, num_stages=1 if head_axis else 2,
@@ -95,7 +97,7 @@ def sparse_attention_triton(
     )  # fmt: skip
     if not is_whole:
         launch(combine_kernel, (num_queries, heads))(
-            sums, state, sink, cos, sin, result, num_pieces,
+            sums, state, sink, cos, sin, result, lse, num_pieces,
             H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
             num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
@@ -110,7 +112,7 @@ def _tile_sizes(device: torch.device) -> tuple[int, int]:
 @triton.jit(do_not_specialize=["piece_tiles"])
 def attention_kernel(
     q_ptr, window_pairs_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr,
-    sink_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, state_ptr,
+    sink_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, state_ptr, lse_ptr,
     log2_scale, window_length, main_length, piece_tiles,
     H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_PAIRS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_K: tl.constexpr, WHOLE: tl.constexpr, DOT: tl.constexpr,
@@ -187,6 +189,8 @@ def attention_kernel(
         factor = tl.expand_dims(_normaliser(highest, total, sink), 1 - HEAD_AXIS)
         pairs = _output(sum_even * factor, sum_odd * factor, cos, sin, ROTARY)
         tl.store(out_ptr + place, pairs, mask=is_value)
+        if lse_ptr is not None:
+            tl.store(lse_ptr + query * H + head, _logarithm(highest, total), mask=is_head)
     else:
         part = (query * tl.num_programs(2) + piece) * H + head
         sums = sums_ptr + tl.expand_dims(part, 1 - HEAD_AXIS) * (2 * HALF) + pair_2d
@@ -198,7 +202,7 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["num_pieces"])
 def combine_kernel(
-    sums_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, num_pieces,
+    sums_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, lse_ptr, num_pieces,
     H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_PAIRS: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
@@ -225,6 +229,8 @@ def combine_kernel(
     cos, sin = _rotation(cos_ptr, sin_ptr, query, pair, HALF, ROTARY)
     pairs = _output(sum_even * factor, sum_odd * factor, cos, sin, ROTARY)
     tl.store(out_ptr + (query * H + head) * HALF + pair, pairs, mask=is_value)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + query * H + head, _logarithm(highest, total))
 
 
 @triton.jit
@@ -283,6 +289,12 @@ def _normaliser(highest, total, sink):
     """One over the softmax denominator; 0 for a query without keys."""
     whole = total + tl.exp2(sink * 1.4426950408889634 - highest)
     return tl.where(total > 0.0, 1.0 / whole, 0.0)
+
+
+@triton.jit
+def _logarithm(highest, total):
+    """Natural logarithm of the sum of keys' exponentials; inf for a query without keys."""
+    return tl.where(total == 0.0, float("inf"), (highest + tl.log2(total)) * 0.6931471805599453)
 
 
 @triton.jit

@@ -60,6 +60,23 @@ def test_matches_a_dense_softmax(num_queries, window, picks):
     assert_close(out.double(), oracle(*case, D**-0.5), atol=8e-3, rtol=2**-7)
 
 
+@pytest.mark.parametrize("window, picks", [(8, 16), (5, 1)])
+def test_lse_is_that_of_the_keys_alone(window, picks):
+    q, rows, index, main, main_index, sink = make_case(3, window, picks)
+    index[1], main_index[1] = -1, -1
+    lse = torch.full((3, H), math.nan)
+    plain = sparse_attention(q, rows, index, main, main_index, sink, 0.125)
+    out = sparse_attention(q, rows, index, main, main_index, sink, 0.125, lse=lse)
+    assert_bitwise_equal(out, plain)
+    window_keys, main_keys = unpack_window_rows(rows).double(), unpack_main_rows(main).double()
+    for t in (0, 2):
+        listed = index[t][index[t] >= 0], main_index[t][main_index[t] >= 0]
+        keys = torch.cat([window_keys[listed[0]], main_keys[listed[1]]])
+        expected = (q[t].double() @ keys.T * 0.125).logsumexp(1)
+        assert_close(lse[t].double(), expected, atol=1e-6, rtol=8.01 / 65536)
+    assert bool((lse[1] == math.inf).all())
+
+
 def test_window_only():
     q, rows, index, main, _, sink = make_case(5, 20, 3)
     nothing = torch.full((5, 3), -1)

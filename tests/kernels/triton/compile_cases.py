@@ -103,14 +103,14 @@ def _attention(arch: int) -> dict[str, Case]:
         "attention": Case(
             attention_kernel,
             attention_types,
-            attention | {"WHOLE": True},
+            attention | {"WHOLE": True, "lse_ptr": None},
             8,
             num_stages=1 if has_tensor_memory else 2,
         ),
         "combine": Case(
             combine_kernel,
             "*fp32 *fp32 *fp32 *fp32 *fp32 *i32 i32",
-            {"H": 64, "HALF": 256, "ROTARY": 32, "TILE_PAIRS": 256},
+            {"H": 64, "HALF": 256, "ROTARY": 32, "TILE_PAIRS": 256, "lse_ptr": None},
         ),
     }
 

@@ -34,8 +34,8 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 def launch(every: bool) -> None:
     """The released model: whole lists of few rows and of many, scores, results also quantised; or
-    more of these, pieces, no lists of compressed keys, lists of blocks, the other order of
-    quantised rows."""
+    more of these, pieces, no lists of compressed keys, all that is optional, lists of blocks, the
+    other order of quantised rows."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     main, none = (byte(999, 288), long(3, 512)), (None, None)
@@ -47,6 +47,11 @@ def launch(every: bool) -> None:
         sparse_attention_gluon(
             q, window, long(3, 128), keys, picks, sink, 1.0,
             rope=(rope, rope), piece_keys=pieces, quantized=quantized,
+        )  # fmt: skip
+    if every:
+        sparse_attention_gluon(
+            q, byte(9, 528), long(3, 128), byte(9, 288), long(3, 512), sink, 1.0,
+            rope=(rope, rope), quantized=True, lse=torch.zeros(3, 64),
         )  # fmt: skip
     pool, table = byte(4, 64, 68), long(2, 4)
     for count in (3, 9):  # fewer and more than four of each request

@@ -127,6 +127,53 @@ def test_sinks(device: torch.device) -> None:
     _check(out, sparse_attention_reference(**case))
 
 
+@pytest.mark.parametrize("piece_keys, head_axis", [(None, 0), (None, 1), (64, 0), (128, 1)])
+@pytest.mark.parametrize("heads, window, picks", [(5, 100, 150), (3, 7, 0), (20, 64, 1)])
+def test_lse(
+    heads: int,
+    window: int,
+    picks: int,
+    piece_keys: int | None,
+    head_axis: int,
+    device: torch.device,
+) -> None:
+    """That of the reference, inf without keys, whatever the sinks are; the results keep their
+    bits."""
+    case = _case(device, 3, heads, 64, window, picks)
+    case["window_index"][1] = -1
+    if picks:
+        case["main_index"][1] = -1
+    case["sink"][:2] = torch.tensor([math.inf, -math.inf])
+    options = {"piece_keys": piece_keys, "head_axis": head_axis}
+    lse, expected = torch.full((2, 3, heads), math.nan, device=device)
+    out = sparse_attention_triton(**case, **options, lse=lse)
+    assert_bitwise_equal(out, sparse_attention_triton(**case, **options))
+    sparse_attention_reference(**case, lse=expected)
+    assert_close(lse, expected, atol=1e-6, rtol=8.01 / 65536)
+    assert bool((lse[1] == math.inf).all())
+
+
+@pytest.mark.parametrize("piece_keys", [None, 64])
+def test_halves_of_the_keys_merge_by_their_lse(
+    piece_keys: int | None, device: torch.device
+) -> None:
+    """Window rows and compressed rows apart; of one query the latter are absent."""
+    case = _case(device, 3, 5, 64, 70, 90)
+    case["main_index"][1] = -1
+    whole_lse, *sums = torch.full((3, 3, 5), math.nan, device=device)
+    whole = sparse_attention_triton(**case, lse=whole_lse)
+    alone = case | {"sink": torch.full_like(case["sink"], -math.inf)}
+    parts = []
+    for name, lse in zip(("window_index", "main_index"), sums, strict=True):
+        absent = {name: torch.full_like(case[name], -1)}
+        parts.append(sparse_attention_triton(**alone | absent, piece_keys=piece_keys, lse=lse))
+    listed = torch.stack(sums).masked_fill(torch.stack(sums) == math.inf, -math.inf)
+    assert_close(listed.logsumexp(0), whole_lse, atol=1e-6, rtol=8.01 / 65536)
+    shares = torch.softmax(torch.cat([listed, case["sink"].expand(1, 3, 5)]), 0)[:2]
+    merged = (shares[..., None] * torch.stack(parts).float()).sum(0).bfloat16()
+    _check(merged, whole)
+
+
 def test_extreme_values(device: torch.device) -> None:
     case = _case(device, 2, 4, 64, 20, 20)
     case["window_rows"] = pack_window_rows(torch.randn(200, 64) * 1e3).to(device)
@@ -176,3 +223,5 @@ def test_wrong_tensors_are_named(device: torch.device) -> None:
         sparse_attention_triton(**case | {"main_rows": case["main_rows"][:, :-1]})
     with pytest.raises(TensorError, match="q: expected bf16"):
         sparse_attention_triton(**case | {"q": case["q"].float()})
+    with pytest.raises(TensorError, match=r"lse: expected contiguous torch.float32 \[2, 4\]"):
+        sparse_attention_triton(**case, lse=torch.zeros(2, 3, device=device))

@@ -147,6 +147,28 @@ def test_queries_without_keys_and_sinks(pieces: int | None) -> None:
     _check(out, sparse_attention_reference(**case))
 
 
+@pytest.mark.parametrize("pieces", [None, 64, 128])
+@pytest.mark.parametrize("queries, picks", [(3, 512), (300, 512), (300, 0), (5, 100)])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_lse(queries: int, picks: int, pieces: int | None, quantized: bool) -> None:
+    """That of the reference, inf without keys, whatever the sinks are; the results keep their
+    bits."""
+    case, options = _case(queries, 128, picks), {"piece_keys": pieces, "quantized": quantized}
+    case["window_index"][1] = -1
+    if picks:
+        case["main_index"][1] = -1
+    case["sink"][:2] = torch.tensor([math.inf, -math.inf])
+    lse, expected = torch.full((2, queries, 64), math.nan, device=CUDA)
+    out, plain = _attend(case, **options, lse=lse), _attend(case, **options)
+    if isinstance(out, Activations):
+        _same_codes(out, plain, queries)
+    else:
+        assert_bitwise_equal(out, plain)
+    sparse_attention_reference(**case, lse=expected)
+    assert_close(lse, expected, atol=1e-6, rtol=8.01 / 65536)
+    assert bool((lse[1] == math.inf).all())
+
+
 def test_rows_that_are_not_listed_are_not_read() -> None:
     case = _case(4)
     expected = _attend(case)

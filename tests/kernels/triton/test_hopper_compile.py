@@ -13,7 +13,7 @@ import pytest
 # Bytes of registers that do not fit, per thread: at most ten registers.
 MAX_SPILLED = 40
 MATRIX_KERNELS = {
-    "attention_gluon_kernel": 6,
+    "attention_gluon_kernel": 7,
     "score_gluon_kernel": 2,
     "score_listed_kernel": 1,
     "advance_kernel": 4,
