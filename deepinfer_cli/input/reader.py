@@ -121,6 +121,8 @@ def _nearest(path: Path) -> str:
         if not path.exists():
             for name in difflib.get_close_matches(path.name, os.listdir(path.parent), 1, 0.8):
                 return f"; did you mean {path.with_name(name)}?"
+            if " " in path.name and not path.suffix:
+                return """; a prompt goes into a row: echo '{"prompt": "Hi"}' | deepinfer run -"""
     return ""
 
 

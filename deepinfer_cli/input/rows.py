@@ -17,6 +17,8 @@ _ERROR_ROW_FIELDS = {"line", "id", "error"}
 _SHOWN_CHARACTERS = 1_000
 _ARRAY = "if the file is one JSON array, make it one object a line: jq -c '.[]' FILE"
 _SPREAD_OUT = "if an object goes over several lines, put it on one: jq -c . FILE"
+_PLAIN_TEXT = "if each line is a prompt, make it an object: jq -Rc '{prompt: .}' FILE"
+_STRING = "if each line is a prompt, make it an object: jq -c '{prompt: .}' FILE"
 _TOO_DEEP = "the JSON is nested too deeply"
 _NAMES = {list: "a list", str: "a string", int: "a number", float: "a number"}
 _NAMES |= {bool: "true or false", type(None): "null"}
@@ -98,9 +100,12 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _hint(raw: bytes) -> str:
-    """What a line that is no row may be a part of."""
-    if raw.lstrip()[:1] == b"[":
+    """What a line that is no JSON may be, or be a part of."""
+    begin = raw.strip()[:1]
+    if begin == b"[":
         return f"; {_ARRAY}"
+    if begin not in b'{}]",':
+        return f"; {_PLAIN_TEXT}"
     return f"; {_SPREAD_OUT}" if raw.strip() == b"{" else ""
 
 
@@ -127,12 +132,10 @@ def make_row(index: int, line: int, raw: bytes) -> InputRow:
 
 def _expect_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        name = _NAMES[type(value)]
-        raise RowError(
-            "invalid_type",
-            f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {name}'
-            + (f"; {_ARRAY}" if isinstance(value, list) else ""),
-        )
+        kind = type(value)
+        message = f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {_NAMES[kind]}'
+        hint = _ARRAY if kind is list else _STRING if kind is str else ""
+        raise RowError("invalid_type", f"{message}; {hint}" if hint else message)
     return value
 
 

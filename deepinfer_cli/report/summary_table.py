@@ -25,7 +25,10 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
     if rows.resumed:
         done += f", {rows.resumed:,} of them by an earlier part of this run"
     lines.append(("rows", f"{done}, in {duration(speed.load_s + speed.answer_s)}"))
-    lines.append(("results", f"{rows.results:,}  {_counts(report.finish_reasons)}"))
+    answers = sum(report.finish_reasons.values())
+    of_answers = f" with {answers:,} answers" if answers > rows.results else ""
+    results = f"{rows.results:,}{of_answers}  {_counts(report.finish_reasons)}"
+    lines.append(("results", results))
     if rows.errors:
         lines.append(("errors", f"{rows.errors:,}  {_counts(report.errors)}"))
     if report.constraints:
@@ -40,8 +43,9 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
         thinking = f" ({thought:,} of thinking)" if thought else ""
         answer = f"{tokens.completion_tokens:,} answer{thinking}"
         lines.append(("tokens", f"{tokens.prompt_tokens:,} prompt{cached}, {answer}"))
-        prompt, answers = report.lengths.prompt, report.lengths.answer
-        lines.append(("lengths", f"{_lengths('prompt', prompt)}, {_lengths('answer', answers)}"))
+        lengths = report.lengths
+        both = f"{_lengths('prompt', lengths.prompt)}, {_lengths('answer', lengths.answer)}"
+        lines.append(("lengths", both))
     if speed.rows_per_s:
         per_second = speed.completion_tokens_per_s
         place = f" on {report.device}" if report.device else ""

@@ -92,6 +92,7 @@ def test_names_that_lead_nowhere(cli: Cli) -> None:
     assert_refused(cli("run", "in.jsonl/", "-o", "out.jsonl"), 4, "not a directory")
     assert_refused(cli("run", "inn.jsonl", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
     assert_refused(cli("run", "./in.json", "-o", "out.jsonl"), 4, "; did you mean in.jsonl?")
+    assert_refused(cli("run", "Who are you?", "-o", "out.jsonl"), 4, "a prompt goes into a row")
 
 
 def test_a_name_that_is_no_text(process: Process) -> None:
@@ -264,6 +265,8 @@ def test_a_file_that_grows_while_it_is_read(cli: Cli) -> None:
         ('\ufeff [{"prompt": "a"}]', "one JSON array"),
         ('{\n  "prompt": "a"\n}\n', "goes over several lines"),
         ("[" + '{"prompt": "a"},' * 100 + "{}]", "one JSON array"),
+        ("What is 6 times 7?\nWho are you?\n", "jq -Rc '{prompt: .}'"),
+        ('"What is 6 times 7?"\n', "jq -c '{prompt: .}'"),
     ],
 )
 def test_json_that_is_not_one_object_a_line_is_told_what_to_do(
@@ -275,4 +278,4 @@ def test_json_that_is_not_one_object_a_line_is_told_what_to_do(
     assert done.exit_code == 3
     first = json.loads(Path("out.jsonl.errors.jsonl").read_bytes().splitlines()[0])
     message = first["error"]["message"]
-    assert hint in message and "jq -c " in message
+    assert hint in message and "; if " in message and ": jq -" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from jsonschema import Draft202012Validator
 from run_files import prompts, read_report, read_rows, write_rows
 
 from deepinfer_cli.output.paths import default_output
+from deepinfer_cli.report.file import read_report as report_of_run
+from deepinfer_cli.report.summary_table import summary_lines
 
 Cli = Callable[..., Any]
 _SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -147,6 +150,14 @@ def test_the_summary_says_which_model_answered(cli: Cli) -> None:
     Path("big/config.json").write_text("{}")
     done = cli("run", "in.jsonl", "-o", "b.jsonl", "--model", "big")
     assert "loading big" in done.err and "built-in" not in done.err
+
+
+def test_the_summary_tells_answers_from_rows(cli: Cli) -> None:
+    write_rows("in.jsonl", prompts(2))
+    assert "results 2 stop 2 " in " ".join(cli("run", "in.jsonl", "-o", "out.jsonl").err.split())
+    report = report_of_run("out.jsonl").report
+    of_three = dataclasses.replace(report, finish_reasons={"stop": 2, "length": 1})
+    assert dict(summary_lines(of_three))["results"] == "2 with 3 answers  stop 2, length 1"
 
 
 def test_an_empty_input_gives_an_empty_output(cli: Cli) -> None:
