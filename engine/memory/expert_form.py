@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.model.config import ModelConfig
@@ -46,6 +47,7 @@ def is_worth_fp8(sizes: ModelConfig, tokens: int) -> bool:
     return tokens * sizes.num_experts_per_tok >= ROWS_WORTH_FP8 * sizes.n_routed_experts
 
 
+@cache
 def more_bytes_as_fp8(sizes: ModelConfig) -> int:
     """What FP8 takes more than FP4 for the routed experts of all ranks."""
     experts = (spec for name, spec in expected_tensors(sizes).items() if ".experts." in name)

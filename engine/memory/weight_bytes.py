@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
@@ -20,6 +21,7 @@ class WeightBytes:
     tables: int
 
 
+@cache  # the released model has 96,000 tensors
 def weight_bytes(config: ModelConfig) -> WeightBytes:
     shared = experts = tables = 0
     for name, spec in expected_tensors(config).items():

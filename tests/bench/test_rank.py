@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,10 +25,9 @@ from deepinfer.bench.rank_tensors import RandomTensors, rank_config
 from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.errors import ConfigError
-from deepinfer.recipes.embedded import embedded_model_path
 
 FLASH = ModelConfig.flash()
-TINY = ModelConfig.from_file(embedded_model_path())
+TINY = ModelConfig.from_file(Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint")
 
 
 def test_engram_rows_are_shared_out() -> None:
@@ -47,14 +47,14 @@ def test_random_tensors_have_the_checkpoints_forms() -> None:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_steps_of_a_small_model(ranks: int) -> None:
     plan = BenchPlan(
-        requests=(1, 3), context=200, tokens=(150, 400), drafts=(2,), decode_ranks=(ranks,),
+        requests=(1, 3), context=100, tokens=(50, 150), drafts=(2,), decode_ranks=(ranks,),
         prefill_ranks=(ranks,), num_steps=2, modes=(),
     )  # fmt: skip
-    rank = RankModel.make(TINY, ranks=ranks, context=200, num_slots=3, seed=0, device="cpu")
+    rank = RankModel.make(TINY, ranks=ranks, context=100, num_slots=3, seed=0, device="cpu")
     rows = [*measure_decode(plan, TINY, rank), *measure_prefill(plan, TINY, rank)]
     assert [(row.phase, row.size, row.ranks) for row in rows] == [
-        ("decode", 1, ranks), ("decode", 3, ranks), ("prefill", 150, ranks),
-        ("prefill", 400, ranks),
+        ("decode", 1, ranks), ("decode", 3, ranks), ("prefill", 50, ranks),
+        ("prefill", 150, ranks),
     ]  # fmt: skip
     for row in rows:
         assert min(row.step_s) > 0 and (row.link_s > 0) == (ranks > 1)
@@ -63,28 +63,28 @@ def test_steps_of_a_small_model(ranks: int) -> None:
 def test_every_kind_of_row_has_a_name_of_its_own() -> None:
     """Drafts, modes and routings: what is measured beside plain rows."""
     plan = BenchPlan(
-        requests=(2,), context=200, tokens=(200,), drafts=(5, None), num_steps=1,
+        requests=(2,), context=100, tokens=(100,), drafts=(3, None), num_steps=1,
         decode_ranks=(4,), prefill_ranks=(4,),
     )  # fmt: skip
     rank = RankModel.make(
-        TINY, ranks=4, context=200, num_slots=2, seed=0, device="cpu", num_redundant=1
+        TINY, ranks=4, context=100, num_slots=2, seed=0, device="cpu", num_redundant=1
     )
     heard: list[str] = []
     rows = []
-    for part in (plan, dataclasses.replace(plan, drafts=(5,), routing=("balanced",))):
+    for part in (plan, dataclasses.replace(plan, drafts=(3,), routing=("balanced",))):
         for measure in (measure_decode, measure_prefill):
             for row in measure(part, TINY, rank, heard.append):
                 assert heard[-1] == row.name, "each is named before it is measured"
                 rows.append(row)
     assert len(heard) == len(rows)
     assert [row.name for row in rows] == [
-        "2 requests, 5 drafts", "2 requests, auto", "200 tokens", "200 tokens, exact",
-        "200 tokens, batch-invariant", "2 requests, 5 drafts, balanced", "200 tokens, balanced",
+        "2 requests, 3 drafts", "2 requests, auto", "100 tokens", "100 tokens, exact",
+        "100 tokens, batch-invariant", "2 requests, 3 drafts, balanced", "100 tokens, balanced",
     ]  # fmt: skip
     fixed, auto, window, exact, *_ = rows
     assert fixed.limit is not None and fixed.num_tokens == fixed.limit.num_tokens
     assert auto.accepted_length is not None
-    assert auto.num_tokens == pytest.approx(2 * auto.accepted_length) and auto.num_drafts <= 5
+    assert auto.num_tokens == pytest.approx(2 * auto.accepted_length) and auto.num_drafts <= 3
     assert window.limit is not None and exact.limit is not None
     assert exact.limit.local_s > window.limit.local_s
 
@@ -197,7 +197,7 @@ def test_a_smaller_table_on_the_host_keeps_its_form() -> None:
 
 def test_sizes_beyond_the_room_are_left_out() -> None:
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=2, seed=0, device="cpu")
-    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, drafts=(5,), num_steps=1)
+    plan = BenchPlan(phases=("decode",), requests=(2, 5), context=100, drafts=(3,), num_steps=1)
     plan = dataclasses.replace(plan, decode_ranks=(2,))
     assert [row.size for row in measure_decode(plan, TINY, rank)] == [2]
 
@@ -221,10 +221,10 @@ def test_families_of_kernels_are_their_folders() -> None:
 def test_auto_verifies_what_the_planner_chooses() -> None:
     """Tokens per step stay within what so many drafts could give."""
     rank = RankModel.make(TINY, ranks=2, context=100, num_slots=3, seed=0, device="cpu")
-    step = rank.worker(5)
-    found = auto_steps(step, begin(step, rank.decoding([100] * 3), 5), 0.75, 5)
+    step = rank.worker(3)
+    found = auto_steps(step, begin(step, rank.decoding([100] * 3), 3), 0.75, 5)
     assert len(found.timed.step_s) == 5 and min(found.timed.step_s) > 0
-    assert 0 <= found.mean_drafts <= 5 and 1 <= found.mean_tokens <= 1 + found.mean_drafts
+    assert 0 <= found.mean_drafts <= 3 and 1 <= found.mean_tokens <= 1 + found.mean_drafts
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.75, 1.0])
