@@ -72,7 +72,7 @@ def open_reader(
     except InputError:
         stream.close()
         raise
-    is_csv = _bare_ending(source) == ".csv"
+    is_csv = _bare_ending(source) in (".csv", ".tsv")  # a header with tabs is refused
     rows = _text_rows(stream, head, name, max_row_bytes, mapping if is_csv else None)
     reader = _reader(name, "csv" if is_csv else "jsonl", rows, mapping, max_row_bytes)
     share_read = reader.share_read if size is None else _share(stream, size)

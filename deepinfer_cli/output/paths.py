@@ -15,7 +15,7 @@ OUR_FILES |= {"report", "report.json", "report.new", "status.json", "status.json
 OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
 # What is named there is stdin or a pipe of the shell, as <(cat *.jsonl): no files lie there.
 _FOLDERS_OF_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")
-_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv")
+_ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 
 def default_output(source: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -103,6 +104,7 @@ class Job:
         self._publish = publish
         self._keep = keep
         self._kept_at = time.monotonic()
+        self._kinds_told: set[str] = set()
         self._engine: Engine | None = None
 
     def recover(self, *, retry_failed: bool = False) -> None:
@@ -230,8 +232,18 @@ class Job:
     def _recorded(self, record: Record) -> None:
         self.meter.timeline.add(record)
         self._on_record(record)
+        if record.is_error:
+            self._tell_once(record)
         if time.monotonic() - self._kept_at >= _KEEP_SECONDS:
             self.keep_report()
+
+    def _tell_once(self, record: Record) -> None:
+        """What is wrong with the first row of each kind of error; the error file has all."""
+        kind = record.facts["error"]
+        if kind not in self._kinds_told:
+            self._kinds_told.add(kind)
+            row = json.loads(record.payload)
+            self._console.warn(f"{kind}, first in line {row['line']}: {row['error']['message']}")
 
     def keep_report(self) -> None:
         """Let what was measured so far survive this process."""

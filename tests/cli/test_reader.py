@@ -194,6 +194,8 @@ def test_csv_without_commas_is_told_at_once(tmp_path: Path, separator: bytes) ->
     data = b"prompt%bid\nHi, you%b5\n" % (separator, separator)
     with pytest.raises(InputError, match="one column, 'prompt.+id'; cells must be separated by"):
         read_input(tmp_path / "a.csv", data)
+    with pytest.raises(InputError, match="must be separated by"):
+        read_input(tmp_path / "a.tsv", data)
     one = b"a%bb\nHi\n" % separator
     mapping = {"prompt": f"a{separator.decode()}b"}
     assert fields_of(read_input(tmp_path / "b.csv", one, mapping=mapping)) == [{"prompt": "Hi"}]

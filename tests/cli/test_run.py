@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,15 @@ def test_errors_do_not_count_as_throughput(cli: Cli) -> None:
     report = read_report()
     assert report["throughput"]["rows_per_s"] == 0 and report["tokens"]["prompt_tokens"] == 0
     assert Path("out.jsonl").read_bytes() == b""
+
+
+def test_what_is_wrong_is_said_once_for_each_kind(cli: Cli) -> None:
+    write_rows("in.jsonl", [b"{", b"5", *prompts(1), b"{", b"6"])
+    err = cli("run", "in.jsonl", "-o", "out.jsonl").err
+    found = re.findall(r"warning: (\w+), first in line (\d): ", err)
+    assert found == [("invalid_json", "1"), ("invalid_type", "2")]
+    assert "not a number" in err
+    assert "first in line" not in cli("run", "in.jsonl", "-o", "b.jsonl", "-q").err
 
 
 def test_the_summary_says_which_model_answered(cli: Cli) -> None:
