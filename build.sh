@@ -80,7 +80,13 @@ check_cann() {
 [ "$mode" != --release ] || check_release
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-.venv/bin/python -m pip install --quiet --editable ".$extras"
+# The code is linked, so only another list of packages is a reason to install again.
+installed=.venv/installed$extras
+if ! [ "$installed" -nt pyproject.toml ]; then
+  .venv/bin/python -m pip install --quiet --editable ".$extras"
+  true >.venv/installed # those of tests are all that a run needs, and more
+  true >"$installed"
+fi
 
 case "$mode" in
   --demo)

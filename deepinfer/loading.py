@@ -136,7 +136,8 @@ def load_model(
         notes["kernels"] = note
     with current_device(device):
         model = load_weights(opened, device, rank)
-        profile = _saved_profile(profile_path, engine_config, notes)
+        saved = _saved_profile(profile_path, engine_config, notes)
+        same = (model_config, engine_config, torch.get_num_threads())
         if calibration is None:
             calibration = Calibration.from_folder(checkpoint.folder, model_config.dspark_block_size)
         runner: Runner = model
@@ -149,15 +150,23 @@ def load_model(
             engine_config,
             cache,
             calibration=calibration,
-            profile=profile,
+            profile=saved or _measured.get(same),
             observer=observer,
             is_alone=rank is None,
             captures=model.can_capture if rank is None else rank.can_capture(model),
             remote_prefill=remote_prefill,
         )
-    if profile_path is not None and profile is None and engine.profile is not None:
-        engine.profile.save(profile_path)
+    if engine.profile is not None:
+        if device == "cpu" and rank is None:
+            _measured[same] = engine.profile
+        if profile_path is not None and saved is None:
+            engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)
+
+
+# Step times of engines that this process has made on the CPU, by what they depend on: the next like
+# it need not measure for a second again.  (A GPU's are measured while graphs are captured.)
+_measured: dict[tuple[ModelConfig, EngineConfig, int], StepProfile] = {}
 
 
 def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:

@@ -54,7 +54,6 @@ class LocalRanks(RankProcesses):
         super().__init__(
             rank_main,
             orders,
-            preload=(rank_main.__module__,),
             expendable=frozenset(sizes.prefill),
             remote=remote,
         )

@@ -32,7 +32,8 @@ class RankProcesses:
     """Runs ``main(mailbox, argument)`` in one process per argument.
 
     main         an importable function; an error it raises becomes ours
-    preload      modules to import once, before the processes are forked from a fresh one
+    preload      modules to import once beside ``main``'s, before the processes are forked from a
+                 fresh one
     expendable   ranks whose end is a message (``Lost``), not a failure
     remote       connections to ranks that a launcher has started; they wait for their argument
 
@@ -50,7 +51,7 @@ class RankProcesses:
         remote: Mapping[int, Connection] | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", __name__, *preload])
+        context.set_forkserver_preload(["torch.distributed", main.__module__, *preload])
         self._expendable = expendable
         self._connections: list[Connection | None] = []
         self._processes: list[BaseProcess | None] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -91,6 +92,21 @@ def test_nvidia_with_its_tools_is_built(machine: Machine, tmp_path: Path) -> Non
         "python -m pip install --quiet --editable .",
         "python build --accelerator nvidia",
     ]
+
+
+def test_what_is_installed_is_not_installed_again(machine: Machine, tmp_path: Path) -> None:
+    def num_installs() -> int:
+        return (tmp_path / "calls").read_text().count("pip install")
+
+    listed = tmp_path / "pyproject.toml"
+    listed.touch()
+    os.utime(listed, (1, 1))
+    for _ in range(2):
+        assert machine("").returncode == 0
+        assert num_installs() == 1
+    os.utime(listed, (2**32, 2**32))
+    assert machine("").returncode == 0
+    assert num_installs() == 2
 
 
 def test_ascend_needs_cann(machine: Machine, tmp_path: Path) -> None:

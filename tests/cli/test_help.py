@@ -13,7 +13,8 @@ import pytest
 from deepinfer_cli.helptext import UsageError
 from deepinfer_cli.main import _usage_message, main, make_program
 
-_SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe")
+_SLOW = ("torch", "triton", "numpy", "pyarrow", "tokenizers", "rich", "deepseek_recipe",
+         "datasets", "zstandard")  # fmt: skip
 
 
 def _verbs(group: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -37,6 +38,7 @@ def test_every_page_has_examples_fits_and_is_light(verb: tuple[str, ...]) -> Non
     )
     assert done.stderr == "0 []\n"
     lines = done.stdout.splitlines()
+    assert lines[0] and "…" not in done.stdout
     assert max(map(len, lines)) <= 80
     examples = lines.index("Examples:")
     assert examples <= 8 and lines[examples + 1].startswith("  ")

@@ -29,7 +29,7 @@ from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-FIELDS = {"max_num_seqs": 3, "max_num_batched_tokens": 48, "block_size": 8, "num_blocks": 64}
+FIELDS = {"max_num_seqs": 2, "max_num_batched_tokens": 48, "block_size": 8, "num_blocks": 64}
 Answers = dict[str, tuple[int, ...]]
 
 

@@ -41,7 +41,9 @@ class RankPool:
         for one, other in combinations(range(WORLD_SIZE), 2):
             links[one][other], links[other][one] = make_link()
         arguments = [(rank, self.store.port, links[rank]) for rank in range(WORLD_SIZE)]
-        self.ranks = RankProcesses(serve, arguments, preload=("rank_jobs", "golden_ranks"))
+        # The last one is for engines that other tests of this process start from the same server.
+        modules = ("rank_jobs", "golden_ranks", "deepinfer.ranks.worker")
+        self.ranks = RankProcesses(serve, arguments, preload=modules)
         for ends in links:
             for end in ends.values():
                 end.close()

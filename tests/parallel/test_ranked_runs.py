@@ -25,12 +25,12 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": "Count to five.", "stop": ["three"], "temperature": 0},
     {"prompt": "Why is the sky blue?", "logprobs": True},
     {"prompt": "Yes or no?", "regex": "(yes|no)"},
-    *({"prompt": f"Tell me about {i} cats.", "max_tokens": 4 + 7 * (i % 3)} for i in range(5)),
+    *({"prompt": f"Tell me about {i} cats.", "max_tokens": 4 + 6 * i} for i in range(3)),
 ]
 
 
 def answers(engine: OfflineEngine) -> list[RequestOutput]:
-    return engine.generate(ROWS, SamplingParams(max_tokens=12))
+    return engine.generate(ROWS, SamplingParams(max_tokens=8))
 
 
 def comparable(outputs: list[RequestOutput]) -> list[object]:
@@ -108,7 +108,7 @@ def test_a_prefill_rank_that_is_killed_loses_no_row() -> None:
     with OfflineEngine(**LIMITS, prefill_ranks=1, decode_ranks=1) as engine:
         assert comparable(answers(engine)) == one_rank()[0]
         rows = enumerate(ROWS)
-        stream = engine.stream(rows, SamplingParams(max_tokens=12))
+        stream = engine.stream(rows, SamplingParams(max_tokens=8))
         outputs = [next(stream)]
         os.kill(engine.process_ids[1], signal.SIGKILL)
         outputs += stream
@@ -121,7 +121,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, whole, output = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))
-    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(8)))
+    source.write_text("".join(f'{{"prompt": "Number {i}"}}\n' for i in range(6)))
     command = ["run", str(source), "--max-num-seqs", "2", "--max-tokens", "8", "-q", "-o"]
     assert main([*command, str(whole)]) == 0
 
