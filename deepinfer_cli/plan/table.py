@@ -9,7 +9,7 @@ from typing import TextIO
 
 from deepinfer.errors import on_one_line
 from deepinfer_cli.report.pages.svg import histogram_bars
-from deepinfer_cli.report.pages.words import count, percent, seconds, size
+from deepinfer_cli.report.pages.words import count, counted, percent, seconds, size
 from deepinfer_cli.report.report import Distribution
 
 from .estimate import NUM_DRAWS
@@ -65,7 +65,7 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
         "memory",
         f"{size(memory.weight_bytes + memory.cache_bytes)}: weights {size(memory.weight_bytes)}, "
         f"caches {size(memory.cache_bytes)} for {count(memory.cache_tokens)} tokens; "
-        f"{count(plan.fitting)} answers at a time, {count(memory.max_num_seqs)} at most",
+        f"{counted(plan.fitting, 'answer')} at a time, {count(memory.max_num_seqs)} at most",
     )
     for name, note in plan.notes.items():
         yield "note", f"{name}: {note}"
@@ -77,17 +77,16 @@ def _note_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """What rows say in vain."""
     others = dict(plan.row_notes)
     if fields := others.pop("ignored_fields", 0):
-        yield "fields", f"without effect in {_rows(fields)}:"
+        yield "fields", f"without effect in {counted(fields, 'row')}:"
         for field in plan.other_fields:
             meant = f" (did you mean {field.meant}?)" if field.meant else ""
-            yield "", f"{field.name} in {_rows(field.rows)}, first in line {field.line}{meant}"
+            yield (
+                "",
+                f"{field.name} in {counted(field.rows, 'row')}, first in line {field.line}{meant}",
+            )
     if others:
-        words = ", ".join(f"{name} in {_rows(num)}" for name, num in others.items())
+        words = ", ".join(f"{name} in {counted(num, 'row')}" for name, num in others.items())
         yield "changed", f"not as the row asks (results say why): {words}"
-
-
-def _rows(num: int) -> str:
-    return f"{count(num)} row{'' if num == 1 else 's'}"
 
 
 def _answers(plan: Plan) -> str:
@@ -108,7 +107,7 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
     yield (
         "steps",
         f"about {count(steps)}: {count(found.prefill_steps)} of prefill, "
-        f"{count(found.decode_steps)} of decode with {count(found.answers_at_a_time)} answers",
+        f"{count(found.decode_steps)} of decode with {counted(found.answers_at_a_time, 'answer')}",
     )
     yield (
         "time",
@@ -120,7 +119,7 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         yield (
             "range",
             f"{low} to {high} in {NUM_DRAWS} draws of answer lengths, which are known from "
-            f"{count(found.num_lengths)} answers; what else this machine does comes on top",
+            f"{counted(found.num_lengths, 'answer')}; what else this machine does comes on top",
         )
     yield "measured", f"by {found.basis}"
 

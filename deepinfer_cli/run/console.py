@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 from deepinfer.errors import on_one_line
+from deepinfer_cli.report.pages.words import counted
 
 from .background import every
 from .talk import talk
@@ -131,18 +132,14 @@ def progress_words(now: Snapshot) -> list[str]:
     else:
         words.append(f"{now.running:,} in work" if now.running else "starting")
     if now.is_stopping and now.running:
-        words.append(f"{_counted(now.running, 'row')} to finish before it stops")
+        words.append(f"{counted(now.running, 'row')} to finish before it stops")
     elif now.eta_s is not None:
         words.append(f"{duration(now.eta_s)} left")
     if now.errors:
-        words.append(_counted(now.errors, "error"))
+        words.append(counted(now.errors, "error"))
     if now.acceptance is not None:
         words.append(f"{now.acceptance:.0%} of drafts accepted")
     return words
-
-
-def _counted(num: int, thing: str) -> str:
-    return f"{num:,} {thing}{'' if num == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

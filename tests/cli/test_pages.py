@@ -294,6 +294,8 @@ def test_area_charts_stay_inside(values: list[float]) -> None:
         (words.percent(0.9999), "> 99.9 %"),
         (words.percent(0.074), "7.4 %"),
         (words.percent(1.0), "100 %"),
+        (words.counted(1, "row"), "1 row"),
+        (words.counted(1234, "row"), "1,234 rows"),
     ],
 )
 def test_numbers_as_words(shown: str, text: str) -> None:

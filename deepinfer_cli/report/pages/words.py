@@ -12,6 +12,11 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.2f}"
 
 
+def counted(num: float, thing: str) -> str:
+    """``1 row``, ``1,234 rows``."""
+    return f"{count(num)} {thing}{'' if num == 1 else 's'}"
+
+
 def short(value: float) -> str:
     """About three digits: ``950``, ``1.23 M``, ``0.4``."""
     for size, unit in _UNITS:
