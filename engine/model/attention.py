@@ -34,6 +34,7 @@ class Attention:
         self.plan = plan
         self.eps = config.rms_norm_eps
         self.scale = config.head_dim**-0.5
+        self.q_norm_eps = config.rms_norm_eps if config.q_head_norm else None
         share, part = tensors.share, tensors.share.tensor_rank
         self.q_shape = (config.num_attention_heads // share.tensor_size, config.head_dim)
         wq_a_kv = Weight.concat([tensors.weight("attn.wq_a"), tensors.weight("attn.wkv")])
@@ -79,6 +80,7 @@ class Attention:
         out = sparse_attention(
             q, window_rows, tokens.window.read_index, main_rows, main_index, self.sink, self.scale,
             rope=rope, piece_keys=tokens.piece_keys, quantized=self.project.takes_quantized,
+            q_norm_eps=self.q_norm_eps,
         )  # fmt: skip
         if self.absent_heads is not None:
             assert isinstance(out, Tensor)

@@ -39,6 +39,8 @@ class ModelConfig:
     num_attention_heads: int
     head_dim: int
     qk_rope_head_dim: int
+    # As in V4: each head's query is normalised, too.  A setting of this code, off when not stated.
+    q_head_norm: bool = False
     q_lora_rank: int
     o_lora_rank: int
     o_groups: int

@@ -66,7 +66,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 # What the flat file leaves out, with the values that its code has built in.
 OPTIONAL = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "norm_topk_prob"),
-    *("n_shared_experts", "num_nextn_predict_layers"),
+    *("n_shared_experts", "num_nextn_predict_layers", "q_head_norm"),
 }
 
 ROOT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
@@ -203,6 +203,8 @@ def _typed(name: str, value: Any, annotation: str) -> Any:
 def official_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """The nested form of a config given by field name: what the official config.json looks like."""
     text = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    if not text["q_head_norm"]:  # official files do not have it
+        del text["q_head_norm"]
     root = {name: text.pop(name) for name in ROOT_IDS}
     scaling = {key: text.pop(name) for key, name in ROPE_SCALING_NAMES.items()}
     constants = {name: FIXED[name][0] for name in TEXT_CONSTANTS}

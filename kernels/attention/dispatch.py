@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor
 
@@ -13,6 +13,11 @@ from .reference import sparse_attention_reference
 
 if TYPE_CHECKING:
     from deepinfer.kernels.gemm.activations import Activations
+
+
+class _Options(TypedDict):
+    lse: Tensor | None
+    q_norm_eps: float | None
 
 
 def sparse_attention(
@@ -28,6 +33,7 @@ def sparse_attention(
     piece_keys: int | None = None,
     quantized: bool = False,
     lse: Tensor | None = None,
+    q_norm_eps: float | None = None,
 ) -> Tensor | Activations:
     """``sparse_attention_reference`` of q; with ``rope`` (two [T, R] f32 of ``rope_table``) of the
     rotated q, its result turned back.
@@ -38,6 +44,7 @@ def sparse_attention(
     activations of [T, H D].  Raises: TensorError for operands that the device's form cannot take.
     """
     rows = (window_rows, window_index, main_rows, main_index, sink, scale)
+    more: _Options = {"lse": lse, "q_norm_eps": q_norm_eps}
     if on_accelerator(q):
         from deepinfer.kernels.launch import is_hopper
 
@@ -47,11 +54,11 @@ def sparse_attention(
 
             if fits_gluon(q, window_rows, main_rows, rope):
                 return sparse_attention_gluon(
-                    q, *rows, rope=rope, piece_keys=piece_keys, quantized=quantized, lse=lse
+                    q, *rows, rope=rope, piece_keys=piece_keys, quantized=quantized, **more
                 )
         from .triton_kernel import sparse_attention_triton
 
-        out = sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys, lse=lse)
+        out = sparse_attention_triton(q, *rows, rope=rope, piece_keys=piece_keys, **more)
         if not quantized:
             return out
         from deepinfer.kernels.gemm.activations import quantize_activations
@@ -60,6 +67,6 @@ def sparse_attention(
 
         return quantize_activations(out.flatten(1), MatrixPath.FP8, KOrder.PLAIN)
     if rope is None:
-        return sparse_attention_reference(q, *rows, lse=lse)
-    out = sparse_attention_reference(apply_rope(q, *rope), *rows, lse=lse)
+        return sparse_attention_reference(q, *rows, **more)
+    out = sparse_attention_reference(apply_rope(q, *rope), *rows, **more)
     return apply_rope(out, *rope, inverse=True)

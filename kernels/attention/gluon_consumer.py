@@ -11,9 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .gluon_output import LOG2_E, LOWEST, SCORE_LAYOUT, SUM_LAYOUT, await_store, finish
-from .gluon_query import rotation, turn_query
+from .gluon_query import norm_query, rotation, turn_query
 from .gluon_steps import add, find_highest, release, start_scores, weigh, weighed
-from .gluon_work import HALF, HEADS, QUERY_READ, QUERY_THERE, opaque_zero, pairs_of
+from .gluon_work import HALF, HEADS, QUERY_PREPARED, QUERY_READ, QUERY_THERE, opaque_zero, pairs_of
 
 
 @gluon.jit
@@ -23,7 +23,9 @@ def consume_left(
 ):  # fmt: skip
     """The left half of the output of each item, and the weights of the even tiles."""
     barriers = shared[6]
-    log2_scale = outputs[5]
+    log2_scale, q_norm_eps = outputs[5], outputs[9]
+    NORM: gl.constexpr = q_norm_eps is not None
+    PREPARED: gl.constexpr = NORM or ROTARY > 0
     _keep_sinks(outputs, 0)
     phase = 0
     query_phase = 0
@@ -34,10 +36,10 @@ def consume_left(
         for pair in range(num_pairs):
             is_last = pair == num_pairs - 1
             zero = opaque_zero(pair)
-            turned = (query_phase, pair == 0)
-            scores = start_scores(shared, phase, zero, turned, 0, ROTARY, COPIES)
+            prepared = (query_phase, pair == 0)
+            scores = start_scores(shared, phase, zero, prepared, 0, PREPARED, COPIES)
             await_store(barriers, (pair == 0) & (item >= gl.num_programs(0)), 0, PIECE_TILES)
-            scores, own = find_highest(shared, scores, is_last, log2_scale, 0)
+            scores, own = find_highest(shared, scores, is_last, log2_scale, 0, NORM)
             even = weigh(shared, scores, gl.maximum(highest, own), 0)
             sums, total = add(shared, sums, total, highest, even, zero, 0, 0)
             sums = release(shared, sums, 0, 0, True)
@@ -59,20 +61,26 @@ def consume_right(
     shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """The right half of the output of each item, the weights of the odd tiles, turned queries."""
+    """The right half of the output of each item, the weights of the odd tiles, queries prepared."""
     barriers = shared[6]
-    log2_scale = outputs[5]
+    log2_scale, q_norm_eps = outputs[5], outputs[9]
+    NORM: gl.constexpr = q_norm_eps is not None
+    PREPARED: gl.constexpr = NORM or ROTARY > 0
     _keep_sinks(outputs, 1)
     phase = 0
     query_phase = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
         num_pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES) + opaque_zero(item)
         sums, highest, total = _nothing()
+        if NORM:
+            norm_query(shared, log2_scale, q_norm_eps, query_phase)
         if ROTARY > 0:
             cos, sin = rotation(outputs[1], outputs[2], item // PIECES, ROTARY)
             turn_query(shared, cos, sin, query_phase)
         else:
             mbarrier.wait(barriers.index(QUERY_THERE), query_phase)
+        if PREPARED:
+            mbarrier.arrive(barriers.index(QUERY_PREPARED), count=1)
         await_store(barriers, item >= gl.num_programs(0), 1, PIECE_TILES)
         # The first odd tile comes late, as do all that are decoded: the even one's products do not
         # wait for its scores.  Later copied tiles are there early.
@@ -81,15 +89,15 @@ def consume_right(
                 is_last = pair == num_pairs - 1
                 zero = opaque_zero(pair)
                 if EARLY:
-                    scores = start_scores(shared, phase, zero, (0, False), 1, ROTARY, COPIES)
-                    scores, own = find_highest(shared, scores, is_last, log2_scale, 1)
+                    scores = start_scores(shared, phase, zero, (0, False), 1, PREPARED, COPIES)
+                    scores, own = find_highest(shared, scores, is_last, log2_scale, 1, NORM)
                 even = weighed(shared, phase, 0)
                 sums, total = add(shared, sums, total, highest, even, zero, 0, 1)
                 if PIECE_TILES > 1:
                     if not EARLY:
                         sums = release(shared, sums, 0, 1, True)
-                        scores = start_scores(shared, phase, zero, (0, False), 1, ROTARY, COPIES)
-                        scores, own = find_highest(shared, scores, is_last, log2_scale, 1)
+                        scores = start_scores(shared, phase, zero, (0, False), 1, PREPARED, COPIES)
+                        scores, own = find_highest(shared, scores, is_last, log2_scale, 1, NORM)
                     odd = weigh(shared, scores, gl.maximum(even[0], own), 1)
                     if EARLY:
                         sums = release(shared, sums, 0, 1, True)

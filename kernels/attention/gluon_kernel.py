@@ -34,14 +34,15 @@ BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 @gluon.jit(do_not_specialize=["num_queries", "scale_stride"])
 def attention_gluon_kernel(
     q, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
-    out, state_ptr, log2_scale, num_queries, scale_stride, lse_ptr,
+    out, state_ptr, log2_scale, num_queries, scale_stride, lse_ptr, q_norm_eps,
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """To ``out`` [T 64, 512] bf16; or pairs of E4M3 [T 64, 256] i16, with scales of 128 values
     [64 * 4, scale_stride] f32 in ``state_ptr``; or, of more than one piece, fp16 values of each,
     with logarithms of their denominators [T PIECES, 64] f32 in ``state_ptr``.
-    Logarithms of sums of keys to ``lse_ptr`` [T, 64] f32 if it is not None, with one piece."""
+    Logarithms of sums of keys to ``lse_ptr`` [T, 64] f32 if it is not None, with one piece.
+    Unless ``q_norm_eps`` is None queries count as scaled to unit root mean square."""
     if PIECES > 1:
         # The kernel that adds the pieces may be launched now; it waits for what this one writes.
         gdc_launch_dependents()
@@ -49,7 +50,8 @@ def attention_gluon_kernel(
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, WIDTH], TILE_BF16)
     weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], TILE_BF16)
     biases = gl.allocate_shared_memory(gl.bfloat16, [2, TILE], VECTOR)
-    states = gl.allocate_shared_memory(gl.float32, [4, HEADS], VECTOR)
+    NORM: gl.constexpr = q_norm_eps is not None
+    states = gl.allocate_shared_memory(gl.float32, [5 if NORM else 4, HEADS], VECTOR)
     sinks = gl.allocate_shared_memory(gl.float32, [2, HEADS], VECTOR)
     turns = gl.allocate_shared_memory(gl.float32, [2, 32], VECTOR)
     barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], BARRIER)
@@ -66,7 +68,10 @@ def attention_gluon_kernel(
     window_tiles: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     total_tiles: gl.constexpr = window_tiles + (MAIN_LENGTH + TILE - 1) // TILE
     sources = (q, window_ptr, window_index_ptr, main_ptr, main_index_ptr)
-    outputs = (sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks, scale_stride, lse_ptr)
+    outputs = (
+        sink_ptr, cos_ptr, sin_ptr, out, state_ptr, log2_scale, sinks, scale_stride, lse_ptr,
+        q_norm_eps,
+    )  # fmt: skip
     gl.warp_specialize(
         [
             (

@@ -54,6 +54,7 @@ def sparse_attention_gluon(
     piece_keys: int | None = None,
     quantized: bool = False,
     lse: Tensor | None = None,
+    q_norm_eps: float | None = None,
 ) -> Tensor | Activations:
     """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
 
@@ -90,6 +91,7 @@ def sparse_attention_gluon(
         state = sink.new_empty(num_queries * num_pieces, _HEADS)
     num_rows = len(window_rows) + (0 if main_rows is None else len(main_rows))
     is_repeated = num_rows * _REPEATS <= num_queries * sum(lengths)
+    is_repeated &= q_norm_eps is None  # that form has not run with a norm yet
     if is_whole and is_repeated:
         window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces
@@ -98,7 +100,7 @@ def sparse_attention_gluon(
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
         sink, cos, sin, _halves(parts, _WIDTH // 2 if quantized and is_whole else _WIDTH), state,
-        scale * _LOG2_E, num_queries, scale_stride, lse if is_whole else None,
+        scale * _LOG2_E, num_queries, scale_stride, lse if is_whole else None, q_norm_eps,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
         MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
         enable_fp_fusion=True,

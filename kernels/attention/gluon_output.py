@@ -38,7 +38,7 @@ def finish(
     """
     WHOLE: gl.constexpr = PIECES == 1
     TURNS: gl.constexpr = WHOLE and SIDE == 1 and ROTARY > 0
-    _, _, _, out, state_ptr, _, sinks, scale_stride, lse_ptr = outputs
+    _, _, _, out, state_ptr, _, sinks, scale_stride, lse_ptr, _ = outputs
     _, keys, _, _, _, turns, _ = shared
     if WHOLE:
         log2_sink = sinks.index(SIDE).load(gl.SliceLayout(1, SCORE_LAYOUT))

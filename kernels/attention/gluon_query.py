@@ -9,11 +9,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from deepinfer.kernels.gluon_names import load_tile, seen_as
 
 from .gluon_work import (
+    FACTORS,
     HALF,
     HEADS,
     QUERY_READ,
     QUERY_THERE,
-    QUERY_TURNED,
     TILE_BF16,
     WIDTH,
 )
@@ -46,6 +46,18 @@ def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr):
 
 
 @gluon.jit
+def norm_query(shared, log2_scale, eps, phase):
+    """Leaves factors of scores, [64 heads] f32, as of a query of unit root mean square."""
+    queries, _, _, _, states, _, barriers = shared
+    mbarrier.wait(barriers.index(QUERY_THERE), phase)
+    squares = gl.zeros([HEADS, 64], gl.float32, LAST)
+    for part in gl.static_range(WIDTH // 64):
+        values = queries.index(0).slice(64 * part, 64, dim=1).load(LAST).to(gl.float32)
+        squares += values * values
+    states.index(FACTORS).store(log2_scale * gl.rsqrt(gl.sum(squares, 1) / WIDTH + eps))
+
+
+@gluon.jit
 def turn_query(shared, cos, sin, phase):
     """Rotates the last 64 values of every head where they lie, when they are there, and leaves cos
     and sin [32] for turning the output back."""
@@ -62,4 +74,3 @@ def turn_query(shared, cos, sin, phase):
     turned = gl.reshape(turned, (HEADS, 64)).to(gl.bfloat16)
     last.store(gl.convert_layout(turned, LAST, assert_trivial=True))
     fence_async_shared()
-    mbarrier.arrive(barriers.index(QUERY_TURNED), count=1)

@@ -16,11 +16,12 @@ from deepinfer.kernels.gluon_names import seen_as
 from .gluon_output import SCORE_LAYOUT, SUM_LAYOUT
 from .gluon_work import (
     EMPTY,
+    FACTORS,
     FULL,
     HALF,
     HEADS,
+    QUERY_PREPARED,
     QUERY_READ,
-    QUERY_TURNED,
     TILE,
     TILE_BF16,
     WEIGHTS,
@@ -29,11 +30,11 @@ from .gluon_work import (
 
 @gluon.jit
 def start_scores(
-    shared, phase, zero, turned, SIDE: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr
+    shared, phase, zero, prepared, SIDE: gl.constexpr, PREPARED: gl.constexpr, COPIES: gl.constexpr
 ):  # fmt: skip
     """Starts Q K^T of this consumer's tile, [64 heads, 64 keys] f32, as its halves come.
 
-    ``turned`` is the phase in which the query is turned, and whether that is still to be waited
+    ``prepared`` is the phase in which the query is prepared, and whether that is still to be waited
     for: on the left, which begins with the half of which nothing turns.
     """
     queries, keys, _, _, _, _, barriers = shared
@@ -44,9 +45,9 @@ def start_scores(
         mbarrier.wait(barriers.index(FULL + 2 * SIDE + half), phase)
         if COPIES:
             fence_async_shared()
-        if half == 1 and SIDE == 0 and ROTARY > 0:
-            query_phase, is_unknown = turned
-            mbarrier.wait(barriers.index(QUERY_TURNED), query_phase, pred=is_unknown)
+        if half == 1 and SIDE == 0 and PREPARED:
+            query_phase, is_unknown = prepared
+            mbarrier.wait(barriers.index(QUERY_PREPARED), query_phase, pred=is_unknown)
         scores = warpgroup_mma(
             left_right.index(zero + half), halves.index(zero + (2 * SIDE + half)).permute([1, 0]),
             scores, use_acc=half == 1, is_async=True,
@@ -55,10 +56,14 @@ def start_scores(
 
 
 @gluon.jit
-def find_highest(shared, scores, is_last, log2_scale, SIDE: gl.constexpr):
+def find_highest(
+    shared, scores, is_last, log2_scale, SIDE: gl.constexpr, NORM: gl.constexpr
+):  # fmt: skip
     """Waits for the scores of this consumer's tile; returns them scaled, and the highest of each
     head."""
-    _, _, _, biases, _, _, barriers = shared
+    _, _, _, biases, states, _, barriers = shared
+    if NORM:
+        log2_scale = states.index(FACTORS).load(gl.SliceLayout(1, SCORE_LAYOUT))[:, None]
     scores = warpgroup_mma_wait(0, [scores])
     if is_last:
         mbarrier.arrive(barriers.index(QUERY_READ), count=1)

@@ -18,14 +18,17 @@ TILE = gl.constexpr(64)
 TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 
 # Barriers: halves (left and right values) of the two tiles full and empty, weights of a tile there,
-# query there, turned and read.
+# query there, prepared (turned, normalised) and read.
 FULL = gl.constexpr(0)
 EMPTY = gl.constexpr(4)
 WEIGHTS = gl.constexpr(8)
 QUERY_THERE = gl.constexpr(10)
-QUERY_TURNED = gl.constexpr(11)
+QUERY_PREPARED = gl.constexpr(11)
 QUERY_READ = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
+
+# Rows of what consumers tell each other: maximum and sum of a tile each, factors of scores.
+FACTORS = gl.constexpr(4)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.numeric import CACHE_ELEMENTS, batched_matmul, constant
+from deepinfer.kernels.numeric import CACHE_ELEMENTS, batched_matmul, constant, inverse_rms
 from deepinfer.kernels.quant import unpack_main_rows, unpack_window_rows
 
 # exp of less gives subnormal numbers, on which a CPU is 15 times slower.  Next to the largest
@@ -30,12 +30,15 @@ def sparse_attention_reference(
     scale: float,
     *,
     lse: Tensor | None = None,
+    q_norm_eps: float | None = None,
 ) -> Tensor:
     """Attend each query to its listed rows, all in one softmax with a sink in the denominator.
 
     Shapes: q [T, H, D] bf16; window_rows [N, D + D/32] u8, window_index [T, W] i64; main_rows
     [M, D/2 + D/16] u8, main_index [T, K] i64, or both None; sink [H] f32; returns [T, H, D] bf16.
     Index -1 means no row.  A query without any row gives 0.
+    With ``q_norm_eps`` each head's query counts as scaled to unit root mean square, without being
+    rounded again: scores are multiplied by 1 / sqrt(mean(q^2) + q_norm_eps).
     ``lse`` [T, H] f32 is written: the logarithm of the sum of exp(score) over the listed rows, the
     sink not among them; inf for a query without any row.  Results over disjoint sets of rows, with
     sinks of -inf, become that over all of them when each is weighed by exp(lse), 0 if that is inf.
@@ -55,15 +58,19 @@ def sparse_attention_reference(
         part = slice(start, start + tile)
         keys = torch.cat([read(part) for read in readers], dim=1)
         sums = None if lse is None else lse[part]
-        pieces.append(_attend(q[part], keys, present[part], sink, scale, sums))
+        scales = constant(scale)
+        if q_norm_eps is not None:
+            scales = scales * inverse_rms(q[part].float(), q_norm_eps)
+        pieces.append(_attend(q[part], keys, present[part], sink, scales, sums))
     return torch.cat(pieces) if pieces else torch.empty_like(q)
 
 
 def _attend(
-    q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scale: float, lse: Tensor | None
+    q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scales: Tensor, lse: Tensor | None
 ) -> Tensor:
-    """q [t, H, D] bf16, keys [t, K, D] f32, present [t, 1, K] f32 (0 or 1) -> [t, H, D] bf16."""
-    scores = batched_matmul(q.float(), keys.transpose(1, 2)) * constant(scale)
+    """q [t, H, D] bf16, keys [t, K, D] f32, present [t, 1, K] f32 (0 or 1), scales [] or
+    [t, H, 1] f32, lse [t, H] f32, written -> [t, H, D] bf16."""
+    scores = batched_matmul(q.float(), keys.transpose(1, 2)) * scales
     listed = torch.where(present > 0, scores, -torch.inf)
     highest = listed.amax(-1, keepdim=True).clamp(min=-1e30)
     weights = torch.exp((listed - highest).clamp(min=_LOWEST_EXPONENT)) * present

@@ -45,6 +45,7 @@ def sparse_attention_triton(
     piece_keys: int | None = None,
     head_axis: int | None = None,
     lse: Tensor | None = None,
+    q_norm_eps: float | None = None,
 ) -> Tensor:
     """``sparse_attention_reference``; with ``rope`` (two [T, R] f32 of ``rope_table``) q is rotated
     before and the output turned back after.
@@ -88,8 +89,8 @@ def sparse_attention_triton(
     launch(attention_kernel, (num_queries, cdiv(heads, tile_heads), num_pieces))(
         pairs, window_rows if width % 64 else window_rows.view(torch.int16), window_rows,
         window_index, window_rows if main_rows is None else main_rows, main_index,
-        sink, cos, sin, result, sums, state, lse if is_whole else None, scale * _LOG2_E, *lengths,
-        piece_tiles,
+        sink, cos, sin, result, sums, state, lse if is_whole else None, q_norm_eps,
+        scale * _LOG2_E, *lengths, piece_tiles,
         H=heads, HALF=width // 2, ROTARY=rotary_pairs, TILE_PAIRS=tile_pairs,
         TILE_H=tile_heads, TILE_K=tile_keys, WHOLE=is_whole, DOT=matrix_dtype(),
         HEAD_AXIS=head_axis, num_warps=8, num_stages=1 if head_axis else 2,
@@ -113,7 +114,7 @@ def _tile_sizes(device: torch.device) -> tuple[int, int]:
 def attention_kernel(
     q_ptr, window_pairs_ptr, window_ptr, window_index_ptr, main_ptr, main_index_ptr,
     sink_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, state_ptr, lse_ptr,
-    log2_scale, window_length, main_length, piece_tiles,
+    q_norm_eps, log2_scale, window_length, main_length, piece_tiles,
     H: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, TILE_PAIRS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_K: tl.constexpr, WHOLE: tl.constexpr, DOT: tl.constexpr,
     HEAD_AXIS: tl.constexpr,
@@ -130,6 +131,9 @@ def attention_kernel(
     packed = tl.load(q_ptr + place, mask=is_value, other=0)
     cos, sin = _rotation(cos_ptr, sin_ptr, query, pair_2d, HALF, ROTARY)
     even, odd = even_bf16(packed), odd_bf16(packed)
+    if q_norm_eps is not None:
+        square = tl.sum(even * even + odd * odd, 1 - HEAD_AXIS) / (2 * HALF)
+        log2_scale *= tl.expand_dims(1.0 / tl.sqrt(square + q_norm_eps), 1 - HEAD_AXIS)
     if ROTARY > 0:
         even, odd = even * cos - odd * sin, even * sin + odd * cos
         even, odd = round_bf16(even), round_bf16(odd)

@@ -87,9 +87,13 @@ def test_flat_and_nested_forms_of_the_released_model_agree() -> None:
     assert replace(flat, image_token_id=129264) == ModelConfig.flash()
 
 
-@pytest.mark.parametrize("config", [ModelConfig.flash(), tiny()], ids=["flash", "tiny"])
+@pytest.mark.parametrize("config", [ModelConfig.flash(), tiny(), tiny(q_head_norm=True)])
 def test_to_dict_round_trips_through_json(config: ModelConfig) -> None:
     assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_setting_of_ours_is_written_only_where_it_counts() -> None:
+    assert "q_head_norm" not in tiny().to_dict()["text_config"]
 
 
 def test_released_schedule_is_the_published_table() -> None:

@@ -77,6 +77,24 @@ def test_lse_is_that_of_the_keys_alone(window, picks):
     assert bool((lse[1] == math.inf).all())
 
 
+def test_a_norm_of_queries_is_that_of_each_head():
+    """Only the rounding of scaled queries is left out: powers of two have none."""
+    case = make_case(3, 16, 16)
+    q = torch.randn(3, H, D).sign().bfloat16()  # of unit root mean square
+    scaled = q * torch.tensor([2.0, 0.125, 64.0, 1.0]).bfloat16()[:, None]
+    expected, lse = torch.empty(2, 3, H)
+    out = sparse_attention(scaled, *case[1:], 0.125, q_norm_eps=1e-20, lse=lse)
+    assert_bitwise_equal(out, sparse_attention(q, *case[1:], 0.125, lse=expected))
+    assert_bitwise_equal(lse, expected)
+
+
+def test_a_norm_of_queries_of_zeros_gives_the_mean():
+    q, *case = make_case(2, 8, 8)
+    zeros = torch.zeros_like(q)
+    out = sparse_attention(zeros, *case, 0.125, q_norm_eps=1e-20)
+    assert_bitwise_equal(out, sparse_attention(zeros, *case, 0.125))
+
+
 def test_window_only():
     q, rows, index, main, _, sink = make_case(5, 20, 3)
     nothing = torch.full((5, 3), -1)

@@ -103,7 +103,7 @@ def _attention(arch: int) -> dict[str, Case]:
         "attention": Case(
             attention_kernel,
             attention_types,
-            attention | {"WHOLE": True, "lse_ptr": None},
+            attention | {"WHOLE": True, "lse_ptr": None, "q_norm_eps": None},
             8,
             num_stages=1 if has_tensor_memory else 2,
         ),

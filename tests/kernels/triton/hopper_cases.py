@@ -51,7 +51,7 @@ def launch(every: bool) -> None:
     if every:
         sparse_attention_gluon(
             q, byte(9, 528), long(3, 128), byte(9, 288), long(3, 512), sink, 1.0,
-            rope=(rope, rope), quantized=True, lse=torch.zeros(3, 64),
+            rope=(rope, rope), quantized=True, lse=torch.zeros(3, 64), q_norm_eps=1e-6,
         )  # fmt: skip
     pool, table = byte(4, 64, 68), long(2, 4)
     for count in (3, 9):  # fewer and more than four of each request

@@ -174,6 +174,33 @@ def test_halves_of_the_keys_merge_by_their_lse(
     _check(merged, whole)
 
 
+@pytest.mark.parametrize("piece_keys, head_axis", [(None, 0), (None, 1), (64, 1), (128, 0)])
+@pytest.mark.parametrize("heads, width, eps", [(5, 128, 1e-20), (3, 96, 0.5), (20, 64, 1e-6)])
+def test_norm_of_queries(
+    heads: int,
+    width: int,
+    eps: float,
+    piece_keys: int | None,
+    head_axis: int,
+    device: torch.device,
+) -> None:
+    """Of queries before their rotation, which does not change it."""
+    case = _case(device, 3, heads, width, 100, 50)
+    case["q"] *= torch.rand(3, heads, 1, device=device) * 30
+    case["q"][1, 0] = 0
+    positions = torch.tensor([0, 77, 123_456])
+    rope = tuple(table.to(device) for table in rope_table(rope_frequencies(64, 1e4), positions))
+    turned = case | {"q": apply_rope_reference(case["q"], *rope)}
+    lse, expected_lse = torch.full((2, 3, heads), math.nan, device=device)
+    out = sparse_attention_triton(
+        **case, rope=rope, piece_keys=piece_keys, head_axis=head_axis, lse=lse, q_norm_eps=eps
+    )
+    expected = sparse_attention_reference(**turned, lse=expected_lse, q_norm_eps=eps)
+    _check(out, apply_rope_reference(expected, *rope, inverse=True))
+    # Rotated queries are rounded: their mean square is a little another.
+    assert_close(lse, expected_lse, atol=1e-3, rtol=1e-3)
+
+
 def test_extreme_values(device: torch.device) -> None:
     case = _case(device, 2, 4, 64, 20, 20)
     case["window_rows"] = pack_window_rows(torch.randn(200, 64) * 1e3).to(device)

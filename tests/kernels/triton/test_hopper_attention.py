@@ -169,6 +169,25 @@ def test_lse(queries: int, picks: int, pieces: int | None, quantized: bool) -> N
     assert bool((lse[1] == math.inf).all())
 
 
+@pytest.mark.parametrize("pieces", [None, 64, 128])
+@pytest.mark.parametrize("queries", [3, 300])
+@pytest.mark.parametrize("width", [64, 32, 0])
+def test_norm_of_queries(width: int, queries: int, pieces: int | None) -> None:
+    case, rope = _case(queries), _rope(width, queries) if width else None
+    case["q"] *= torch.rand(queries, 64, 1, device=CUDA) * 30
+    case["q"][1, 0] = 0
+    turned = case if rope is None else case | {"q": apply_rope_reference(case["q"], *rope)}
+    expected = sparse_attention_reference(**turned, q_norm_eps=1e-6)
+    if rope is not None:
+        expected = apply_rope_reference(expected, *rope, inverse=True)
+    out = _attend(case, rope=rope, piece_keys=pieces, q_norm_eps=1e-6)
+    _check(out, expected)
+    one = {name: case[name][:1] for name in ("q", "window_index", "main_index")}
+    rope = rope and tuple(x[:1] for x in rope)
+    alone = _attend(case | one, rope=rope, piece_keys=pieces, q_norm_eps=1e-6)
+    assert_bitwise_equal(alone, out[:1])
+
+
 def test_rows_that_are_not_listed_are_not_read() -> None:
     case = _case(4)
     expected = _attend(case)
