@@ -1,6 +1,7 @@
 """Index scores in Triton: tiles of keys against the heads of a few queries.
 
-Products of FP4 numbers are short, so their fp32 sums are exact and no tiling changes a bit.
+Products of FP4 numbers are short, so their fp32 sums are exact and no tiling changes a bit.  A
+matrix unit that takes FP4 numbers with their scales (SM100, SM103) gets them so, any other decoded.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.launch import cdiv, matrix_dtype, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value, round_bf16
-from deepinfer.kernels.quant.triton_rows import index_keys
+from deepinfer.kernels.quant.triton_rows import index_codes, index_keys
 from deepinfer.kernels.relaunch import launch
 
 from .checks import check_operands
 
 _TILE_QUERIES = 4
 _TILE_ENTRIES = 128
+# Bytes of codes: Triton 3.6 compiles block-scaled products of 64 numbers or more.
+_LEAST_SCALED = 32
 
 
 def paged_index_scores_triton(
@@ -29,10 +33,13 @@ def paged_index_scores_triton(
     request_rows: Tensor,
     num_visible: Tensor,
     num_entries: int,
+    *,
+    path: MatrixPath | None = None,
 ) -> Tensor:
     """``paged_index_scores_reference``; tiles that no query sees are not computed.
 
     Fastest when queries of one request are neighbours.  Hidden entries keep arbitrary bits.
+    ``path`` is that of the device unless a test wants another.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     check_operands(
@@ -43,12 +50,14 @@ def paged_index_scores_triton(
     scores = head_weights.new_empty(num_queries, num_entries)
     if not scores.numel():
         return scores
+    path = path or MatrixPath.of(query_rows.device)
     grid = (cdiv(num_entries, _TILE_ENTRIES), cdiv(num_queries, _TILE_QUERIES))
     launch(score_kernel, grid)(
         query_rows, head_weights.view(torch.int16), pool, block_table, request_rows, num_visible,
         scores.view(torch.int16), num_queries, num_entries, pool.shape[1], block_table.shape[1],
         H=heads, HALF=half, TILE_PAIRS=next_power_of_2(half),
         TILE_Q=_TILE_QUERIES, TILE_E=_TILE_ENTRIES, DOT=matrix_dtype(),
+        SCALED=path is MatrixPath.SCALED and half >= _LEAST_SCALED,
         num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return scores
@@ -60,7 +69,7 @@ def score_kernel(
     query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr,
     scores_ptr, num_queries, num_entries, block_entries, table_width,
     H: tl.constexpr, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_Q: tl.constexpr,
-    TILE_E: tl.constexpr, DOT: tl.constexpr,
+    TILE_E: tl.constexpr, DOT: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * TILE_Q
     query = first + tl.arange(0, TILE_Q)
@@ -73,8 +82,12 @@ def score_kernel(
     # The heads of all queries of the tile are the columns of one product.
     column = first * H + tl.arange(0, TILE_Q * H)
     is_column = column < num_queries * H
-    q_even, q_odd = index_keys(query_rows_ptr, column, is_column, HALF, TILE_PAIRS, TILE_Q * H)
-    q_even, q_odd = tl.trans(q_even.to(DOT)), tl.trans(q_odd.to(DOT))
+    if SCALED:
+        q_codes, q_scales = index_codes(query_rows_ptr, column, is_column, HALF, TILE_PAIRS)
+        q_codes = tl.trans(q_codes)
+    else:
+        q_even, q_odd = index_keys(query_rows_ptr, column, is_column, HALF, TILE_PAIRS, TILE_Q * H)
+        q_even, q_odd = tl.trans(q_even.to(DOT)), tl.trans(q_odd.to(DOT))
     weight = bf16_value(tl.load(weights_ptr + column, mask=is_column, other=0))
 
     for number in range(TILE_Q):
@@ -86,9 +99,13 @@ def score_kernel(
             table = table_ptr + own * table_width + entry // block_entries
             block = tl.load(table, mask=is_entry, other=0)
             row = block * block_entries + entry % block_entries
-            k_even, k_odd = index_keys(pool_ptr, row, is_entry, HALF, TILE_PAIRS, TILE_E)
-            dots = tl.dot(k_even.to(DOT), q_even)
-            dots = tl.dot(k_odd.to(DOT), q_odd, dots)
+            if SCALED:
+                codes, scales = index_codes(pool_ptr, row, is_entry, HALF, TILE_PAIRS)
+                dots = tl.dot_scaled(codes, scales, "e2m1", q_codes, q_scales, "e2m1")
+            else:
+                k_even, k_odd = index_keys(pool_ptr, row, is_entry, HALF, TILE_PAIRS, TILE_E)
+                dots = tl.dot(k_even.to(DOT), q_even)
+                dots = tl.dot(k_odd.to(DOT), q_odd, dots)
             scores = _weighted(dots, weight, TILE_E, TILE_Q, H, DOT)
             place = scores_ptr + query[None, :] * num_entries + entry[:, None]
             tl.store(place, bf16_bits(scores).to(tl.int16), mask=is_here)

@@ -48,15 +48,22 @@ def main_keys(bytes_ptr, index, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TI
 
 
 @triton.jit
+def index_codes(bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr):
+    """Two FP4 numbers a byte [K, TILE_PAIRS] u8, and scales of 32 [K, TILE_PAIRS / 16] u8."""
+    present = is_row[:, None]
+    row_ptr = bytes_ptr + row[:, None] * (HALF + HALF // 16)
+    pair = tl.arange(0, TILE_PAIRS)[None, :]
+    codes = tl.load(row_ptr + pair, mask=present & (pair < HALF), other=0)
+    return codes, _load_scales(row_ptr + HALF, present, HALF // 16, TILE_PAIRS // 16)
+
+
+@triton.jit
 def index_keys(
     bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_K: tl.constexpr
 ):
     """Even and odd values, fp32 [K, TILE_PAIRS], of FP4 rows with powers of two as scales."""
-    present = is_row[:, None]
-    row_ptr = bytes_ptr + row[:, None] * (HALF + HALF // 16)
-    pair = tl.arange(0, TILE_PAIRS)[None, :]
-    values = tl.load(row_ptr + pair, mask=present & (pair < HALF), other=0)
-    scales = e8m0_value(_load_scales(row_ptr + HALF, present, HALF // 16, TILE_PAIRS // 16))
+    values, scales = index_codes(bytes_ptr, row, is_row, HALF, TILE_PAIRS)
+    scales = e8m0_value(scales)
     even = _scale_blocks(e2m1_value(values), scales, TILE_K, TILE_PAIRS // 16, 16)
     odd = _scale_blocks(e2m1_value(values >> 4), scales, TILE_K, TILE_PAIRS // 16, 16)
     return even, odd

@@ -39,7 +39,7 @@ from deepinfer.kernels.sampling.triton_bitmask import mask_kernel
 from deepinfer.kernels.sampling.triton_kernel import noise_kernel, sample_kernel
 from deepinfer.kernels.sampling.triton_penalties import penalize_kernel
 
-INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
+INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "kind::mxf4.block_scale")
 
 
 class Case(NamedTuple):
@@ -59,7 +59,7 @@ def cases(arch: int) -> dict[str, Case]:
     return {
         **_attention(arch),
         **_rows(arch),
-        **_indexer(),
+        **_indexer(arch),
         **_streams(arch),
         **_engram(),
         **_sampling(),
@@ -165,7 +165,7 @@ def _rows(arch: int) -> dict[str, Case]:
     }
 
 
-def _indexer() -> dict[str, Case]:
+def _indexer(arch: int) -> dict[str, Case]:
     score = {
         "H": 32,
         "HALF": 64,
@@ -173,6 +173,7 @@ def _indexer() -> dict[str, Case]:
         "TILE_Q": 4,
         "TILE_E": 128,
         "DOT": tl.bfloat16,
+        "SCALED": arch != 90,
     }
     select = {"BITS": 16, "UPPER_TILE": 8192, "TILE": 8192, "SEGMENT": 16, "HAS_UPPER": True}
     select |= {"HAS_PARENTS": False, "HAS_VISIBLE": True}

@@ -48,3 +48,5 @@ def test_kernels_compile(arch: int, target: str, instruction: str, names: list[s
     for name in {"attention", "index_scores", "mix"} & compiled.keys():
         assert compiled[name][instruction] > 0, name
         assert compiled[name]["mma.sync"] == 0, name
+    if arch != 90:
+        assert compiled["index_scores"]["kind::mxf4.block_scale"] > 0, "FP4 as it is"

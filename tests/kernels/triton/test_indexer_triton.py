@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.errors import TensorError
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.indexer import triton_select
 from deepinfer.kernels.indexer.listed import pool_rows_reference
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
@@ -48,8 +49,8 @@ def _paged(
     }
 
 
-def _check(case: dict[str, Tensor | int]) -> None:
-    actual = paged_index_scores_triton(**case)
+def _check(case: dict[str, Tensor | int], path: MatrixPath) -> None:
+    actual = paged_index_scores_triton(**case, path=path)
     expected = paged_index_scores_reference(**case)
     hidden = torch.arange(actual.shape[1], device=actual.device) >= case["num_visible"][:, None]
     actual = actual.masked_fill(hidden, -torch.inf)
@@ -69,15 +70,32 @@ def _check(case: dict[str, Tensor | int]) -> None:
     ],
 )
 @pytest.mark.parametrize("per_block", [24, 64])
+@pytest.mark.parametrize("path", [MatrixPath.DECODED, MatrixPath.SCALED])
 def test_scores(
     requests: list[int],
     heads: int,
     width: int,
     entries: int,
     per_block: int,
+    path: MatrixPath,
     device: torch.device,
 ) -> None:
-    _check(_paged(device, requests, heads, width, entries, per_block))
+    """A GPU without block-scaled products decodes their operands by itself."""
+    _check(_paged(device, requests, heads, width, entries, per_block), path)
+
+
+def test_scores_of_either_product_have_the_same_bits(device: torch.device) -> None:
+    """Scales of a row up to 2 ** 8 apart, and rows of zeros."""
+    case = _paged(device, [0, 0, 1, 0, 2], 32, 128, 200)
+    for rows in (case["query_rows"], case["pool"]):
+        rows[..., 64:] += torch.randint(-4, 5, rows[..., 64:].shape, device=device).byte()
+        rows[-1] = 0
+    is_seen = torch.arange(200, device=device) < case["num_visible"][:, None]
+    decoded, scaled = (
+        paged_index_scores_triton(**case, path=path)[is_seen]
+        for path in (MatrixPath.DECODED, MatrixPath.SCALED)
+    )
+    assert_bitwise_equal(scaled, decoded)
 
 
 def test_scores_without_queries_or_entries(device: torch.device) -> None:
