@@ -10,11 +10,10 @@ from torch import Tensor
 
 from deepinfer.engine.cache.kv_cache import KVCache, ring_size
 from deepinfer.engine.execution.batch import DraftOutput
-from deepinfer.kernels.dspark import confidence_logits, markov_logits
+from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.gemm import Weight, fp32_linear, native_weight, quantized_linear
 from deepinfer.kernels.hyper_connection import collapse_streams
 from deepinfer.kernels.norm import rms_norm
-from deepinfer.kernels.numeric import sigmoid
 
 from .block import Block
 from .layer_tensors import LayerTensors
@@ -101,20 +100,20 @@ class DraftModel:
         base = fp32_linear(normed.transpose(0, 1).flatten(0, 1), self.head)
         base = torch.unflatten(base, 0, (depth, len(hidden)))
         previous = anchor_token_ids
-        ids, kept, embedded = [], [], []
+        ids, kept = [], []
         for step in range(depth):
-            embedded.append(self.markov_embed[previous])
-            logits = markov_logits(base[step], embedded[-1], self.markov_head)
+            logits = markov_logits(base[step], self.markov_embed[previous], self.markov_head)
             previous = sample(logits, positions + 1 + step)
             ids.append(previous)
             if keeps_logits:
                 kept.append(logits)
-        markov = torch.stack(embedded, dim=1)
-        confidence = confidence_logits(hidden.flatten(0, 1), markov.flatten(0, 1), self.confidence)
+        drafts = torch.stack(ids, dim=1)
         return DraftOutput(
-            token_ids=torch.stack(ids, dim=1),
+            token_ids=drafts,
             logits=torch.stack(kept, dim=1) if keeps_logits else None,
-            confidence=sigmoid(confidence).view(hidden.shape[:2]),
+            confidence=draft_confidence(
+                hidden, anchor_token_ids, drafts, self.markov_embed, self.confidence
+            ),
         )
 
     def _block_hidden(

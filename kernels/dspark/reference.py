@@ -1,4 +1,7 @@
-"""Draft heads in plain torch: the specification.  R requests, V vocabulary, r Markov rank."""
+"""Confidence of drafts in plain torch: the specification.
+
+R requests, n drafts each, d width, V vocabulary, r Markov rank.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear
+from deepinfer.kernels.numeric import sigmoid
 
 
-def markov_logits_reference(base_logits: Tensor, previous: Tensor, head: Weight) -> Tensor:
-    """Base logits corrected by the token before: [R, V] f32, previous [R, r] bf16, head [V, r]."""
-    return fp32_linear(previous, head, addend=base_logits)
+def draft_confidence_reference(
+    hidden: Tensor, anchors: Tensor, drafts: Tensor, embed: Tensor, proj: Weight
+) -> Tensor:
+    """The chance that each draft is accepted, given that those before it are.
 
-
-def confidence_logits_reference(hidden: Tensor, previous: Tensor, proj: Weight) -> Tensor:
-    """Logit of the chance that a draft is accepted, given that those before it are.
-
-    Shapes: hidden [N, d] bf16 (before the final norm), previous [N, r] bf16: Markov embedding of
-    the token before; proj [1, d + r]; returns [N] f32.  Raises: TensorError.
+    Shapes: hidden [R, n, d] bf16 (before the final norm), anchors [R] i64, drafts [R, n] i64, embed
+    [V, r] bf16 (Markov embedding; a draft's row is that of the token before it), proj [1, d + r];
+    returns [R, n] f32.  Raises: TensorError.
     """
-    if len(hidden) != len(previous) or len(proj.values) != 1:
+    if len(proj.values) != 1 or drafts.shape != hidden.shape[:2] or len(anchors) != len(drafts):
         raise TensorError(
-            f"previous, proj: expected {len(hidden)} rows and 1, found {len(previous)} and "
-            f"{len(proj.values)}"
+            f"proj, drafts, anchors: expected 1 row, {list(hidden.shape[:2])} and [{len(hidden)}], "
+            f"found {len(proj.values)}, {list(drafts.shape)} and {list(anchors.shape)}"
         )
-    return fp32_linear(torch.cat([hidden, previous], dim=-1), proj)[:, 0]
+    previous = torch.cat([anchors[:, None], drafts[:, :-1]], dim=1)
+    rows = torch.cat([hidden, embed[previous]], dim=-1)
+    return sigmoid(fp32_linear(rows.flatten(0, 1), proj)).view(drafts.shape)

@@ -24,6 +24,7 @@ from deepinfer.kernels.ascend.environment import worker_environment
 from deepinfer.kernels.attention import sparse_attention
 from deepinfer.kernels.compile_pool import compile_all
 from deepinfer.kernels.compile_task import task_of
+from deepinfer.kernels.dspark import draft_confidence
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import Weight, fp32_linear, grouped_linear, quantized_linear
 from deepinfer.kernels.hyper_connection import Entrance, Entry, HyperMix, Mixer, advance_streams
@@ -64,7 +65,8 @@ def cases() -> dict[str, Callable[[], Results]]:
     """Every family's cases on operands that are the same in each process."""
     torch.manual_seed(0)
     families = (
-        _attention, _row_cases, _linears, _expert_cases, _streams, _index_cases, _engram, _sampling,
+        _attention, _row_cases, _linears, _expert_cases, _streams, _index_cases, _engram, _drafts,
+        _sampling,
     )  # fmt: skip
     return {name: case for family in families for name, case in family().items()}
 
@@ -159,6 +161,12 @@ def _engram() -> dict[str, Callable[[], Results]]:
             engram_gate(streams, key_value, weights[0], weights[1]),
         ]
     }
+
+
+def _drafts() -> dict[str, Callable[[], Results]]:
+    anchors, drafts = torch.tensor([3, -1]), torch.tensor([[5, 0, 6], [1, -1, 2]])
+    hidden, embed, proj = _rows(2, 3, 128), _rows(7, 32), Weight(_rows(1, 160))
+    return {"confidence": lambda: draft_confidence(hidden, anchors, drafts, embed, proj)}
 
 
 def _sampling() -> dict[str, Callable[[], Results]]:

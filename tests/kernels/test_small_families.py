@@ -7,7 +7,7 @@ import torch
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram import hash_multipliers
 from deepinfer.kernels.compressor import pool_pairs
-from deepinfer.kernels.dspark import confidence_logits, markov_logits
+from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.engram import engram_gate, engram_hash, engram_lookup
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
@@ -100,8 +100,13 @@ def test_draft_heads():
     )
     expected = base.double() + previous.double() @ head.values.double().t()
     assert_close(markov_logits(base, previous, head).double(), expected, atol=1e-5, rtol=1e-5)
-    hidden = normal(5, 16, seed=12).bfloat16()
-    joined = torch.cat([hidden, previous], -1).double()
-    out = confidence_logits(hidden, previous, proj)
-    assert_close(out.double(), joined @ proj.values[0].double(), atol=1e-5, rtol=1e-5)
-    assert_bitwise_equal(confidence_logits(hidden[4:], previous[4:], proj), out[4:])
+    hidden, embed = normal(5, 3, 16, seed=12).bfloat16(), normal(7, 8, seed=13).bfloat16()
+    anchors, drafts = torch.tensor([6, 0, 1, 2, 3]), torch.arange(15).view(5, 3) % 7
+    out = draft_confidence(hidden, anchors, drafts, embed, proj)
+    for place, token in ((0, 6), (1, 0), (2, 1)):  # of the first request; what came before each
+        joined = torch.cat([hidden[0, place], embed[token]]).double()
+        expected = torch.sigmoid(joined @ proj.values[0].double())
+        assert_close(out[0, place].double(), expected, atol=1e-5, rtol=1e-5)
+    assert_bitwise_equal(
+        draft_confidence(hidden[4:], anchors[4:], drafts[4:], embed, proj), out[4:]
+    )

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.dspark import confidence_logits, markov_logits
+from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.gemm import (
     Weight,
     fp32_linear,
@@ -108,10 +108,19 @@ def draft_heads(
         "bf16",
     )
     rows, inputs = requests * _DRAFTS, width + _MARKOV
-    hidden, previous = random_rows(rows, width), random_rows(rows, _MARKOV)
+    hidden = random_rows(rows, width).view(requests, _DRAFTS, width)
+    tokens = torch.randint(0, vocabulary, (requests, 1 + _DRAFTS), device="cuda")
+    embed, proj = random_rows(vocabulary, _MARKOV), random_weight("bf16", 1, inputs)
     yield KernelCase(
         f"confidence, {rows} rows",
-        partial(confidence_logits, hidden, previous, random_weight("bf16", 1, inputs)),
+        partial(
+            draft_confidence,
+            hidden,
+            tokens[:, 0].contiguous(),
+            tokens[:, 1:].contiguous(),
+            embed,
+            proj,
+        ),
         2 * rows * inputs,
         2 * (rows + 1) * inputs + 4 * rows,
         "bf16",

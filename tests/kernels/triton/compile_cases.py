@@ -17,6 +17,7 @@ import triton.language as tl
 from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.compressor.triton_kernel import pool_kernel
+from deepinfer.kernels.dspark.triton_kernel import confidence_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
 from deepinfer.kernels.exchange.triton_arrivals import gather_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
@@ -257,7 +258,10 @@ def _engram() -> dict[str, Case]:
 
 
 def _sampling() -> dict[str, Case]:
+    confidence = {"PAIRS": 2560, "RANK_PAIRS": 128, "WEIGHT_BF16": True}
+    confidence |= {"TILE": 1024, "RANK_TILE": 128}
     return {
+        "confidence": Case(confidence_kernel, "*i32 *i64 *i64 *i32 *i32 *fp32 i32 i32", confidence),
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
         "noise": Case(noise_kernel, "*i64 *i64 *fp32 i32", {"TILE": 1024}, 8, fp_fusion=False),
         "penalties": Case(

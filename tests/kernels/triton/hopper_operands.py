@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.attention.gluon_launch import sparse_attention_gluon
-from deepinfer.kernels.dspark import confidence_logits, markov_logits
+from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.gluon_grouped_launch import grouped_linear_gluon
@@ -170,9 +170,15 @@ def streams_and_drafts() -> Iterator[Entry]:
         )  # fmt: skip
     yield (
         "confidence",
-        lambda hidden, previous, proj: confidence_logits(hidden, previous, Weight(proj)),
-        {"hidden": new(BF16, 6, 256), "previous": new(BF16, 6, 64), "proj": new(BF16, 1, 320)},
-        {},
+        lambda proj, **rest: draft_confidence(**rest, proj=Weight(proj)),
+        {
+            "hidden": new(BF16, 2, 3, 256),
+            "anchors": new(I64, 2),
+            "drafts": new(I64, 2, 3),
+            "embed": new(BF16, 9, 64),
+            "proj": new(BF16, 1, 320),
+        },
+        {"embed": (0,)},
     )
 
 

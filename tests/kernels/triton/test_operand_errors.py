@@ -21,6 +21,7 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.attention.triton_kernel import sparse_attention_triton
 from deepinfer.kernels.compressor.triton_kernel import pool_tokens_triton
+from deepinfer.kernels.dspark.triton_kernel import draft_confidence_triton
 from deepinfer.kernels.engram import triton_kernel as engram
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm import triton_kernel as gemm
@@ -289,6 +290,18 @@ def _tokens() -> Iterator[tuple[str, Entry]]:
         "q_weight": _new(BF16, 4, 64), "k_weight": _new(BF16, 4, 64),
     }  # fmt: skip
     yield "engram gate", Entry(engram.engram_gate_triton, gated)
+    drafted = {
+        "hidden": _new(BF16, 2, 3, 64), "anchors": _new(I64, 2), "drafts": _new(I64, 2, 3),
+        "embed": _new(BF16, 9, 16), "proj": _new(BF16, 1, 80),
+    }  # fmt: skip
+    yield (
+        "confidence",
+        Entry(
+            lambda proj, **t: draft_confidence_triton(**t, proj=Weight(proj)),
+            drafted,
+            {"embed": (0,)},
+        ),
+    )
     summed = {"rows": _new(BF16, 6, 64), "row": _new(I32, 6)}
     yield (
         "sums",
