@@ -114,7 +114,7 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         f"about {seconds(found.load_s + found.answer_s)}: {seconds(found.load_s)} to load, "
         f"{seconds(found.answer_s)} to answer ({count(round(found.answer_tokens_per_s))} tokens/s)",
     )
-    if found.num_lengths is not None:
+    if found.num_lengths:  # draws of lengths that are all a guess would agree and mean nothing
         low, high = (seconds(found.load_s + s) for s in (found.answer_low_s, found.answer_high_s))
         yield (
             "range",

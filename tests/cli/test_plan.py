@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -16,7 +17,7 @@ from deepinfer.engine.scheduling.answer_lengths import AnswerLengths
 from deepinfer_cli.main import main
 from deepinfer_cli.plan.estimate import _fitting, _spread
 from deepinfer_cli.plan.plan import Plan
-from deepinfer_cli.plan.table import print_plan
+from deepinfer_cli.plan.table import plan_lines, print_plan
 from deepinfer_cli.typed_json import from_json, to_json
 
 _PREFIX = "Once upon a time there was a small dog who liked the sea very much indeed. " * 12
@@ -92,6 +93,11 @@ def test_words_fit_the_terminal_and_say_what_json_says(
         assert "will fail" in words and "unknown_kind 1, first in line 8" in words
         assert re.search(r"steps about \d+: \d+ of prefill, \d+ of decode", words)
         assert re.search(r"measured by [1-5] of 5 rows, run here for [\d.]+ m?s", words)
+    assert plan.estimate is not None
+    for num in (0, 1):  # lengths that are all a guess have no range
+        estimate = dataclasses.replace(plan.estimate, num_lengths=num)
+        told = dict(plan_lines(dataclasses.replace(plan, estimate=estimate)))
+        assert ("known from 1 answer;" in told.get("range", "")) == ("range" in told) == (num == 1)
 
 
 def test_without_calibration_nothing_is_loaded(
