@@ -100,6 +100,13 @@ SLIM = SlimTile(Speed(1, 0.325, 1.0))
 _SWIGLU_US = 2.5 / 3.5e6  # of a gate or an up: 2.5 bytes at 3.5 TB/s
 # By form of the weight: for up to 16 rows, and for more.
 _FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
+# For many experts with up to so many rows each, at random: a second tile of an expert costs as much
+# as the first, and rows that only fill a tile are copied as well.  Measured with 48 and 384.
+_MANY_EXPERTS = 48
+_ROWS_OF_EXPERTS = {
+    1: ((9, NarrowTile(16, 3, Speed(3, 0.76, 0.5))), (22, NarrowTile(32, 3, Speed(3, 0.78, 0.5)))),
+    2: ((10, _FEW_ROWS[2]), (28, NarrowTile(32, 2, Speed(6, 0.86, 0.5)))),
+}
 _MORE_ROWS: dict[int, tuple[Tile, ...]] = {
     1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8, TRIPLE),
     2: (NarrowTile(64, 2, Speed(4, 0.70, 0.5)), NarrowTile(128, 2, Speed(2, 0.61, 0.5)), WIDE_FP4),
@@ -109,12 +116,19 @@ _ALONE = NarrowTile(64, 3, Speed(1, 0.27, 0.5))
 _MOST_EMPTY = 32  # rows of a slim tile beyond those of x: with more it was slower than narrow ones
 
 
-def hopper_tile(weight: HopperWeight, rows: int, group_columns: int = 0) -> Tile:
+def hopper_tile(
+    weight: HopperWeight, rows: int, group_columns: int = 0, *, sends: bool = False
+) -> Tile:
     """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations:
     as many each, and at random, count the same.
 
-    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.
+    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.  ``sends``:
+    results go to other GPUs, where tiles of 32 rows have not been measured.
     """
+    if weight.members >= _MANY_EXPERTS and not sends:
+        for most, tile in _ROWS_OF_EXPERTS[weight_form(weight)]:
+            if rows <= most:
+                return tile
     at_once = multiprocessors(weight.values.device)
     sizes = weight.num_rows, weight.k
     form = weight_form(weight)

@@ -71,6 +71,8 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
     "name, tokens",
     [
         ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
+        ("narrow fp4 x 32", 32), ("narrow fp8 x 32", 32), ("narrow gated fp4 x 32", 32),
+        ("narrow gated fp8 x 32", 32),
         ("narrow fp4 x 128", 128), ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128),
         ("narrow gated fp4 x 16", 16), ("narrow gated fp4 x 64", 64),
         ("wide fp8 192 x 128", 128),
@@ -281,7 +283,14 @@ def _add_narrow(add: Add) -> None:
     from deepinfer.kernels.gemm import gluon_narrow
 
     alike = {"GROUP_COLUMNS": 0, "ONCE": True}
-    for form, tokens, stages in [(2, 16, 2), (2, 64, 2), (2, 128, 2), (1, 64, 3)]:
+    for form, tokens, stages in [
+        (2, 16, 2),
+        (2, 32, 2),
+        (2, 64, 2),
+        (2, 128, 2),
+        (1, 32, 3),
+        (1, 64, 3),
+    ]:
         rows = [descriptor("fp8e4nv", tokens, 256), descriptor("fp32", 2, tokens)]
         w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
         ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32", "*i64"]

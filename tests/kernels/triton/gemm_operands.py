@@ -17,8 +17,8 @@ from deepinfer.kernels.gemm.hopper_tile import (
 
 CUDA = torch.device("cuda")
 _SPEED = Speed(1, 1.0, 1.0)
-FP8_TILES = (NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8, TRIPLE)
-FP4_TILES = (NarrowTile(64, 2, _SPEED), NarrowTile(128, 2, _SPEED), WIDE_FP4)
+FP8_TILES = (NarrowTile(32, 3, _SPEED), NarrowTile(64, 3, _SPEED), WIDE_FP8, SQUARE_FP8, TRIPLE)
+FP4_TILES = (*(NarrowTile(rows, 2, _SPEED) for rows in (32, 64, 128)), WIDE_FP4)
 
 
 def random_fp8(n: int, k: int) -> Weight:

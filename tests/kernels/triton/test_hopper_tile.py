@@ -9,6 +9,17 @@ from deepinfer.kernels.gemm import HopperWeight, hopper_tile
 from deepinfer.kernels.gemm.k_order import KOrder
 
 
+def _weight(members: int, n: int, k: int, is_fp4: bool) -> HopperWeight:
+    dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
+    return HopperWeight(
+        values=torch.empty(members * n, width, dtype=dtype, device="meta"),
+        steps=torch.empty(1, device="meta") if is_fp4 else None,
+        factors=torch.empty(members * n + 256, device="meta"),
+        members=members,
+        order=KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
+    )
+
+
 @pytest.mark.parametrize(
     "members, n, k, is_fp4, rows, tile",
     [
@@ -35,7 +46,13 @@ from deepinfer.kernels.gemm.k_order import KOrder
         (6, 4608, 5120, False, 512, (192, 128)),
         (48, 4608, 5120, False, 192, (192, 128)),
         (6, 4608, 5120, False, 1536, (128, 128)),
+        (48, 4608, 5120, False, 9, (16, 64)),
+        (48, 4608, 5120, False, 22, (32, 64)),
+        (48, 4608, 5120, False, 23, (64, 64)),
         (6, 4608, 5120, True, 16, (16, 64)),
+        (48, 4608, 5120, True, 10, (16, 64)),
+        (48, 4608, 5120, True, 28, (32, 64)),
+        (48, 4608, 5120, True, 29, (64, 64)),
         (6, 4608, 5120, True, 64, (64, 64)),
         (48, 4608, 5120, True, 64, (64, 64)),
         (48, 4608, 5120, True, 96, (128, 64)),
@@ -50,13 +67,15 @@ def test_tile_of_a_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(hopper_tile, "multiprocessors", lambda device: 132)
-    dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
-    weight = HopperWeight(
-        values=torch.empty(members * n, width, dtype=dtype, device="meta"),
-        steps=torch.empty(1, device="meta") if is_fp4 else None,
-        factors=torch.empty(members * n + 256, device="meta"),
-        members=members,
-        order=KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
-    )
-    chosen = hopper_tile.hopper_tile(weight, rows)
+    chosen = hopper_tile.hopper_tile(_weight(members, n, k, is_fp4), rows)
     assert (chosen.rows, chosen.columns) == tile
+
+
+@pytest.mark.parametrize("is_fp4", [False, True])
+def test_results_for_other_gpus_leave_tiles_as_they_were_measured(
+    is_fp4: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper_tile, "multiprocessors", lambda device: 132)
+    weight = _weight(48, 4608, 5120, is_fp4)
+    tiles = [hopper_tile.hopper_tile(weight, rows, sends=True).rows for rows in (16, 17)]
+    assert tiles == [16, 64]
