@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepinfer.kernels.dspark import verify_drafts
 from deepinfer.kernels.rehearsal import Launch, PretendedDevice, pretend, rehearse
-from deepinfer.kernels.sampling import exponential_noise, mask_logits, penalize_logits, sample
+from deepinfer.kernels.sampling import mask_logits, penalize_logits, sample
 
 from .cache.kv_cache import KVCache
 from .checkpoint.safetensors_file import MAP_NORESERVE
@@ -177,8 +178,8 @@ def _draw(logits: Tensor, positions: Tensor) -> Tensor:
     penalize_logits(
         logits, zeros, zeros, zeros[None, :], marks, torch.zeros(1, 3, device=logits.device)
     )
-    for width in (1, logits.shape[1]):  # what rejection sampling asks for
-        exponential_noise(zeros, positions, width)
+    draft, one, zero = logits[:1, None].contiguous(), ones[:1], zeros[:1]
+    verify_drafts(logits, draft, zero[:, None], zero, zero, one, one, zero, one, zero, positions)
     return sample(logits, ones, ones, zeros, ones, zeros, positions)
 
 

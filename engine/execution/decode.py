@@ -15,13 +15,13 @@ from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.engine.speculation.calibration import Calibration
 from deepinfer.engine.speculation.draft_planner import DraftPlanner, VerifyAll
 from deepinfer.engine.speculation.dspark import accepted_tokens
-from deepinfer.engine.speculation.rejection import rejection_tokens, sampling_probs
 from deepinfer.engine.speculation.step_profile import step_clock
+from deepinfer.kernels.dspark import verify_drafts
 
 from .decode_stages import DecodeResult, DraftBlock, DrawnDecode, LaunchedDecode, PlannedDecode
 from .decode_step import DecodeStep
 from .drafter import Drafter
-from .staging import Returned
+from .staging import Returned, send
 from .step_tokens import choose_drafts
 from .turns import TakesTurns
 
@@ -115,9 +115,10 @@ class DecodeWorker:
             self.drafter.planner.look_ahead(step.plan.batch.num_drafts)
         tokens = _split(step.returned.tolist(), counts)
         if block is not None:
+            is_usable = [min(ids) >= 0 for ids in tokens]
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
             if self.rejects:
-                drawn = self._reject(step, tokens)
+                drawn = self._reject(step, tokens, is_usable)
             if not self.drafter.is_ahead:
                 self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
@@ -159,32 +160,53 @@ class DecodeWorker:
             plan=plan, output=output, used=output.logits, drawn=drawn, returned=drawn_back
         )
 
-    def _reject(self, step: DrawnDecode, tokens: list[list[int]]) -> Tensor:
+    def _reject(
+        self, step: DrawnDecode, tokens: list[list[int]], is_usable: Sequence[bool]
+    ) -> Tensor:
         """Replace ``tokens`` of the requests that draw at random by those that rejection gives;
         returns the drawn tokens [N] i64 with them.
 
         Greedy requests need no chance, and a constraint cuts drafts by what they are, which
-        rejection does not allow for: both keep their tokens.
+        rejection does not allow for: both keep their tokens, as do requests without usable logits.
         """
-        states, block, logits = step.plan.batch.states, step.plan.block, step.used
-        slots, positions = step.output.slots, step.output.positions
-        drawn = step.drawn.clone()
+        block, counts = step.plan.block, step.plan.counts
         assert block is not None and block.logits is not None
-        first = 0
-        for row, (state, drafts) in enumerate(zip(states, block.token_ids, strict=True)):
-            rows = slice(first, first + len(drafts) + 1)
-            first = rows.stop
-            is_free = state.request.sampling.temperature > 0 and state.constraint is None
-            if not drafts or not is_free or bool((drawn[rows] < 0).any()):
-                continue
-            params = self.sampler.params(slots[rows])
-            target = sampling_probs(logits[rows], params)
-            own = self.sampler.params(slots[rows][:-1])
-            draft = sampling_probs(block.logits[row, : len(drafts)], own)
-            new = rejection_tokens(drafts, draft, target, params.seeds, positions[rows])
-            tokens[row] = new
-            drawn[first - len(drafts) - 1 :][: len(new)] = torch.tensor(new, device=drawn.device)
+        lens = [
+            len(ids) if usable and _is_free(state) else 0
+            for state, ids, usable in zip(
+                step.plan.batch.states, block.token_ids, is_usable, strict=True
+            )
+        ]
+        if not any(lens):
+            return step.drawn
+        depth = block.logits.shape[1]
+        first = (np.cumsum(counts) - counts).tolist()
+        ids = [[*ids, *[0] * (depth - len(ids))] for ids in block.token_ids]
+        rows = [[*row, *more] for row, *more in zip(ids, first, lens, strict=True)]
+        sent = send(rows, step.drawn.device)
+        starts = sent[:, depth].contiguous()
+        row = self.sampler.params(step.output.slots[starts])
+        verified = verify_drafts(
+            step.used, block.logits.contiguous(), sent[:, :depth].contiguous(), starts,
+            sent[:, depth + 1].contiguous(), row.temperature, row.top_p, row.top_k, row.min_p,
+            row.seeds, step.output.positions,
+        )  # fmt: skip
+        places: list[int] = []
+        new: list[int] = []
+        for number, (num_kept, token) in enumerate(verified.tolist()):
+            if lens[number]:
+                tokens[number] = [*block.token_ids[number][:num_kept], token]
+                places += range(first[number], first[number] + num_kept + 1)
+                new += tokens[number]
+        drawn = step.drawn.clone()
+        at, values = send([places, new], drawn.device)
+        drawn[at] = values
         return drawn
+
+
+def _is_free(state: RequestState) -> bool:
+    """Whether a request's drafts may be verified by rejection."""
+    return state.request.sampling.temperature > 0 and state.constraint is None
 
 
 def can_follow(states: Sequence[RequestState]) -> bool:

@@ -1,11 +1,11 @@
-"""Heads of the draft stages: Markov correction and confidence.
+"""Draft stages: Markov correction, confidence, and verification by rejection.
 
-Verification needs no kernel here: drafts and target draw with the same noise, in one launch of
-``kernels/sampling`` each, and the host, which reads both, compares them.  Rejection, off by
-default, is plain torch in ``engine/speculation/rejection.py``.
+Where drafts and target draw with the same noise, verification needs none of this: the host, which
+reads both, compares them.
 """
 
 from __future__ import annotations
 
 from .dispatch import draft_confidence as draft_confidence
 from .dispatch import markov_logits as markov_logits
+from .dispatch import verify_drafts as verify_drafts

@@ -1,4 +1,4 @@
-"""Draft heads on the device of their tensors."""
+"""Draft heads and verification on the device of their tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from deepinfer.kernels.gemm import Weight, fp32_linear
 from deepinfer.kernels.placement import on_accelerator
 
 from .reference import draft_confidence_reference
+from .verify_reference import verify_drafts_reference
 
 
 def markov_logits(base_logits: Tensor, previous: Tensor, head: Weight) -> Tensor:
@@ -27,3 +28,26 @@ def draft_confidence(
 
         return draft_confidence_triton(hidden, anchors, drafts, embed, proj)
     return draft_confidence_reference(hidden, anchors, drafts, embed, proj)
+
+
+def verify_drafts(
+    target: Tensor,
+    draft: Tensor,
+    token_ids: Tensor,
+    first: Tensor,
+    lens: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """See ``verify_drafts_reference``."""
+    blocks = (target, draft, token_ids, first, lens)
+    params = (temperature, top_p, top_k, min_p, seeds, positions)
+    if on_accelerator(target):
+        from .triton_verify import verify_drafts_triton
+
+        return verify_drafts_triton(*blocks, *params)
+    return verify_drafts_reference(*blocks, *params)

@@ -66,8 +66,8 @@ def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) 
 def noise_kernel(seeds_ptr, positions_ptr, noise_ptr, vocab_size, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    word = _row_word(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
-    noise = _exponential(word, token)
+    word = row_word(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+    noise = exponential(word, token)
     tl.store(noise_ptr + row * vocab_size + token, noise, mask=token < vocab_size)
 
 
@@ -82,7 +82,7 @@ def sample_kernel(
     if temperature == 0.0:
         chosen = _first_best(logits, vocab_size, TILE)
     else:
-        word = _row_word(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+        word = row_word(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
         chosen = _draw(
             logits, temperature, tl.load(top_p_ptr + row), tl.load(top_k_ptr + row),
             tl.load(min_p_ptr + row), word, vocab_size, TILE, TILES,
@@ -132,7 +132,7 @@ def _draw(
             )
             is_searching = 0
             if is_filtered:
-                count, above, total = _more_likely(
+                count, above, total = more_likely(
                     logits, best, temperature, weight, vocab_size, TILE
                 )
                 is_dropped = (top_k > 0) & (count >= top_k)
@@ -185,8 +185,8 @@ def _winner(
     while bound > threshold:
         at = tl.min(tl.where(bounds == bound, tile, TILES), 0)
         token = at * TILE + tl.arange(0, TILE)
-        weight = _weights(logits, token, best, temperature, vocab_size)
-        score = tl.div_rn(weight, _exponential(word, token))
+        weight = token_weights(logits, token, best, temperature, vocab_size)
+        score = tl.div_rn(weight, exponential(word, token))
         score = tl.where((weight > floor) & (token < vocab_size), score, -1.0)
         tile_score = tl.max(score, 0)
         tile_token = tl.min(tl.where(score == tile_score, token, 2147483647), 0)
@@ -204,7 +204,7 @@ def _winner(
 
 
 @triton.jit
-def _weights(logits, token, best, temperature, vocab_size):
+def token_weights(logits, token, best, temperature, vocab_size):
     """Unnormalised probabilities, 1 at the best; several infinite logits share them."""
     x = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
     finite = tl.exp(tl.div_rn(x - best, temperature + tl.zeros_like(x)))
@@ -213,13 +213,13 @@ def _weights(logits, token, best, temperature, vocab_size):
 
 
 @triton.jit
-def _more_likely(logits, best, temperature, weight, vocab_size, TILE: tl.constexpr):
+def more_likely(logits, best, temperature, weight, vocab_size, TILE: tl.constexpr):
     """How many tokens are likelier than ``weight``, their weights' sum, and the sum of all."""
     count = tl.zeros([TILE], tl.int32)
     above = tl.zeros([TILE], tl.float32)
     total = tl.zeros([TILE], tl.float32)
     for first in range(0, vocab_size, TILE):
-        weights = _weights(logits, first + tl.arange(0, TILE), best, temperature, vocab_size)
+        weights = token_weights(logits, first + tl.arange(0, TILE), best, temperature, vocab_size)
         is_above = weights > weight
         count += is_above.to(tl.int32)
         above += tl.where(is_above, weights, 0.0)
@@ -228,7 +228,7 @@ def _more_likely(logits, best, temperature, weight, vocab_size, TILE: tl.constex
 
 
 @triton.jit
-def _row_word(seed, position):
+def row_word(seed, position):
     """Output number ``position`` of SplitMix64 started at ``seed``, i64."""
     x = seed + (position + 1) * -7046029254386353131
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
@@ -237,7 +237,7 @@ def _row_word(seed, position):
 
 
 @triton.jit
-def _exponential(word, token):
+def exponential(word, token):
     """Exponential variables of mean 1 of tokens, from the row's 64-bit word."""
     negative = _hash(word, token).to(tl.float32) * -4.6566125955216364e-10 - 2.3283064365386963e-10
     return -_log1p(negative)

@@ -10,6 +10,8 @@ from typing import Any
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _UNPLANNED = {
+    # Noise by itself: the kernels that draw and verify make their own.
+    "noise_kernel",
     # Experts of several ranks: one rank leaves this sum to the next block.
     "_sum_kernel",
     # The streams' product with the mixing weights, and their end: SM90 has others.

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.engine.config import EngineConfig
-from deepinfer.engine.sampling.sampler import RowParams
-from deepinfer.engine.speculation.rejection import rejection_tokens, sampling_probs
 from deepinfer.errors import ConfigError
+from deepinfer.kernels.dspark.verify_reference import drawn_probs, verify_drafts_reference
 from deepinfer.kernels.sampling import exponential_noise, sample
 
 VOCAB = 6
@@ -31,30 +30,37 @@ def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, float]:
     return statistic, limit
 
 
-def params(rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> RowParams:
-    return RowParams(
-        temperature=torch.full((rows,), temperature),
-        top_p=torch.full((rows,), top_p),
-        min_p=torch.zeros(rows),
-        top_k=torch.full((rows,), top_k),
-        seeds=torch.arange(rows),
+def filters(
+    rows: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
+) -> tuple[Tensor, ...]:
+    """Temperature, top_p, top_k, min_p."""
+    return (
+        torch.full((rows,), temperature),
+        torch.full((rows,), top_p),
+        torch.full((rows,), top_k),
+        torch.zeros(rows),
     )
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["good drafts", "bad drafts"])
 def test_each_token_of_a_block_has_the_targets_distribution(same: bool) -> None:
     generator = torch.Generator().manual_seed(1)
-    target = torch.randn(3, VOCAB, generator=generator).softmax(-1)
-    draft = target[:2] if same else torch.randn(2, VOCAB, generator=generator).softmax(-1)
+    target = torch.randn(3, VOCAB, generator=generator)
+    draft = target[:2] if same else torch.randn(2, VOCAB, generator=generator)
     counts = torch.zeros(3, VOCAB)
+    first, lens = torch.tensor([0]), torch.tensor([2])
     for trial in range(TRIALS):
-        seeds, positions = torch.full((3,), trial * 7919 + 3), torch.arange(10, 13)
-        noise = exponential_noise(seeds[:2], positions[:2], VOCAB)
-        drafts = (draft / noise).argmax(-1).tolist()
-        for place, token in enumerate(rejection_tokens(drafts, draft, target, seeds, positions)):
+        seeds, positions = torch.full((1,), trial * 7919 + 3), torch.arange(10, 13)
+        noise = exponential_noise(seeds.expand(2), positions[:2], VOCAB)
+        drafts = (draft.softmax(-1) / noise).argmax(-1)
+        verified = verify_drafts_reference(
+            target, draft[None], drafts[None], first, lens, *filters(1), seeds, positions
+        )
+        num_kept, last = verified[0].tolist()
+        for place, token in enumerate([*drafts[:num_kept].tolist(), last]):
             counts[place, token] += 1
     for place in range(3):
-        statistic, limit = chi_square(counts[place], target[place])
+        statistic, limit = chi_square(counts[place], target[place].softmax(-1))
         assert statistic < limit
     if same:
         assert counts[2].sum() == TRIALS
@@ -66,20 +72,16 @@ def test_probabilities_are_those_that_tokens_are_drawn_with(
     temperature: float, top_p: float, top_k: int, seed: int
 ) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)).expand(800, VOCAB)
-    row = params(800, temperature, top_p, top_k)
-    probs = sampling_probs(logits, row)
+    row, seeds = filters(800, temperature, top_p, top_k), torch.arange(800)
+    probs = drawn_probs(logits, *row)
     torch.testing.assert_close(probs.sum(-1), torch.ones(800))
-    drawn = sample(
-        logits, row.temperature, row.top_p, row.top_k, row.min_p, row.seeds, row.seeds + seed
-    )
+    drawn = sample(logits, *row, seeds, seeds + seed)
     statistic, limit = chi_square(torch.bincount(drawn, minlength=VOCAB).float(), probs[0])
     assert statistic < 1.3 * limit
 
 
-def test_greedy_probabilities_are_one_token_and_unusable_logits_none() -> None:
-    logits = torch.tensor([[0.0, 2.0, 2.0], [0.0, float("nan"), 1.0]])
-    probs = sampling_probs(logits, params(2, temperature=0.0))
-    assert probs.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+def test_unusable_logits_have_no_probabilities() -> None:
+    assert not drawn_probs(torch.tensor([[0.0, float("nan"), 1.0]]), *filters(1)).any()
 
 
 def test_the_engine_draws_second_tokens_as_without_drafts() -> None:

@@ -18,6 +18,7 @@ from deepinfer.kernels.aot import compile_kernel
 from deepinfer.kernels.attention.triton_kernel import attention_kernel, combine_kernel
 from deepinfer.kernels.compressor.triton_kernel import pool_kernel
 from deepinfer.kernels.dspark.triton_kernel import confidence_kernel
+from deepinfer.kernels.dspark.triton_verify import kept_kernel, verify_kernel
 from deepinfer.kernels.engram.triton_kernel import gate_kernel, hash_kernel, lookup_kernel
 from deepinfer.kernels.exchange.triton_arrivals import gather_kernel
 from deepinfer.kernels.exchange.triton_kernel import (
@@ -262,6 +263,20 @@ def _sampling() -> dict[str, Case]:
     confidence |= {"TILE": 1024, "RANK_TILE": 128}
     return {
         "confidence": Case(confidence_kernel, "*i32 *i64 *i64 *i32 *i32 *fp32 i32 i32", confidence),
+        "kept": Case(
+            kept_kernel,
+            "*fp32 *fp32 *fp32 *i64 *fp32 *i64 *fp32 i32 i32 i32",
+            {"TILE": 1024},
+            8,
+            fp_fusion=False,
+        ),
+        "verify": Case(
+            verify_kernel,
+            "*fp32 *fp32 *fp32 *fp32 *fp32 *i64 *i64 *i64 *i64 *i64 *i64 *i64 i32 i32 i32",
+            {"TILE": 1024},
+            8,
+            fp_fusion=False,
+        ),
         "mask": Case(mask_kernel, "*fp32 *i32 *i64 i32 i32 i32", {"WORDS": 64}),
         "noise": Case(noise_kernel, "*i64 *i64 *fp32 i32", {"TILE": 1024}, 8, fp_fusion=False),
         "penalties": Case(

@@ -1,4 +1,5 @@
-"""Confidence of drafts: Triton against the reference, and against itself in other batches."""
+"""Confidence and verification of drafts: Triton against the references, and against itself in other
+batches."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from deepinfer.kernels.dspark.reference import draft_confidence_reference
 from deepinfer.kernels.dspark.triton_kernel import draft_confidence_triton
+from deepinfer.kernels.dspark.triton_verify import verify_drafts_triton
+from deepinfer.kernels.dspark.verify_reference import drawn_probs, verify_drafts_reference
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
@@ -60,3 +63,71 @@ def test_certain_and_impossible_drafts(device: torch.device) -> None:
     hidden[0], hidden[1] = 100, -100
     out = draft_confidence_triton(hidden, anchors, drafts, embed, proj)
     assert out.tolist() == [[1, 1], [0, 0]]
+
+
+def _block(requests: int, depth: int, vocab: int, device: torch.device) -> dict[str, Tensor]:
+    """Drafts of other logits than the target's, drawn from them; half of all filters are off."""
+    generator = torch.Generator().manual_seed(requests)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator)
+
+    lens = torch.randint(0, depth + 1, (requests,), generator=generator)
+    first = (lens + 1).cumsum(0) - lens - 1
+    target = torch.randn(int((lens + 1).sum()), vocab, generator=generator) * 3
+    draft = torch.randn(requests, depth, vocab, generator=generator)
+    for request, (start, count) in enumerate(zip(first.tolist(), lens.tolist(), strict=True)):
+        draft[request, :count] = target[start : start + count] + 0.3 * draft[request, :count]
+    is_on = uniform(3, requests) < 0.5
+    filters = (
+        0.3 + uniform(requests),
+        torch.where(is_on[0], 0.3 + 0.7 * uniform(requests), 1.0),
+        torch.where(is_on[1], torch.randint(1, 9, (requests,), generator=generator), 0),
+        torch.where(is_on[2], 0.1 * uniform(requests), 0.0),
+    )
+    probs = torch.stack([drawn_probs(draft[:, place], *filters) for place in range(depth)], 1)
+    names = ("temperature", "top_p", "top_k", "min_p")
+    block = {
+        "target": target,
+        "draft": draft,
+        "token_ids": probs.flatten(0, 1).multinomial(1, generator=generator).view(-1, depth),
+        "first": first,
+        "lens": lens,
+        **dict(zip(names, filters, strict=True)),
+        "seeds": torch.randint(-(2**62), 2**62, (requests,), generator=generator),
+        "positions": torch.randint(0, 1000, (len(target),), generator=generator),
+    }
+    return {name: x.to(device) for name, x in block.items()}
+
+
+@pytest.mark.parametrize("requests, depth, vocab", [(6, 5, 300), (4, 1, 7), (5, 3, 1030)])
+def test_verification_matches_reference(
+    requests: int, depth: int, vocab: int, device: torch.device
+) -> None:
+    block = _block(requests, depth, vocab, device)
+    verified = verify_drafts_triton(**block)
+    assert_bitwise_equal(verified, verify_drafts_reference(**block))
+    gaps = block["target"].new_zeros(len(block["target"]), vocab + 9)[:, 2 : vocab + 2]
+    gaps.copy_(block["target"])
+    assert_bitwise_equal(verify_drafts_triton(**block | {"target": gaps}), verified, "gaps")
+    block["lens"][1:] = 0  # the other rows of these requests are nobody's
+    expected = verify_drafts_reference(**block)
+    assert_bitwise_equal(verify_drafts_triton(**block), expected, "fewer")
+
+
+def test_verified_requests_do_not_see_each_other(device: torch.device) -> None:
+    block = _block(4, 3, 50, device)
+    together = verify_drafts_triton(**block)
+    for request, (start, count) in enumerate(
+        zip(block["first"].tolist(), block["lens"].tolist(), strict=True)
+    ):
+        own = {name: x[request : request + 1] for name, x in block.items()}
+        for name in ("target", "positions"):
+            own[name] = block[name][start : start + count + 1]
+        own["first"] = torch.zeros_like(own["lens"])
+        assert_bitwise_equal(verify_drafts_triton(**own)[0], together[request])
+
+
+def test_no_request_is_verified(device: torch.device) -> None:
+    block = {name: x[:0] for name, x in _block(2, 3, 9, device).items()}
+    assert verify_drafts_triton(**block).shape == (0, 2)

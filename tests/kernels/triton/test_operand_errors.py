@@ -22,6 +22,7 @@ from deepinfer.errors import TensorError
 from deepinfer.kernels.attention.triton_kernel import sparse_attention_triton
 from deepinfer.kernels.compressor.triton_kernel import pool_tokens_triton
 from deepinfer.kernels.dspark.triton_kernel import draft_confidence_triton
+from deepinfer.kernels.dspark.triton_verify import verify_drafts_triton
 from deepinfer.kernels.engram import triton_kernel as engram
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm import triton_kernel as gemm
@@ -302,6 +303,13 @@ def _tokens() -> Iterator[tuple[str, Entry]]:
             {"embed": (0,)},
         ),
     )
+    verified = {
+        "target": _new(F32, 5, 40), "draft": _new(F32, 2, 3, 40), "token_ids": _new(I64, 2, 3),
+        "first": _new(I64, 2), "lens": _new(I64, 2), "temperature": _new(F32, 2),
+        "top_p": _new(F32, 2), "top_k": _new(I64, 2), "min_p": _new(F32, 2),
+        "seeds": _new(I64, 2), "positions": _new(I64, 5),
+    }  # fmt: skip
+    yield "verification", Entry(verify_drafts_triton, verified)
     summed = {"rows": _new(BF16, 6, 64), "row": _new(I32, 6)}
     yield (
         "sums",

@@ -1,0 +1,105 @@
+"""Verification by rejection in plain torch: the specification.
+
+The target's distribution from drafts of another, with fresh noise.  More drafts survive than when
+both draw with the same noise, but an answer then depends on where blocks began.
+R requests, n drafts each at most, N rows of target logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from deepinfer.errors import TensorError
+from deepinfer.kernels.sampling import exponential_noise
+
+# Streams of noise apart from the one that tokens are drawn with.
+ACCEPT_STREAM = 0x5851F42D4C957F2D
+RESIDUAL_STREAM = 0x14057B7EF767814F
+LEAST_MASS = 1e-8
+
+
+def verify_drafts_reference(
+    target: Tensor,
+    draft: Tensor,
+    token_ids: Tensor,
+    first: Tensor,
+    lens: Tensor,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """How many drafts each request keeps, and the token that follows them: [R, 2] i64.
+
+    Shapes: target [N, V] f32; draft [R, n, V] f32 (logits that each draft was drawn from);
+    token_ids [R, n] i64, of which ``lens`` [R] i64 are verified; first [R] i64: the first of the
+    lens + 1 rows of ``target`` that are the request's; as in ``sample``, but of each request:
+    temperature (above 0), top_p, min_p [R] f32, top_k, seeds [R] i64; positions [N] i64.
+    Draft x is kept with probability min(1, P(x) / Q(x)), of what tokens are drawn from after all
+    filters; at the first that is not, a token of max(P - Q, 0) follows, after all of them one of
+    the target's.  Source: Leviathan et al. 2023.  Raises: TensorError.
+    """
+    if token_ids.shape != draft.shape[:2] or not len(token_ids) == len(first) == len(lens):
+        raise TensorError(
+            f"token_ids, first, lens: expected {list(draft.shape[:2])} and [{len(draft)}], found "
+            f"{list(token_ids.shape)}, {list(first.shape)} and {list(lens.shape)}"
+        )
+    results = []
+    for request, (start, count) in enumerate(zip(first.tolist(), lens.tolist(), strict=True)):
+        rows = slice(start, start + count + 1)
+        filters = [x[request].expand(count + 1) for x in (temperature, top_p, top_k, min_p)]
+        results.append(
+            _verify(
+                drawn_probs(target[rows], *filters),
+                drawn_probs(draft[request, :count], *(x[:count] for x in filters)),
+                token_ids[request, :count],
+                seeds[request].repeat(count + 1),
+                positions[rows],
+            )
+        )
+    return torch.tensor(results, dtype=torch.int64, device=target.device).view(-1, 2)
+
+
+def _verify(
+    target: Tensor, draft: Tensor, drafts: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[int, int]:
+    """Of one request: target [n + 1, V], draft [n, V], drafts [n], seeds and positions [n + 1]."""
+    rows = torch.arange(len(drafts), device=drafts.device)
+    waiting = exponential_noise(seeds[:-1] ^ ACCEPT_STREAM, positions[:-1], 1)[:, 0]
+    is_kept = torch.exp(-waiting) * draft[rows, drafts] < target[rows, drafts]
+    num_kept = int(is_kept.long().cumprod(0).sum())
+    last = target[num_kept]
+    if num_kept < len(drafts):
+        residual = (last - draft[num_kept]).clamp(min=0)
+        last = residual if float(residual.sum()) > LEAST_MASS else last
+    at = slice(num_kept, num_kept + 1)
+    noise = exponential_noise(seeds[at] ^ RESIDUAL_STREAM, positions[at], len(last))[0]
+    return num_kept, int((last / noise).argmax())
+
+
+def drawn_probs(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
+) -> Tensor:
+    """What ``sample`` draws from: [N, V] f32, rows that add up to 1.
+
+    Shapes: logits [N, V] f32.  Equally probable tokens are kept or dropped together, as there.  A
+    row without usable logits is all zeros.
+    """
+    best = logits.amax(-1, keepdim=True)
+    probs = ((logits - best) / temperature.clamp(min=1e-30)[:, None]).softmax(-1)
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    mass = pad(ordered.cumsum(-1)[:, :-1], (1, 0))
+    # Of equals, the first stands for all: nothing but more probable tokens comes before it.
+    is_new = pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    places = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
+    first = torch.where(is_new, places, 0).cummax(-1).values
+    max_count = torch.where(top_k > 0, top_k, probs.shape[1])
+    is_kept = (mass.gather(1, first) < top_p[:, None]) & (first < max_count[:, None])
+    is_kept &= ordered >= min_p[:, None] * ordered[:, :1]
+    kept = torch.zeros_like(probs).scatter_(1, order, torch.where(is_kept, ordered, 0.0))
+    probs = kept / kept.sum(-1, keepdim=True)
+    return torch.where(torch.isfinite(best), probs, 0.0).nan_to_num(nan=0.0)
