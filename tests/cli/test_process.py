@@ -71,10 +71,10 @@ def test_a_closed_pipe_is_quiet(in_tmp: Path, command: list[str]) -> None:
 
 @pytest.mark.parametrize("verb", ["config show", "run --help", "status out.jsonl", "--version"])
 def test_a_closed_pipe_is_told_alike_by_every_verb(
-    in_tmp: Path, command: list[str], process: Process, verb: str
+    cli: Process, command: list[str], verb: str
 ) -> None:
     Path("in.jsonl").write_bytes(_prompts(1))
-    assert process("run", "in.jsonl", "-o", "out.jsonl", "-q").exit_code == 0
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", "-q").exit_code == 0
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
