@@ -16,7 +16,6 @@ import pytest
 import torch
 from bench_records import a_measurement
 
-from deepinfer.bench import ceilings
 from deepinfer.bench.embedded import EnginePlan
 from deepinfer.bench.limits import limit_rows
 from deepinfer.bench.plan import BenchPlan
@@ -30,8 +29,6 @@ from deepinfer_cli.bench.record import BenchRecord
 
 
 def test_the_verb_measures_and_writes(cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = partial(ceilings.best_seconds, seconds=0.01)
-    monkeypatch.setattr(ceilings, "best_seconds", quick)
     monkeypatch.setattr(verb, "EnginePlan", partial(verb.EnginePlan, num_tokens=8, num_rounds=1))
     outcome = cli("bench", "--phase", "decode", "--requests", "1", "--ep", "64",
                            "-o", "found", "--quiet")  # fmt: skip
