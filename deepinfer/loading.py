@@ -36,6 +36,10 @@ from .engine.speculation.measure_steps import device_name
 from .engine.speculation.step_profile import StepProfile
 from .machine import is_hopper, set_cpu_threads
 
+# Step times of engines that this process has made on the CPU, by what they depend on: the next like
+# it need not measure for a second again.  (A GPU's are measured while graphs are captured.)
+_measured: dict[tuple[ModelConfig, EngineConfig, int], StepProfile] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
@@ -162,11 +166,6 @@ def load_model(
         if profile_path is not None and saved is None:
             engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)
-
-
-# Step times of engines that this process has made on the CPU, by what they depend on: the next like
-# it need not measure for a second again.  (A GPU's are measured while graphs are captured.)
-_measured: dict[tuple[ModelConfig, EngineConfig, int], StepProfile] = {}
 
 
 def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:
