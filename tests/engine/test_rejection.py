@@ -15,7 +15,7 @@ from deepinfer.kernels.dspark.verify_reference import drawn_probs, verify_drafts
 from deepinfer.kernels.sampling import exponential_noise, sample
 
 VOCAB = 6
-TRIALS = 3000
+TRIALS = 1500
 
 
 def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, float]:
