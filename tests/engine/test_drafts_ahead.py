@@ -69,13 +69,7 @@ def test_drafts_of_other_requests() -> None:
 def test_a_step_that_did_not_fit_leaves_no_drafts_of_its_requests(monkeypatch: Any) -> None:
     """They are prefilled again, which draws a token: the drafts made ahead do not follow it."""
     config = FakeConfig()
-    engine = make_engine(
-        FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24, max_num_seqs=4
-    )
-    worker = _worker(engine)
-    worker.waits_for_drafts = False
-    counted = CountedDrafts(worker.step)
-    monkeypatch.setattr(worker.step, "draft", counted)
+    engine, worker, counted = _drafting_ahead(config, monkeypatch)
     finish, known = worker.finish, []
 
     def fails_once(step: Any) -> Any:
@@ -109,6 +103,19 @@ class CountedDrafts:
 
 def test_requests_that_join_and_end_have_the_answers_of_the_oracle(monkeypatch: Any) -> None:
     config = FakeConfig()
+    engine, worker, counted = _drafting_ahead(config, monkeypatch)
+    lengths = {str(i): 3 + 7 * i % 20 for i in range(12)}
+    prompts = {name: [5, 3 + int(name)] for name in lengths}
+    done = run(engine, [request(n, ids, max_tokens=lengths[n]) for n, ids in prompts.items()])
+    for name, ids in prompts.items():
+        assert done[name].output_token_ids == oracle(config, ids, lengths[name])
+    assert counted.num_ahead > 3 * counted.num_known > 0
+
+
+def _drafting_ahead(
+    config: FakeConfig, monkeypatch: Any
+) -> tuple[Any, DecodeWorker, CountedDrafts]:
+    """An engine that drafts before it has read a step, its decode worker, and its drafts."""
     engine = make_engine(
         FakeModel(config), num_speculative_tokens=5, max_num_batched_tokens=24, max_num_seqs=4
     )
@@ -116,12 +123,7 @@ def test_requests_that_join_and_end_have_the_answers_of_the_oracle(monkeypatch: 
     worker.waits_for_drafts = False
     counted = CountedDrafts(worker.step)
     monkeypatch.setattr(worker.step, "draft", counted)
-    lengths = {str(i): 3 + 7 * i % 20 for i in range(12)}
-    prompts = {name: [5, 3 + int(name)] for name in lengths}
-    done = run(engine, [request(n, ids, max_tokens=lengths[n]) for n, ids in prompts.items()])
-    for name, ids in prompts.items():
-        assert done[name].output_token_ids == oracle(config, ids, lengths[name])
-    assert counted.num_ahead > 3 * counted.num_known > 0
+    return engine, worker, counted
 
 
 def _worker(engine: Any) -> DecodeWorker:
