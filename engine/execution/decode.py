@@ -115,7 +115,7 @@ class DecodeWorker:
             self.drafter.planner.look_ahead(step.plan.batch.num_drafts)
         tokens = _split(step.returned.tolist(), counts)
         if block is not None:
-            is_usable = [min(ids) >= 0 for ids in tokens]
+            is_usable = [min(ids) >= 0 for ids in tokens] if self.rejects else []
             tokens = [accepted_tokens(*pair) for pair in zip(block.token_ids, tokens, strict=True)]
             if self.rejects:
                 drawn = self._reject(step, tokens, is_usable)

@@ -21,7 +21,12 @@ from deepinfer.kernels.sampling.triton_kernel import (
     token_weights,
 )
 
+from .verify_reference import ACCEPT_STREAM, LEAST_MASS, RESIDUAL_STREAM
+
 _TILE = 1024
+_ACCEPT = tl.constexpr(ACCEPT_STREAM)
+_RESIDUAL = tl.constexpr(RESIDUAL_STREAM)
+_LEAST = tl.constexpr(LEAST_MASS)
 
 
 def verify_drafts_triton(
@@ -164,7 +169,7 @@ def verify_kernel(
         draft = tl.sum(
             _probs(draft_ptr, draft_kept_ptr, own, vocab_size, token, temperature, vocab_size), 0
         )
-        word = row_word(seed ^ 0x5851F42D4C957F2D, tl.load(positions_ptr + first + place))
+        word = row_word(seed ^ _ACCEPT, tl.load(positions_ptr + first + place))
         waiting = tl.sum(exponential(word, tl.zeros([1], tl.int32)), 0)
         is_kept = (tl.exp(-waiting) * draft < target) & (num_kept == place)
         num_kept += is_kept.to(tl.int64)
@@ -182,8 +187,8 @@ def verify_kernel(
                 draft_ptr, draft_kept_ptr, own, vocab_size, token, temperature, vocab_size
             )
             mass += tl.maximum(target - draft, 0.0)
-    is_residual = tl.sum(mass, 0) > 1e-8
-    word = row_word(seed ^ 0x14057B7EF767814F, tl.load(positions_ptr + row))
+    is_residual = tl.sum(mass, 0) > _LEAST
+    word = row_word(seed ^ _RESIDUAL, tl.load(positions_ptr + row))
     best = tl.full([TILE], -1.0, tl.float32)
     best_token = tl.zeros([TILE], tl.int32)
     for start in range(0, vocab_size, TILE):
