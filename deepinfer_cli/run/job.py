@@ -312,9 +312,8 @@ class Job:
         finished = pipeline.num_rows - pipeline.num_running
         total, is_stopping = self._expected_rows(), self._stop.exit_code is not None
         eta = None
-        if (
-            total is not None and session.results and not is_stopping
-        ):  # error rows take no time and foretell none
+        # Error rows take no time and foretell none.
+        if total is not None and session.results and not is_stopping:
             eta = elapsed / session.rows * max(0, total - finished)
         return Snapshot(
             rows=finished,
