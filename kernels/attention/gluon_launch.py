@@ -91,7 +91,6 @@ def sparse_attention_gluon(
         state = sink.new_empty(num_queries * num_pieces, _HEADS)
     num_rows = len(window_rows) + (0 if main_rows is None else len(main_rows))
     is_repeated = num_rows * _REPEATS <= num_queries * sum(lengths)
-    is_repeated &= q_norm_eps is None  # that form has not run with a norm yet
     if is_whole and is_repeated:
         window_rows, main_rows = unpack_rows_triton(window_rows, main_rows, _WIDTH)
     num_items = num_queries * num_pieces

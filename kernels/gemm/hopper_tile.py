@@ -116,16 +116,13 @@ _ALONE = NarrowTile(64, 3, Speed(1, 0.27, 0.5))
 _MOST_EMPTY = 32  # rows of a slim tile beyond those of x: with more it was slower than narrow ones
 
 
-def hopper_tile(
-    weight: HopperWeight, rows: int, group_columns: int = 0, *, sends: bool = False
-) -> Tile:
+def hopper_tile(weight: HopperWeight, rows: int, group_columns: int = 0) -> Tile:
     """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations:
     as many each, and at random, count the same.
 
-    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.  ``sends``:
-    results go to other GPUs, where tiles of 32 rows have not been measured.
+    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.
     """
-    if weight.members >= _MANY_EXPERTS and not sends:
+    if weight.members >= _MANY_EXPERTS:
         for most, tile in _ROWS_OF_EXPERTS[weight_form(weight)]:
             if rows <= most:
                 return tile

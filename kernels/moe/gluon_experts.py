@@ -104,8 +104,7 @@ def _first_half(
     check_tensor("weights", weights, torch.float32, (len(x), ids.shape[1]), ids)
     _check_experts(gate_up, down)
     num_pairs = ids.numel() if num_pairs is None else num_pairs
-    average, sends = num_pairs // gate_up.members, not isinstance(x, Tensor)
-    tile = hopper_tile(gate_up, average, sends=sends)
+    tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     form = MatrixPath.FP8, gate_up.order
     rows, acts = order_experts(x, ids, gate_up.members, tile.rows, *form, slots)
     return _activated(acts, gate_up, tile, down.order, limit, rows, weights), rows, tile

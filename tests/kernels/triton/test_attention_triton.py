@@ -43,12 +43,12 @@ def _case(
     }
 
 
-def _check(actual: Tensor, expected: Tensor) -> None:
+def _check(actual: Tensor, expected: Tensor, cosine: float = 5e-6) -> None:
     """Within an absolute, a relative and a cosine distance of the whole."""
     assert_close(actual, expected, atol=1e-3, rtol=2.01 / 128)
     a, e = actual.double().flatten(), expected.double().flatten()
     norm = a.square().sum() + e.square().sum()
-    assert not norm or float(1 - 2 * (a @ e) / norm) < 5e-6
+    assert not norm or float(1 - 2 * (a @ e) / norm) < cosine
 
 
 @pytest.mark.parametrize("head_axis", [0, 1])
@@ -171,7 +171,8 @@ def test_halves_of_the_keys_merge_by_their_lse(
     assert_close(listed.logsumexp(0), whole_lse, atol=1e-6, rtol=8.01 / 65536)
     shares = torch.softmax(torch.cat([listed, case["sink"].expand(1, 3, 5)]), 0)[:2]
     merged = (shares[..., None] * torch.stack(parts).float()).sum(0).bfloat16()
-    _check(merged, whole)
+    # Five roundings to bf16 add about 1.3e-6 each: weights of keys, twice; halves; both results.
+    _check(merged, whole, cosine=1e-5)
 
 
 @pytest.mark.parametrize("piece_keys, head_axis", [(None, 0), (None, 1), (64, 1), (128, 0)])

@@ -69,13 +69,3 @@ def test_tile_of_a_shape(
     monkeypatch.setattr(hopper_tile, "multiprocessors", lambda device: 132)
     chosen = hopper_tile.hopper_tile(_weight(members, n, k, is_fp4), rows)
     assert (chosen.rows, chosen.columns) == tile
-
-
-@pytest.mark.parametrize("is_fp4", [False, True])
-def test_results_for_other_gpus_leave_tiles_as_they_were_measured(
-    is_fp4: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hopper_tile, "multiprocessors", lambda device: 132)
-    weight = _weight(48, 4608, 5120, is_fp4)
-    tiles = [hopper_tile.hopper_tile(weight, rows, sends=True).rows for rows in (16, 17)]
-    assert tiles == [16, 64]
