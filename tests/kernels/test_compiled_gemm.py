@@ -1,7 +1,8 @@
 """GEMM and MoE kernels compiled for GPUs that are not here: instructions, registers, spills.
 
-Run as a program (with a compute capability), it compiles and prints what came out as JSON: tests
-compile in a process of its own because this one may have set Triton to interpret.
+Run as a program (with a compute capability, and "all" for those of slow tests, too), it compiles
+and prints what came out as JSON: tests compile in a process of its own because this one may have
+set Triton to interpret.
 """
 
 from __future__ import annotations
@@ -20,86 +21,96 @@ import pytest
 _INSTRUCTIONS = ("QGMMA", "UTMALDG", "WARPGROUP.ARRIVE")
 _MATRIX_STEP = r"(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\S+"
 
+# Each size of tile with one of its ends, and each end with one size: what is compiled by default.
+# The others take minutes.
+_PACKED = ["fp4 x 16", "fp4 x 128", "fp8 x 128"]
+_MORE_PACKED = ["fp4 x 64", "fp8 x 16"]
+_DECODED = ["plain x 128", "fp8 in groups x 128"]
+_ROWS = [
+    "quantise", "quantise pairs", "swiglu", "choice", "count", "place tokens",
+    "place counted tokens", "place pairs", "sum",
+]  # fmt: skip
+_GLUON = [
+    "narrow fp4 x 16", "narrow gated fp4 x 32", "narrow returning fp4 x 64", "narrow fp4 x 128",
+    "narrow gated fp8 x 32", "narrow returning fp8 x 64", "wide gated fp8 128 x 256",
+    "wide returning fp8 128 x 128", "wide fp4 256 x 128", "wide in groups fp8 192 x 128",
+]  # fmt: skip
+_MORE_GLUON = [
+    "narrow gated fp4 x 16", "narrow returning fp4 x 16", "narrow fp4 x 32",
+    "narrow returning fp4 x 32", "narrow fp4 x 64", "narrow gated fp4 x 64",
+    "narrow gated fp4 x 128", "narrow returning fp4 x 128", "narrow fp8 x 32",
+    "narrow returning fp8 x 32", "narrow fp8 x 64", "narrow gated fp8 x 64", "wide fp8 128 x 256",
+    "wide returning fp8 128 x 256", "wide fp8 128 x 128", "wide in groups fp8 128 x 128",
+    "wide returning fp4 256 x 128", "wide fp8 192 x 128",
+]  # fmt: skip
+_SLIM = "wide fp8 128 x 80"
+_BF16 = ["wide bf16 to bf16", "wide bf16 to fp32, added", "wide bf16 to i16"]
+_MORE_BF16 = ["wide bf16 to fp32"]
+_PARTS = ["parts bf16 64 x 192", "parts bf16 128 x 64"]
+_MORE_PARTS = ["parts bf16 64 x 64", "parts bf16 128 x 192"]
+_FEW = {*_PACKED, *_DECODED, *_ROWS, *_GLUON, _SLIM, *_BF16, *_PARTS}
+
 
 @cache
-def _compiled(arch: int) -> dict[str, dict[str, Any]]:
+def _compiled(arch: int, every: bool = False) -> dict[str, dict[str, Any]]:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["TRITON_DEFAULT_FP_FUSION"] = "1"
-    command = [sys.executable, "-P", __file__, str(arch)]
+    command = [sys.executable, "-P", __file__, str(arch), *["all"] * every]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     compiled: dict[str, dict[str, Any]] = json.loads(run.stdout)
     return compiled
 
 
-def _steps(arch: int, name: str) -> str:
-    kernel = _compiled(arch)[name]
+def _kernel(arch: int, name: str) -> dict[str, Any]:
+    """One that fits: registers, and shared memory."""
+    kernel = _compiled(arch, every=name not in _FEW)[name]
     assert kernel["stack_bytes"] <= 32, (name, kernel)  # 8 registers
-    return " ".join(kernel["steps"])
+    assert kernel["shared_bytes"] <= 227 * 1024
+    return kernel
 
 
-@pytest.mark.parametrize("name", ["fp4 x 16", "fp4 x 64", "fp4 x 128", "fp8 x 16", "fp8 x 128"])
+def _steps(arch: int, name: str) -> str:
+    return " ".join(_kernel(arch, name)["steps"])
+
+
+def _cases(few: list[str], more: list[str]) -> list[Any]:
+    return [*few, *(pytest.param(name, marks=pytest.mark.slow) for name in more)]
+
+
+@pytest.mark.parametrize("name", _cases(_PACKED, _MORE_PACKED))
 def test_packed_weights_meet_fp8_tensor_cores_on_hopper(name: str) -> None:
     tokens = int(name.split()[-1])
     assert _steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
 
 
-@pytest.mark.parametrize("name", ["plain x 128", "fp8 in groups x 128"])
+@pytest.mark.parametrize("name", _DECODED)
 def test_bf16_tensor_cores_on_hopper(name: str) -> None:
     assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "quantise",
-        "quantise pairs",
-        "swiglu",
-        "choice",
-        "count",
-        "place tokens",
-        "place counted tokens",
-        "place pairs",
-        "sum",
-    ],
-)
+@pytest.mark.parametrize("name", _ROWS)
 def test_the_other_kernels_do_not_spill(name: str) -> None:
     assert _steps(90, name) == ""
 
 
-@pytest.mark.parametrize(
-    "name, tokens",
-    [
-        ("narrow fp4 x 16", 16), ("narrow fp4 x 64", 64), ("narrow fp8 x 64", 64),
-        ("narrow fp4 x 32", 32), ("narrow fp8 x 32", 32), ("narrow gated fp4 x 32", 32),
-        ("narrow gated fp8 x 32", 32),
-        ("narrow fp4 x 128", 128), ("wide fp8 128 x 256", 128), ("wide fp8 128 x 128", 128),
-        ("narrow gated fp4 x 16", 16), ("narrow gated fp4 x 64", 64),
-        ("wide fp8 192 x 128", 128),
-        ("wide fp4 256 x 128", 128), ("narrow returning fp4 x 16", 16),
-        ("narrow returning fp4 x 64", 64), ("narrow returning fp4 x 128", 128),
-        ("narrow returning fp8 x 64", 64), ("wide returning fp8 128 x 256", 128),
-        ("wide returning fp8 128 x 128", 128), ("wide returning fp4 256 x 128", 128),
-        ("wide in groups fp8 128 x 128", 128), ("wide in groups fp8 192 x 128", 128),
-    ],
-)  # fmt: skip
-def test_gluon_forms_on_hopper(name: str, tokens: int) -> None:
+@pytest.mark.parametrize("name", _cases(_GLUON, _MORE_GLUON))
+def test_gluon_forms_on_hopper(name: str) -> None:
     """FP8 tensor cores, tiles by TMA, and what the sizes were chosen for: the registers fit."""
+    tokens = int(name.split()[-1]) if name.startswith("narrow") else 128
     assert _steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
-    kernel = _compiled(90)[name]
+    kernel = _kernel(90, name)
     assert kernel["QGMMA"] > 0 and kernel["UTMALDG"] > 0
     # Products that wait for each other would each have an instruction of their own for it.
     assert kernel["WARPGROUP.ARRIVE"] <= kernel["QGMMA"] // 4
-    assert kernel["shared_bytes"] <= 227 * 1024
 
 
 def test_slim_tiles_on_hopper() -> None:
     """80 columns are two products."""
     steps = [f"wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3" for n in (16, 64)]
-    assert _steps(90, "wide fp8 128 x 80").split() == steps
-    kernel = _compiled(90)["wide fp8 128 x 80"]
+    assert _steps(90, _SLIM).split() == steps
+    kernel = _kernel(90, _SLIM)
     assert kernel["UTMALDG"] > 0 and kernel["WARPGROUP.ARRIVE"] <= kernel["QGMMA"] // 4
-    assert kernel["shared_bytes"] <= 227 * 1024
 
 
 def test_weights_that_are_read_once_are_the_first_to_leave() -> None:
@@ -108,40 +119,23 @@ def test_weights_that_are_read_once_are_the_first_to_leave() -> None:
     for name in hints:
         if name.startswith("narrow"):  # before the loop and in it
             assert hints[name] == (6 if "fp4" in name else 4)
-    assert hints["wide fp8 128 x 80"] == 2
-    assert hints["wide fp8 128 x 128"] == 1
-    assert hints["wide fp8 128 x 256"] == 0
+    assert hints[_SLIM] == 2
+    assert hints["wide returning fp8 128 x 128"] == 1
+    assert hints["wide gated fp8 128 x 256"] == 0
 
 
-@pytest.mark.parametrize("name", ["fp8 128 x 256"])
-def test_sums_leave_activated_on_hopper(name: str) -> None:
-    """The end of a tile needs registers and shared memory, too."""
-    tokens = int(name.split()[1]) if name.startswith("fp8") else 128
-    gated = _compiled(90)[f"wide gated {name}"]
-    assert (
-        _steps(90, f"wide gated {name}")
-        == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
-    )
-    assert gated["shared_bytes"] <= 227 * 1024
-
-
-@pytest.mark.parametrize("name", ["wide bf16 to bf16", "wide bf16 to fp32", "wide bf16 to i16"])
+@pytest.mark.parametrize("name", _cases(_BF16, _MORE_BF16))
 def test_wide_bf16_on_hopper(name: str) -> None:
     assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"
-    kernel = _compiled(90)[name]
-    assert kernel["UTMALDG"] > 0
-    assert kernel["shared_bytes"] <= 227 * 1024
+    assert _kernel(90, name)["UTMALDG"] > 0
 
 
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_parts_of_bf16_on_hopper(rows: int, pieces: int) -> None:
+@pytest.mark.parametrize("name", _cases(_PARTS, _MORE_PARTS))
+def test_parts_of_bf16_on_hopper(name: str) -> None:
     """Added up in registers, too."""
-    name = f"parts bf16 {rows} x {64 * pieces}"
+    rows = name.split()[2]
     assert _steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.bf16.bf16"
-    kernel = _compiled(90)[name]
-    assert kernel["stack_bytes"] == 0
-    assert kernel["shared_bytes"] <= 227 * 1024
+    assert _kernel(90, name)["stack_bytes"] == 0
 
 
 @pytest.mark.parametrize("arch", [100, pytest.param(103, marks=pytest.mark.slow)])
@@ -159,7 +153,7 @@ def test_bf16_tensor_cores_on_blackwell(arch: int) -> None:
 Add = Callable[..., None]  # (name, kernel, types, constants, **options)
 
 
-def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
+def _compile(arch: int, every: bool) -> dict[str, dict[str, Any]]:
     from deepinfer.kernels.aot import compile_kernel, disassemble
 
     compiled: dict[str, dict[str, Any]] = {}
@@ -168,6 +162,8 @@ def _compile_all(arch: int) -> dict[str, dict[str, Any]]:
         name: str, kernel: Any, types: str | list[str], constants: dict[str, Any], **options: Any
     ) -> None:
         """``types``: one word an argument; "n" an i32, "n16" one that is a multiple of 16."""
+        if not every and name not in _FEW:
+            return
         names = [arg for arg in kernel.arg_names if arg not in constants]
         listed = types.split() if isinstance(types, str) else types
         words = dict(zip(names, listed, strict=True))
@@ -387,4 +383,4 @@ def _add_wide_bf16(add: Add) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_compile_all(int(sys.argv[1]))))
+    print(json.dumps(_compile(int(sys.argv[1]), every="all" in sys.argv)))

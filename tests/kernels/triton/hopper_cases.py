@@ -33,14 +33,19 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists of few rows and of many, scores, results also quantised; or
-    more of these, pieces, no lists of compressed keys, all that is optional, lists of blocks, the
-    other order of quantised rows."""
+    """The released model: whole lists of few rows, and of many with quantised results, scores, one
+    tile of streams; or more of these, pieces, no lists of compressed keys, all that is optional,
+    lists of blocks, the other order of quantised rows."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     main, none = (byte(999, 288), long(3, 512)), (None, None)
-    forms = [(9, main, None, False), (999, main, None, False), (999, main, None, True)]
-    more = [(9, main, None, True), (999, main, 128, False), (999, main, 128, True)]
+    forms = [(9, main, None, False), (999, main, None, True)]
+    more = [
+        (9, main, None, True),
+        (999, main, None, False),
+        (999, main, 128, False),
+        (999, main, 128, True),
+    ]
     more.append((999, none, None, False))
     for num_rows, (rows, picks), pieces, quantized in forms + more if every else forms:
         window, keys = byte(num_rows, 528), None if rows is None else rows[:num_rows]
@@ -66,7 +71,7 @@ def launch(every: bool) -> None:
     if every:
         listed_index_scores_gluon(*operands, long(9, 32), long(9), block_size=8)
     mixer = Mixer(Weight(torch.zeros(24, 4 * 5120)), torch.zeros(3), torch.zeros(24), 20, 1e-6)
-    for count in (3, 65):  # tiles of 16 tokens, and of 64
+    for count in (3, 65) if every else (65,):  # tiles of 16 tokens, and of 64
         streams, row = torch.zeros(count, 4, 5120).bfloat16(), torch.zeros(count, 5120).bfloat16()
         square = torch.zeros(count, 4, 4)
         mix = HyperMix(square[:, 0].contiguous(), square[:, 1].contiguous(), square)
