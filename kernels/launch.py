@@ -94,6 +94,16 @@ def bf16_pairs(name: str, x: Tensor) -> Tensor:
     )
 
 
+def sizes(name: str, x: Tensor, dims: int) -> tuple[int, ...]:
+    """The shape of ``x``, which has so many dimensions.
+
+    Raises: TensorError that names the tensor if it has not.
+    """
+    if x.dim() != dims:
+        raise TensorError(f"{name}: expected {dims} dimensions, found {describe(x)}")
+    return x.shape
+
+
 def check_tensor(
     name: str, x: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], like: Tensor
 ) -> None:

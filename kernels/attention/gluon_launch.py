@@ -18,7 +18,7 @@ from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.quant.triton_bits import bf16_pair, round_bf16
 from deepinfer.kernels.relaunch import launch
 
-from .checks import check_operands
+from .checks import check_operands, main_list
 from .gluon_kernel import attention_gluon_kernel
 from .triton_unpack import unpack_rows_triton
 
@@ -66,8 +66,7 @@ def sparse_attention_gluon(
     ``quantized``: [T, 64 * 512], as ``quantize_activations`` leaves the result.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    if main_rows is None or main_index is None:
-        main_rows, main_index = None, window_index[:, :0]
+    main_index = main_list(main_rows, main_index, window_index)
     check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope, lse)
     num_queries = len(q)
     result: Tensor | Activations

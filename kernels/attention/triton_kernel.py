@@ -23,7 +23,7 @@ from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, 
 from deepinfer.kernels.quant.triton_rows import main_keys, window_keys
 from deepinfer.kernels.relaunch import launch
 
-from .checks import check_operands
+from .checks import check_operands, main_list
 
 _TILE_KEYS = 64
 _MAX_TILE_HEADS = 64
@@ -57,8 +57,7 @@ def sparse_attention_triton(
     Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    if main_rows is None or main_index is None:
-        main_rows, main_index = None, window_index[:, :0]
+    main_index = main_list(main_rows, main_index, window_index)
     check_operands(q, window_rows, window_index, main_rows, main_index, sink, rope, lse)
     num_queries, heads, width = q.shape
     cos, sin = rope if rope is not None else (sink, sink)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor, next_power_of_2
+from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 from deepinfer.kernels.relaunch import launch
 
@@ -24,7 +24,7 @@ def pool_tokens_triton(
 
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    tokens, _, width = key_gate.shape
+    tokens, _, width = sizes("key_gate", key_gate, 3)
     check_tensor("key_gate", key_gate, torch.float32, (tokens, 2, width), ring)
     check_tensor("ring", ring, torch.float32, (None, None, 2, width), ring)
     for name, numbers in (

@@ -7,14 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.launch import (
     bf16_or_f32,
     bf16_pairs,
     check_tensor,
-    describe,
     next_power_of_2,
+    sizes,
 )
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 from deepinfer.kernels.relaunch import launch
@@ -29,9 +28,7 @@ def draft_confidence_triton(
 
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    if hidden.dim() != 3:
-        raise TensorError(f"hidden: expected three dimensions, found {describe(hidden)}")
-    requests, depth, width = hidden.shape
+    requests, depth, width = sizes("hidden", hidden, 3)
     pairs = bf16_pairs("hidden", hidden.contiguous())
     rows = bf16_pairs("embed", embed)
     check_tensor("embed", embed, torch.bfloat16, (None, None), hidden)

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe, next_power_of_2
+from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
+from deepinfer.kernels.sampling.checks import check_logits
 from deepinfer.kernels.sampling.triton_kernel import (
     exponential,
     more_likely,
@@ -47,9 +47,8 @@ def verify_drafts_triton(
     Rows of ``target`` may have gaps between them.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    (rows, vocab_size), (requests, depth) = target.shape, draft.shape[:2]
-    if target.dtype != torch.float32 or target.stride(1) != 1:
-        raise TensorError(f"target: expected f32 in contiguous rows, found {describe(target)}")
+    rows, vocab_size = check_logits("target", target)
+    requests, depth, _ = sizes("draft", draft, 3)
     check_tensor("draft", draft, torch.float32, (requests, depth, vocab_size), target)
     check_tensor("token_ids", token_ids, torch.int64, (requests, depth), target)
     for name, x in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):

@@ -16,6 +16,7 @@ from deepinfer.kernels.launch import (
     describe,
     has_native_fp8,
     next_power_of_2,
+    sizes,
 )
 from deepinfer.kernels.placement import is_reached
 from deepinfer.kernels.quant.triton_bits import (
@@ -39,8 +40,8 @@ def engram_hash_triton(
     lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor
 ) -> Tensor:
     """``engram_hash_reference``; ids must not be negative."""
-    tokens, reach = lookback.shape
-    heads = primes.shape[1]
+    tokens, reach = sizes("lookback", lookback, 2)
+    _, heads = sizes("primes", primes, 2)
     check_tensor("lookback", lookback, torch.int64, (tokens, reach), lookback)
     check_tensor("multipliers", multipliers, torch.int64, (reach,), lookback)
     check_tensor("primes", primes, torch.int64, (reach - 1, heads), lookback)
@@ -58,7 +59,7 @@ def engram_hash_triton(
 def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
     """``engram_lookup_reference``; the table may lie in host memory that kernels
     reach."""
-    width = table.shape[1]
+    _, width = sizes("table", table, 2)
     for name, held, dtype in (
         ("table", table, torch.float8_e4m3fn),
         ("scales", scales, torch.float8_e8m0fnu),
@@ -87,7 +88,7 @@ def engram_gate_triton(
     streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor
 ) -> Tensor:
     """``engram_gate_reference``."""
-    tokens, num_streams, width = streams.shape
+    tokens, num_streams, width = sizes("streams", streams, 3)
     check_tensor(
         "key_value", key_value, torch.bfloat16, (tokens, (num_streams + 1) * width), streams
     )

@@ -28,6 +28,7 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
     return (
         x.shape[0] >= (_MANY_IN_GROUPS if values.dim() == 3 else _MANY)
         and x.dtype == values.dtype == torch.bfloat16
+        and values.dim() > 1
         and values.shape[-1] % INPUTS.value == 0
         and values.shape[-2] % (COLUMNS.value if values.dim() == 3 else 8) == 0
     )

@@ -19,6 +19,7 @@ from deepinfer.kernels.relaunch import launch
 
 from .activations import GROUP, Activations, quantize_activations
 from .expert_rows import ExpertRows
+from .k_order import KOrder
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
 from .weights import Weight
@@ -36,6 +37,8 @@ def quantized_linear_triton(
         check_operands(x, weight, weight.values)
         path = MatrixPath.of(x.device) if path is None else path
         x = quantize_activations(x, path, weight.order)
+    else:
+        _check_activations(x, weight)
     rows = x.values.shape[0]
     out = torch.empty(
         rows, weight.values.shape[0], dtype=torch.bfloat16, device=weight.values.device
@@ -86,7 +89,7 @@ def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
     """As ``fp32_linear_parts``."""
     check_operands(x, weight, weight.values, float32=True)
     out = torch.empty(len(x), parts, len(weight.values), dtype=torch.float32, device=x.device)
-    x_parts = x.contiguous().view(len(x), parts, -1)
+    x_parts = x.contiguous().view(len(x), parts, x.shape[1] // parts)
     w_parts = weight.values.view(len(weight.values), parts, -1).transpose(0, 1)
     _launch_rows(x_parts, None, Weight(w_parts), out, MatrixPath.DECODED)
     return out
@@ -192,28 +195,46 @@ def _lift(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales[None]
 
 
-def check_operands(x: Tensor, weight: Weight, member: Tensor, *, float32: bool = False) -> None:
-    """The last dimension of x is that of the weight, both on one device.
+def check_operands(
+    x: Tensor,
+    weight: Weight,
+    member: Tensor,
+    *,
+    groups: tuple[int, ...] = (),
+    float32: bool = False,
+) -> None:
+    """x is [T, *groups, K] for a ``member`` [N, K] of the weight, both on one device.
 
     Raises: TensorError that names the tensor, what was expected and what was found.
     """
+    if member.dim() != 2:
+        raise TensorError(f"weight: expected [N, K] of each, found {describe(weight.values)}")
     k = member.shape[1] * (2 if _format(weight) == _FP4 else 1)
     allowed = (torch.bfloat16, torch.float32) if float32 else (torch.bfloat16,)
-    if x.dtype not in allowed or x.shape[-1] != k or x.device != weight.values.device:
+    shape = (*groups, k)
+    if x.dtype not in allowed or x.shape[1:] != shape or x.device != weight.values.device:
         names = " or ".join(str(dtype) for dtype in allowed)
         raise TensorError(
-            f"x: expected {names} [..., {k}] on {weight.values.device} for a weight of "
-            f"{list(weight.values.shape)} {weight.values.dtype}, found {describe(x)}"
+            f"x: expected {names} [any, {', '.join(map(str, shape))}] on {weight.values.device} "
+            f"for a weight of {list(weight.values.shape)} {weight.values.dtype}, found "
+            f"{describe(x)}"
         )
     check_weight("weight", weight)
 
 
 def check_groups(x: Tensor, weight: Weight) -> None:
-    """The same for groups, of which both have as many.  Raises: TensorError."""
-    check_operands(x, weight, weight.values[0])
-    if x.shape[1:-1] != weight.values.shape[:1]:
+    """The same of [T, G, K] for [G, N, K].  Raises: TensorError."""
+    check_operands(x, weight, weight.values[0], groups=tuple(weight.values.shape[:1]))
+
+
+def _check_activations(acts: Activations, weight: Weight) -> None:
+    """Raises: TensorError if they were not made for such a weight."""
+    k = cdiv(weight.shape[-1], GROUP) * GROUP
+    order = weight.order if acts.path is MatrixPath.FP8 else KOrder.PLAIN
+    if acts.values.shape[1] != k or acts.order is not order:
         raise TensorError(
-            f"x: expected [any, {len(weight.values)}, {x.shape[-1]}], found {describe(x)}"
+            f"x: expected activations of {k} numbers in order {order.name}, found "
+            f"{acts.path.name} of {acts.values.shape[1]} in {acts.order.name}"
         )
 
 

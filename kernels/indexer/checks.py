@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import check_tensor, describe
+from deepinfer.kernels.launch import check_tensor, describe, sizes
 
 
 def check_operands(
@@ -19,7 +19,7 @@ def check_operands(
     num_entries: int,
 ) -> None:
     """Raises: TensorError that names the tensor, what was expected and what was found."""
-    num_queries, heads, row_bytes = query_rows.shape
+    num_queries, heads, row_bytes = sizes("query_rows", query_rows, 3)
     half = row_bytes * 16 // 17
     if heads & (heads - 1) or not half or half + half // 16 != row_bytes or half % 16:
         raise TensorError(

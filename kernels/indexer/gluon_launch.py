@@ -88,9 +88,9 @@ def listed_index_scores_gluon(
     """``listed_index_scores_reference`` of 32 heads x 128 on SM90, with the bits of
     ``paged_index_scores_gluon``.  Raises: TensorError as that.
     """
-    assert fits_listed(pool, block_size)
     check_operands(query_rows, head_weights, pool, block_table, request_rows, num_places, 0)
     check_lists(blocks, num_places, query_rows)
+    assert fits_listed(pool, block_size)
     num_queries, width = blocks.shape
     scores = _rows_of_scores(head_weights, width * block_size)
     if not scores.numel():

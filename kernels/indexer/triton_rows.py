@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor, next_power_of_2
+from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
 
 
@@ -24,7 +24,7 @@ def pool_rows_triton(
 
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
-    num_queries, k = picks.shape
+    num_queries, k = sizes("picks", picks, 2)
     check_tensor("picks", picks, torch.int64, (None, None), picks)
     check_tensor("request_rows", request_rows, torch.int64, (num_queries,), picks)
     check_tensor("block_table", block_table, torch.int64, (None, None), picks)

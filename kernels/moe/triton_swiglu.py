@@ -98,7 +98,7 @@ def _swiglu_into(
 
 def _halves(gate_up: Tensor) -> Tensor:
     """Gate and up rows as pairs of bf16; each half must be whole pairs."""
-    if gate_up.shape[1] % 4 or not gate_up.is_contiguous():
+    if gate_up.dim() != 2 or gate_up.shape[1] % 4 or not gate_up.is_contiguous():
         raise TensorError(
             f"gate_up: expected contiguous [N, 2 I] with an even I, found {describe(gate_up)}"
         )

@@ -33,6 +33,7 @@ from deepinfer.kernels.quant.triton_bits import (
     rounded_pair,
 )
 from deepinfer.kernels.relaunch import launch
+from deepinfer.kernels.rope.checks import check_rope
 
 from .reference import RowFormat
 
@@ -93,7 +94,7 @@ def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, 
     """
     width, is_here = x.shape[-1], cache.device == x.device
     num_bytes = _row_bytes(row_format, width)
-    is_packed = cache.dtype == torch.uint8 and cache.shape[-1] == num_bytes
+    is_packed = cache.dtype == torch.uint8 and cache.shape[1:] == (num_bytes,)
     if not (is_here and is_packed and cache.stride(-1) == 1):
         raise TensorError(
             f"cache: expected uint8 [any, {num_bytes}] on {x.device}, found {describe(cache)}"
@@ -138,7 +139,9 @@ def _launch(
     rows: Tensor | None = None,
 ) -> None:
     width = x.shape[-1]
-    if x.dim() != 2:
+    if x.dim() < 2:
+        raise TensorError(f"x: expected rows, found {describe(x)}")
+    if x.dim() > 2:
         x = x.reshape(-1, width)
     pairs = bf16_pairs("x", x)
     if form != _BF16 and width % 32:
@@ -147,9 +150,8 @@ def _launch(
         check_tensor("weight", weight, bf16_or_f32(weight), (width,), x)
     tokens, rotary_pairs = len(x), 0
     if rope is not None:
+        check_rope(rope, width, x)
         tokens, rotary_pairs = rope[0].shape[0], rope[0].shape[1] // 2
-        for number, table in enumerate(rope):
-            check_tensor(f"rope[{number}]", table, torch.float32, (tokens, 2 * rotary_pairs), x)
         if tokens and len(x) % tokens:
             raise TensorError(f"rope: {tokens} positions do not divide {len(x)} rows")
     if not len(x):

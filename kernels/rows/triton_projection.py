@@ -10,10 +10,18 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, next_power_of_2
+from deepinfer.kernels.launch import (
+    bf16_pairs,
+    cdiv,
+    check_tensor,
+    describe,
+    next_power_of_2,
+    sizes,
+)
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.norm.triton_kernel import norm_layout, norm_operands, normed_row
 from deepinfer.kernels.relaunch import launch
+from deepinfer.kernels.rope.checks import check_rope
 
 from .triton_kernel import row_parts, row_tile
 
@@ -32,15 +40,15 @@ def split_projection_triton(
     linear: Weight | HopperWeight,
 ) -> NormedRows:
     """``split_projection_reference``."""
-    if both.shape[-1] != len(q_norm) + len(kv_norm):
+    widths = [*sizes("q_norm", q_norm, 1), *sizes("kv_norm", kv_norm, 1)]
+    if both.shape[1:] != (sum(widths),):
         raise TensorError(
-            f"both: expected [any, {len(q_norm)} + {len(kv_norm)}], found {describe(both)}"
+            f"both: expected [any, {widths[0]} + {widths[1]}], found {describe(both)}"
         )
-    q, kv = torch.split(both, [len(q_norm), len(kv_norm)], dim=-1)
+    q, kv = torch.split(both, widths, dim=-1)
     tokens, width = kv.shape
     check_tensor("rows", rows, torch.int64, (tokens,), both)
-    for number, table in enumerate(rope):
-        check_tensor(f"rope[{number}]", table, torch.float32, (tokens, rope[0].shape[-1]), both)
+    check_rope(rope, width, both, tokens)
     values, scales = row_parts("window", cache, kv)
     acts = Activations.empty_for(linear, *q.shape)
     normed = torch.empty(q.shape, dtype=torch.bfloat16, device=both.device)

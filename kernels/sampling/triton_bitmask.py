@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import cdiv, check_tensor
+from deepinfer.kernels.launch import cdiv, check_tensor, sizes
 from deepinfer.kernels.relaunch import launch
+
+from .checks import check_logits
 
 _WORDS = 64
 
@@ -16,12 +18,10 @@ _WORDS = 64
 def mask_logits_triton(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     """``mask_logits``; rows of ``logits`` may have gaps between them.  Nothing waits for the
     device."""
-    num_rows, vocab_size = logits.shape
-    num_masks, num_words = len(rows), cdiv(vocab_size, 32)
+    _, vocab_size = check_logits("logits", logits)
+    [num_masks], num_words = sizes("rows", rows, 1), cdiv(vocab_size, 32)
     check_tensor("masks", masks, torch.int32, (num_masks, num_words), logits)
     check_tensor("rows", rows, torch.int64, (num_masks,), logits)
-    if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        check_tensor("logits", logits, torch.float32, (num_rows, vocab_size), logits)
     if num_masks:
         launch(mask_kernel, (cdiv(num_words, _WORDS), num_masks))(
             logits, masks, rows, logits.stride(0), num_words, vocab_size, WORDS=_WORDS,

@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import cdiv, check_tensor, next_power_of_2
+from deepinfer.kernels.launch import cdiv, check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
+
+from .checks import check_logits
 
 _TILE = 1024
 
@@ -30,13 +32,11 @@ def sample_triton(
     positions: Tensor,
 ) -> Tensor:
     """``sample``; rows of ``logits`` may have gaps between them.  Nothing waits for the device."""
-    rows, vocab_size = logits.shape
+    rows, vocab_size = check_logits("logits", logits)
     for name, x in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
         check_tensor(name, x, torch.float32, (rows,), logits)
     for name, x in (("top_k", top_k), ("seeds", seeds), ("positions", positions)):
         check_tensor(name, x, torch.int64, (rows,), logits)
-    if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        check_tensor("logits", logits, torch.float32, (rows, vocab_size), logits)
     chosen = torch.empty_like(positions)
     if rows:
         tile = min(_TILE, next_power_of_2(vocab_size))
@@ -51,7 +51,7 @@ def sample_triton(
 
 def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """``exponential_noise``: same uniforms, logarithms within 2 units of the last place."""
-    rows = len(seeds)
+    [rows] = sizes("seeds", seeds, 1)
     check_tensor("seeds", seeds, torch.int64, (rows,), seeds)
     check_tensor("positions", positions, torch.int64, (rows,), seeds)
     noise = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds.device)

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import cdiv, check_tensor
+from deepinfer.kernels.launch import cdiv, check_tensor, sizes
 from deepinfer.kernels.relaunch import launch
+
+from .checks import check_logits
 
 _TILE = 1024
 
@@ -20,15 +22,13 @@ def penalize_logits_triton(
 
     Batch-invariant: yes.  Nothing waits for the device.
     """
-    num_rows, vocab_size = logits.shape
-    count, num_slots = len(rows), len(marks)
+    _, vocab_size = check_logits("logits", logits)
+    [count], num_slots = sizes("rows", rows, 1), len(marks)
     check_tensor("rows", rows, torch.int64, (count,), logits)
     check_tensor("slots", slots, torch.int64, (count,), logits)
     check_tensor("drafts", drafts, torch.int64, (len(drafts), count), logits)
     check_tensor("marks", marks, torch.int32, (num_slots, vocab_size), logits)
     check_tensor("penalties", penalties, torch.float32, (num_slots, 3), logits)
-    if logits.dtype != torch.float32 or logits.stride(1) != 1:
-        check_tensor("logits", logits, torch.float32, (num_rows, vocab_size), logits)
     if count:
         launch(penalize_kernel, (cdiv(vocab_size, _TILE), count))(
             logits, rows, slots, drafts, marks, penalties, logits.stride(0), count, len(drafts),

@@ -252,7 +252,7 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
     weight = _fp8(64, 96, device=device)
-    with pytest.raises(TensorError, match=r"x: expected .* \[\.\.\., 96\]"):
+    with pytest.raises(TensorError, match=r"x: expected .* \[any, 96\]"):
         quantized_linear_triton(torch.zeros(2, 64, dtype=torch.bfloat16, device=device), weight)
     with pytest.raises(TensorError, match="bf16|bfloat16"):
         quantized_linear_triton(torch.zeros(2, 96, device=device), weight)

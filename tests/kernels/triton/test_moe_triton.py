@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         experts_triton(x, ids.int(), weights, gate_up, down, _LIMIT)
     with pytest.raises(TensorError, match="weights: expected"):
         experts_triton(x, ids, weights[:1], gate_up, down, _LIMIT)
-    with pytest.raises(TensorError, match=r"x: expected .* \[\.\.\., 64\]"):
+    with pytest.raises(TensorError, match=r"x: expected .* \[any, 64\]"):
         experts_triton(x[:, :32].contiguous(), ids, weights, gate_up, down, _LIMIT)
     with pytest.raises(TensorError, match="contiguous"):
         experts_triton(x, ids, weights, gate_up, Weight(down.values[:, ::2], down.scales), _LIMIT)

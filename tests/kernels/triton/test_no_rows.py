@@ -12,6 +12,7 @@ from torch import Tensor
 from deepinfer.kernels import relaunch
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.triton_kernel import (
+    fp32_linear_parts_triton,
     fp32_linear_triton,
     grouped_linear_triton,
     linear_triton,
@@ -62,6 +63,7 @@ def _advance() -> Tensor:
 OPERATIONS: dict[str, Callable[[], Tensor]] = {
     "linear": lambda: linear_triton(_bf16(0, 64), Weight(_bf16(32, 64))),
     "fp32_linear": lambda: fp32_linear_triton(_bf16(0, 64), Weight(_bf16(32, 64))),
+    "fp32_linear_parts": lambda: fp32_linear_parts_triton(_bf16(0, 64), Weight(_bf16(32, 64)), 4),
     "quantized_linear": lambda: quantized_linear_triton(_bf16(0, 64), _packed(32, 64)),
     "grouped_linear": lambda: grouped_linear_triton(_bf16(0, 2, 64), Weight(_bf16(2, 32, 64))),
     "experts": _experts,

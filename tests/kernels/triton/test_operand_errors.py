@@ -26,6 +26,9 @@ from deepinfer.kernels.dspark.triton_verify import verify_drafts_triton
 from deepinfer.kernels.engram import triton_kernel as engram
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm import triton_kernel as gemm
+from deepinfer.kernels.gemm.activations import quantize_activations
+from deepinfer.kernels.gemm.k_order import KOrder
+from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.hyper_connection import Entrance, HyperMix, Mixer
 from deepinfer.kernels.hyper_connection import triton_kernel as hyper
 from deepinfer.kernels.indexer.triton_kernel import paged_index_scores_triton
@@ -46,12 +49,13 @@ BF16, F32, I64, I32, U8 = torch.bfloat16, torch.float32, torch.int64, torch.int3
 
 @dataclass(frozen=True)
 class Entry:
-    """A launcher, tensors that it takes, and by tensor the dimensions that decide sizes of others,
-    so that they may be any."""
+    """A launcher, tensors that it takes, by tensor the dimensions that decide sizes of others, so
+    that they may be any, and tensors that may have more dimensions before the others."""
 
     call: Callable[..., Any]
     tensors: dict[str, Tensor]
     free: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    leads: tuple[str, ...] = ()
 
 
 def _new(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -67,6 +71,10 @@ def _weight(n: int, k: int, *members: int) -> dict[str, Tensor]:
             torch.float8_e8m0fnu
         ),
     }
+
+
+def _fp4_scales(n: int, k: int) -> Tensor:
+    return torch.full((n, k // 32), 127, dtype=U8).view(torch.float8_e8m0fnu)
 
 
 def _indexer() -> Iterator[tuple[str, Entry]]:
@@ -99,9 +107,17 @@ def _layers() -> Iterator[tuple[str, Entry]]:
     listed = {
         "q": _new(BF16, 2, 4, 64), "window_rows": _new(U8, 9, 66), "window_index": _new(I64, 2, 5),
         "main_rows": _new(U8, 9, 36), "main_index": _new(I64, 2, 6), "sink": _new(F32, 4),
+        "cos": _new(F32, 2, 16), "sin": _new(F32, 2, 16), "lse": _new(F32, 2, 4),
     }  # fmt: skip
     free = {"window_rows": (0,), "window_index": (1,), "main_rows": (0,), "main_index": (1,)}
-    yield "attention", Entry(lambda **t: sparse_attention_triton(**t, scale=1.0), listed, free)
+    yield (
+        "attention",
+        Entry(
+            lambda cos, sin, **t: sparse_attention_triton(**t, scale=1.0, rope=(cos, sin)),
+            listed,
+            free,
+        ),
+    )
     yield (
         "linear",
         Entry(
@@ -130,6 +146,14 @@ def _layers() -> Iterator[tuple[str, Entry]]:
         "fp32 linear",
         Entry(
             lambda x, values: gemm.fp32_linear_triton(x, Weight(values)),
+            {"x": _new(BF16, 3, 64), "values": _new(F32, 32, 64)},
+            {"x": (0,), "values": (0,)},
+        ),
+    )
+    yield (
+        "fp32 linear in parts",
+        Entry(
+            lambda x, values: gemm.fp32_linear_parts_triton(x, Weight(values), 2),
             {"x": _new(BF16, 3, 64), "values": _new(F32, 32, 64)},
             {"x": (0,), "values": (0,)},
         ),
@@ -170,11 +194,11 @@ def _rows_of_caches() -> Iterator[tuple[str, Entry]]:
     x, rope = _new(BF16, 3, 64), {"cos": _new(F32, 3, 16), "sin": _new(F32, 3, 16)}
     yield "norm", Entry(
         lambda **t: rows.rms_norm_triton(**t, eps=1e-6), {"x": x, "weight": _new(F32, 64)},
-        {"x": (0,)},
+        {"x": (0,)}, ("x",),
     )  # fmt: skip
     yield "rope", Entry(
         lambda x, cos, sin: rows.apply_rope_triton(x, cos, sin), {"x": _new(BF16, 3, 2, 64)} | rope,
-        {"x": (1,)},
+        {"x": (1,)}, ("x",),
     )  # fmt: skip
     yield (
         "packed latents",
@@ -183,6 +207,7 @@ def _rows_of_caches() -> Iterator[tuple[str, Entry]]:
                 x, (cos, sin), "main", weight=weight, eps=1e-6
             ),
             {"x": x, "weight": _new(F32, 64)} | rope,
+            leads=("x",),
         ),
     )
     yield (
@@ -345,6 +370,47 @@ def test_what_is_refused_is_named(name: str) -> None:
             shorter = x.narrow(axis, 0, x.shape[axis] - 1).contiguous()
             with pytest.raises(TensorError, match="expected|divide|need"):
                 entry.call(**entry.tensors | {tensor: shorter})
+
+
+COUNTED = [name for name in ENTRIES if name != "router" and not name.endswith("streams")]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_dimensions_are_counted(name: str) -> None:
+    entry = ENTRIES[name]
+    for tensor, x in entry.tensors.items():
+        with pytest.raises(TensorError):
+            entry.call(**entry.tensors | {tensor: x[0].contiguous()})
+        if tensor not in entry.leads:
+            with pytest.raises(TensorError):
+                entry.call(**entry.tensors | {tensor: x[None]})
+
+
+def test_rotation_is_by_pairs_of_the_row() -> None:
+    x = _new(BF16, 3, 64)
+    for rotary in (15, 66):
+        with pytest.raises(TensorError, match="even number of at most 64"):
+            rows.apply_rope_triton(x, _new(F32, 3, rotary), _new(F32, 3, rotary))
+
+
+def test_compressed_rows_come_with_their_list() -> None:
+    tensors = ENTRIES["attention"].tensors
+    for missing in ("main_rows", "main_index"):
+        with pytest.raises(TensorError, match="both or none"):
+            ENTRIES["attention"].call(**tensors | {missing: None})
+
+
+def test_activations_of_another_weight_are_refused() -> None:
+    x = _new(BF16, 3, 64)
+    wide, fp4 = Weight(**_weight(32, 256)), Weight(_new(torch.int8, 32, 32), _fp4_scales(32, 64))
+    decoded = quantize_activations(x, MatrixPath.DECODED, KOrder.PLAIN)
+    gemm.quantized_linear_triton(decoded, fp4)
+    for acts, weight in (
+        (decoded, wide),
+        (quantize_activations(x, MatrixPath.FP8, KOrder.PLAIN), fp4),
+    ):
+        with pytest.raises(TensorError, match="x: expected activations"):
+            gemm.quantized_linear_triton(acts, weight)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
