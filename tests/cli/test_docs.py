@@ -16,6 +16,7 @@ _VERBS = (
     ["report"],
     ["bench"],
     ["bench", "run"],
+    ["bench", "kernels"],
     ["build"],
     ["config", "show"],
     ["config", "init"],

@@ -8,7 +8,7 @@ import torch
 
 from deepinfer.bench.results import KernelRow
 
-from . import attention, gemm, indexer, moe, rows
+from . import attention, drafts, gemm, indexer, moe, rows, sampling
 from .case import KernelCase
 from .timing import kernel_seconds
 
@@ -18,6 +18,8 @@ FAMILIES: Mapping[str, Callable[[], Iterator[KernelCase]]] = {
     "gemm": gemm.cases,
     "moe": moe.cases,
     "rows": rows.cases,
+    "sampling": sampling.cases,
+    "drafts": drafts.cases,
 }
 
 

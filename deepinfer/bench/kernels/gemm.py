@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.gemm import (
     Weight,
     fp32_linear,
@@ -26,7 +25,6 @@ from .case import KernelCase
 # N, K of the projections: q_a with kv, q_b, o_b.
 _DENSE = {"wq_a_kv": (1792, 5120), "wq_b": (32768, 1280), "wo_b": (5120, 8192)}
 _VOCABULARY = 129_280
-_WIDTH, _MARKOV, _DRAFTS = 5120, 256, 5
 
 
 def random_weight(kind: str, *shape: int) -> Weight:
@@ -90,38 +88,3 @@ def cases() -> Iterator[KernelCase]:
                 2 * rows * k + 4 * rows * n + 2 * n * k,
                 "bf16",
             )
-    for requests in (8, 256):
-        yield from draft_heads(requests)
-
-
-def draft_heads(
-    requests: int, vocabulary: int = _VOCABULARY, width: int = _WIDTH
-) -> Iterator[KernelCase]:
-    """Of one draft, what the token before it adds to all logits; of a block, its confidence."""
-    base = torch.randn(requests, vocabulary, device="cuda")
-    head = random_weight("bf16", vocabulary, _MARKOV)
-    yield KernelCase(
-        f"Markov product, {requests} rows",
-        partial(markov_logits, base, random_rows(requests, _MARKOV), head),
-        2 * requests * vocabulary * _MARKOV,
-        8 * base.numel() + 2 * (requests + vocabulary) * _MARKOV,
-        "bf16",
-    )
-    rows, inputs = requests * _DRAFTS, width + _MARKOV
-    hidden = random_rows(rows, width).view(requests, _DRAFTS, width)
-    tokens = torch.randint(0, vocabulary, (requests, 1 + _DRAFTS), device="cuda")
-    embed, proj = random_rows(vocabulary, _MARKOV), random_weight("bf16", 1, inputs)
-    yield KernelCase(
-        f"confidence, {rows} rows",
-        partial(
-            draft_confidence,
-            hidden,
-            tokens[:, 0].contiguous(),
-            tokens[:, 1:].contiguous(),
-            embed,
-            proj,
-        ),
-        2 * rows * inputs,
-        2 * (rows + 1) * inputs + 4 * rows,
-        "bf16",
-    )

@@ -1,4 +1,4 @@
-"""Index scores, candidate blocks, top-k, masks and sampling at the model's shapes."""
+"""Index scores, candidate blocks, top-k and where picks lie, at the model's shapes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from deepinfer.kernels.indexer import (
     candidate_blocks,
     listed_index_scores,
     num_listed_places,
     paged_index_scores,
+    pool_rows,
     select_topk,
 )
 from deepinfer.kernels.quant import pack_index_rows
-from deepinfer.kernels.sampling import mask_logits, penalize_logits, sample
 
 from .case import KernelCase
 
 _HEADS, _WIDTH, _BLOCK = 32, 128, 64
-_VOCABULARY = 129_280
 # Entries of a candidate block, and blocks of a list.
 _LISTED, _BLOCKS = 8, 2048
 
@@ -56,25 +54,6 @@ def listed_case(requests: int, queries: int, entries: int, num_blocks: int) -> d
     return {**operands, "blocks": blocks, "num_places": places, "block_size": _LISTED}
 
 
-def mask_case(rows: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Half of all tokens of each row are allowed."""
-    logits = torch.randn(rows, vocabulary, device="cuda")
-    words = (rows, -(-vocabulary // 32))
-    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, device="cuda")
-    return logits, masks, torch.arange(rows, device="cuda")
-
-
-def sampling_case(
-    rows: int, temperature: float, top_p: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    logits = torch.randn(rows, _VOCABULARY, device="cuda") * 3
-    floats = [torch.full((rows,), value, device="cuda") for value in (temperature, top_p, 0.0)]
-    seeds = torch.randint(-(2**62), 2**62, (rows,), device="cuda")
-    no_limit = torch.zeros(rows, dtype=torch.int64, device="cuda")
-    positions = torch.arange(rows, device="cuda")
-    return logits, floats[0], floats[1], no_limit, floats[2], seeds, positions
-
-
 def cases() -> Iterator[KernelCase]:
     for requests, queries, entries in (
         (256, 6, 65_536),
@@ -96,30 +75,7 @@ def cases() -> Iterator[KernelCase]:
         yield KernelCase(name, partial(select_topk, scores, visible, 512), 0, 2 * rows * entries)
     yield from (listed(*sizes) for sizes in ((256, 6), (256, 1), (8, 6), (1, 1024)))
     yield from (candidates(*sizes) for sizes in ((256, 131_072), (1536, 65_536), (8, 131_072)))
-    yield masks(256)
-    for rows, temperature, top_p in (
-        (256, 0.0, 1.0),
-        (256, 1.0, 1.0),
-        (256, 1.0, 0.9),
-        (8, 1.0, 1.0),
-    ):
-        name = f"sample {rows} rows, temperature {temperature}, top-p {top_p}"
-        draw = partial(sample, *sampling_case(rows, temperature, top_p))
-        yield KernelCase(name, draw, 0, 4 * rows * _VOCABULARY)
-    for rows in (256, 1536):
-        penalties = partial(penalize_logits, *penalty_case(rows))
-        yield KernelCase(f"penalties, {rows} rows", penalties, 0, 4 * rows * _VOCABULARY)
-
-
-def penalty_case(rows: int, seen: int = 1000) -> tuple[Tensor, ...]:
-    """Six rows of each request that has seen ``seen`` tokens."""
-    slots = torch.arange(rows, device="cuda") // 6
-    marks = torch.zeros(int(slots[-1]) + 1, _VOCABULARY, dtype=torch.int32, device="cuda")
-    marks[:, torch.randperm(_VOCABULARY, device="cuda")[:seen]] = 3
-    penalties = torch.tensor([0.5, 0.1, 1.1], device="cuda").repeat(len(marks), 1)
-    drafts = torch.randint(0, _VOCABULARY, (5, rows), device="cuda")
-    logits = torch.randn(rows, _VOCABULARY, device="cuda")
-    return logits, torch.arange(rows, device="cuda"), slots, drafts, marks, penalties
+    yield from (picked(*sizes) for sizes in ((256, 6), (256, 1), (8, 6)))
 
 
 def listed(
@@ -144,7 +100,13 @@ def candidates(rows: int, entries: int, num_blocks: int = _BLOCKS) -> KernelCase
     return KernelCase(name, call, 0, rows * (2 * entries + 8 * num_blocks))
 
 
-def masks(rows: int, vocabulary: int = _VOCABULARY) -> KernelCase:
-    """Of the logits that are not allowed, half of all, each is written."""
-    call = partial(mask_logits, *mask_case(rows, vocabulary))
-    return KernelCase(f"mask {rows} rows", call, 0, rows * vocabulary * (2 + 1 / 8))
+def picked(requests: int, queries: int, entries: int = 65_536, picks: int = 512) -> KernelCase:
+    """Where they lie in the pool."""
+    tokens, blocks = requests * queries, entries // _BLOCK
+    operands = (
+        torch.randint(0, entries, (tokens, picks), device="cuda").sort(1).values,
+        torch.arange(requests, device="cuda").repeat_interleave(queries),
+        torch.randperm(requests * blocks, device="cuda").view(requests, blocks),
+    )
+    name = f"rows of {picks} picks, {requests} x {queries}"
+    return KernelCase(name, partial(pool_rows, *operands, _BLOCK), 0, 16 * tokens * picks)

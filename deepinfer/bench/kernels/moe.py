@@ -8,18 +8,25 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm import HopperWeight, Weight, native_weight
+from deepinfer.kernels.gemm import (
+    HopperWeight,
+    Weight,
+    native_gate_up,
+    native_weight,
+    recast_weight,
+)
 from deepinfer.kernels.gemm.gluon_kernel import linear_rows_gluon
 from deepinfer.kernels.gemm.hopper_tile import hopper_tile
 from deepinfer.kernels.gemm.matrix_path import TILES, MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
-from deepinfer.kernels.moe import experts, native_experts, route, swiglu
+from deepinfer.kernels.moe import experts, gated_linear, native_experts, route, swiglu
 from deepinfer.kernels.moe.pair_order import order_pairs, order_tokens
 
 from .case import KernelCase
 from .gemm import random_rows, random_weight
 
 _WIDTH, _INNER, _EXPERTS, _CHOSEN, _LIMIT = 5120, 2304, 384, 6, 10.0
+_BYTES = {"FP4": 17 / 32, "FP8": 1.0}  # of a number of a weight
 
 
 def random_choices(tokens: int, count: int) -> Tensor:
@@ -37,8 +44,9 @@ def expert_case(tokens: int, count: int) -> tuple[Tensor, Tensor, Tensor, Weight
 def cases() -> Iterator[KernelCase]:
     for name, n, k in [("up", 2 * _INNER, _WIDTH), ("down", _WIDTH, _INNER)]:
         for count, rows in [(6, 16), (6, 64), (6, 256), (6, 512), (6, 1536), (48, 192), (48, 512)]:
-            yield _grouped_gemm(name, n, k, count, rows)
+            yield from _grouped_gemm(name, n, k, count, rows)
     yield from _whole()
+    yield from (shared(tokens) for tokens in (16, 256, 1536))
     yield from (routing(tokens) for tokens in (16, 256, 1536, 16_384))
 
 
@@ -54,24 +62,39 @@ def routing(tokens: int, width: int = _WIDTH, count: int = _EXPERTS) -> KernelCa
     return KernelCase(name, call, 2 * tokens * count * width, num_bytes, "bf16")
 
 
-def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> KernelCase:
-    """Every expert has the same number of rows."""
+def shared(tokens: int, width: int = _WIDTH, inner: int = _INNER) -> KernelCase:
+    """Gates and ups of the expert that all tokens meet, activated and quantised."""
+    gate_up, down = random_weight("fp8", 2 * inner, width), random_weight("fp8", width, inner)
+    call = partial(
+        gated_linear, random_rows(tokens, width), native_gate_up(gate_up), _LIMIT,
+        native_weight(down),
+    )  # fmt: skip
+    num_bytes = 2 * inner * width + tokens * (2 * width + inner)
+    return KernelCase(f"shared up, {tokens} rows", call, 4 * tokens * inner * width, num_bytes)
+
+
+def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> Iterator[KernelCase]:
+    """Every expert has the same number of rows; weights as they are stored, and recast where the
+    device has that form."""
     weight = random_weight("fp4", count, n, k)
     native = native_weight(weight)
     ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
     x = random_rows(count * rows, k)
     path = MatrixPath.of(torch.device("cuda"))
-    call: Callable[[], object]
+    calls: dict[str, Callable[[], object]] = {}
     if isinstance(native, HopperWeight):
-        hopper = hopper_tile(native, rows)
-        order, acts = order_tokens(x, ids, count, hopper.rows, path, native.order)
-        call = partial(linear_rows_gluon, acts, native, order, hopper)
+        for form, wanted in (("FP4", native), ("FP8", recast_weight(native))):
+            hopper = hopper_tile(wanted, rows)
+            order, acts = order_tokens(x, ids, count, hopper.rows, path, wanted.order)
+            calls[form] = partial(linear_rows_gluon, acts, wanted, order, hopper)
     else:
         tile = tile_for(rows, n, count, path, weight.values.device)
         order, acts = order_tokens(x, ids, count, tile.tokens, path, weight.order)
-        call = partial(expert_linear_triton, acts, weight, order, tile)
-    num_bytes = count * (n * k * 17 / 32 + rows * (k * 33 / 32 + 2 * n))
-    return KernelCase(f"expert {name}, {count} x {rows}", call, 2 * count * rows * n * k, num_bytes)
+        calls["FP4"] = partial(expert_linear_triton, acts, weight, order, tile)
+    flop = 2 * count * rows * n * k
+    for form, call in calls.items():
+        num_bytes = count * (n * k * _BYTES[form] + rows * (k * 33 / 32 + 2 * n))
+        yield KernelCase(f"expert {name}, {form}, {count} x {rows}", call, flop, num_bytes)
 
 
 def _whole() -> Iterator[KernelCase]:

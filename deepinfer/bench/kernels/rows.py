@@ -14,9 +14,10 @@ from deepinfer.kernels.gemm import Weight, native_weight
 from deepinfer.kernels.hyper_connection import Entrance, HyperMix, Mixer, advance_streams
 from deepinfer.kernels.norm import rms_norm
 from deepinfer.kernels.rope import apply_rope, rope_frequencies, rope_table
-from deepinfer.kernels.rows import store_latents
+from deepinfer.kernels.rows import split_projection, store_latents
 
 from .case import KernelCase
+from .gemm import random_weight
 
 _D, _S = 5120, 4
 
@@ -29,7 +30,7 @@ def uneven_rows(*shape: int) -> Tensor:
 def random_rope(tokens: int) -> tuple[Tensor, Tensor]:
     positions = torch.randint(0, 1 << 20, (tokens,))
     cos, sin = rope_table(rope_frequencies(64, 1.6e5), positions)
-    return cos.cuda(), sin.cuda()
+    return cos.to(device="cuda"), sin.to(device="cuda")
 
 
 def stream_case(tokens: int) -> tuple[Tensor, Tensor, HyperMix, Mixer, Entrance]:
@@ -77,6 +78,20 @@ def pool_case(requests: int, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor,
     return key_gate, ring, slots, starts[slots] + offsets, offsets, tokens
 
 
+def projection(tokens: int, q_width: int = 1280) -> KernelCase:
+    """What attention's first product gives: latent queries normalised and quantised, window rows
+    into the cache."""
+    width, both = 512, uneven_rows(tokens, q_width + 512)
+    norms = [torch.randn(size, device="cuda").bfloat16() for size in (q_width, width)]
+    cache = torch.empty(2 * tokens, 528, dtype=torch.uint8, device="cuda")
+    rows = torch.randperm(2 * tokens, device="cuda")[:tokens]
+    split = partial(
+        split_projection, both, random_rope(tokens), cache, rows, q_norm=norms[0],
+        kv_norm=norms[1], eps=1e-6, linear=native_weight(random_weight("fp8", 256, q_width)),
+    )  # fmt: skip
+    return _case("halves of q_a and kv", tokens, split, 5 * q_width + 2 * width + 528 + 512)
+
+
 def pooling(requests: int, each: int) -> KernelCase:
     name = f"pooling of keys, {requests} x {each}"
     num_bytes = (requests * each + requests) * 2 * 512 * 4 + requests * each * 512 * 2
@@ -95,6 +110,7 @@ def cases() -> Iterator[KernelCase]:
     slots = torch.randperm(65536, device="cuda")[:tokens]
     store = partial(store_latents, kv, rope, "window", cache, slots, weight=kv_weight, eps=1e-6)
     yield _case("window rows into the cache", tokens, store, 1024 + 528 + 512)
+    yield from (projection(tokens) for tokens in (16, 1536, 16_384))
     for count in (16, tokens):
         advance = partial(advance_streams, *stream_case(count))
         # What has to be read and written: streams and output; streams, input, its FP8 form.

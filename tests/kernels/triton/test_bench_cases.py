@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from deepinfer.bench.kernels import gemm, indexer, moe, rows
+from deepinfer.bench.kernels import drafts, indexer, moe, rows, sampling
 from deepinfer.bench.kernels.case import KernelCase
 from deepinfer.kernels.engram import engram_hash
 
@@ -52,18 +52,40 @@ def test_listed_scores_are_those_of_the_listed_entries() -> None:
 def test_candidates_and_masks() -> None:
     blocks = _result(indexer.candidates(3, 256, 7))
     assert blocks.shape == (3, 7) and bool((blocks.diff() > 0).all())
-    case = indexer.masks(3, 100)
+    case = sampling.masks(3, 100)
     assert _result(case) is None
     logits = case.call.args[0]  # type: ignore[attr-defined]
     assert 0.3 < float(logits.isinf().float().mean()) < 0.7
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_routing_and_heads_of_drafts() -> None:
+def test_picks_lie_in_the_blocks_of_their_request() -> None:
+    found = _result(indexer.picked(3, 2, 256, 5))
+    assert found.shape == (6, 5) and bool((found >= 0).all()) and int(found.max()) < 3 * 256
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_routing_and_the_shared_expert() -> None:
     ids, weights = _result(moe.routing(4, 64, 16))
     assert ids.shape == weights.shape == (4, 6)
-    markov, confidence = (_result(case) for case in gemm.draft_heads(2, 50, 64))
+    assert _result(moe.shared(3, 64, 32)).shape == (3, 32)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_heads_and_verification_of_drafts() -> None:
+    markov, confidence = (_result(case) for case in drafts.draft_heads(2, 50, 64))
     assert markov.shape == (2, 50) and confidence.shape == (2, 5)
+    verified = _result(drafts.verification(4, 50))
+    assert verified.shape == (4, 2) and 0 < int(verified[:, 0].max()) <= 5
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_halves_of_a_projection() -> None:
+    case = rows.projection(5, 64)
+    queries = _result(case)
+    assert queries.values.shape == (5, 64)
+    *_, cache, places = case.call.args  # type: ignore[attr-defined]
+    assert len(places) == 5 and bool(cache[places].any(1).all())
 
 
 @pytest.mark.usefixtures("on_cpu")

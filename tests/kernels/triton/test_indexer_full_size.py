@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deepinfer.bench.kernels.indexer import paged_case, sampling_case
+from deepinfer.bench.kernels.indexer import paged_case
+from deepinfer.bench.kernels.sampling import sampling_case
 from deepinfer.kernels.indexer import paged_index_scores
 from deepinfer.kernels.indexer.paged import paged_index_scores_reference
 from deepinfer.kernels.indexer.reference import candidate_blocks_reference, select_topk_reference
