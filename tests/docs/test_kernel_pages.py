@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-_SHARED = {"rows": ("rows", "norm", "rope"), "plain": ("compressor", "dspark")}
+_SHARED = {"rows": ("rows", "norm", "rope"), "drafts": ("compressor", "dspark")}
 
 
 def _public(init: Path) -> set[str]:
