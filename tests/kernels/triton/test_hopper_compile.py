@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-# Bytes of registers that do not fit, per thread: at most ten registers.
-MAX_SPILLED = 40
+# Bytes of registers that do not fit, per thread: at most eight registers.
+MAX_SPILLED = 32
+# Where results leave quantised, Triton 3.9 makes it ten; 3.6 makes it none.
+MAX_SPILLED_OF = {"attention_gluon_kernel": 40}
 MATRIX_KERNELS = {
     "attention_gluon_kernel": 7,
     "score_gluon_kernel": 2,
@@ -40,5 +42,6 @@ def test_hopper_kernels_compile(which: tuple[str, ...], counts: dict[str, int]) 
     combined = [kernel for kernel in kernels if kernel["kernel"] == "combine_pieces_kernel"]
     assert len(combined) == (2 if which else 0), "values as they are, and quantised"
     for kernel in kernels:
-        assert kernel["stack_bytes"] <= MAX_SPILLED, kernel
+        most = MAX_SPILLED_OF.get(kernel["kernel"], MAX_SPILLED)
+        assert kernel["stack_bytes"] <= most, kernel
         assert kernel["shared_bytes"] <= 227 * 1024, kernel["kernel"]
