@@ -44,15 +44,15 @@ def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Chec
         yield Check(group="run", name="model", state=PROBLEM, text=_words(error))
         return
     yield Check(group="run", name="model", state=OK, text=_model(settings, dry_run))
-    yield Check(group="run", name="how", state=OK, text=_how(settings, dry_run))
+    yield Check(group="run", name="how", state=OK, text=_how(dry_run))
     for name, note in dry_run.notes.items():
         yield Check(group="run", name=name, state=NOTE, text=note)
-    yield memory_check(dry_run, settings)
+    yield memory_check(dry_run)
     if settings.speculation_profile is not None:
         yield _profile(Path(settings.speculation_profile))
 
 
-def memory_check(dry_run: DryRun, settings: Settings) -> Check:
+def memory_check(dry_run: DryRun) -> Check:
     """Caches are allocated at once; weights are read from files as they are used."""
     memory = dry_run.memory
     need = memory.weight_bytes + memory.cache_bytes
@@ -119,7 +119,7 @@ def _model(settings: Settings, dry_run: DryRun) -> str:
     return f"{name}: {parts}"
 
 
-def _how(settings: Settings, dry_run: DryRun) -> str:
+def _how(dry_run: DryRun) -> str:
     config = dry_run.config
     drafts = "no drafts"
     if config.num_speculative_tokens:

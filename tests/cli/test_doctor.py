@@ -20,7 +20,6 @@ from deepinfer_cli.doctor.hardware import compiler_checks, disk_checks
 from deepinfer_cli.doctor.readiness import bundle_checks, memory_check, run_checks
 from deepinfer_cli.doctor.software import shadow_checks
 from deepinfer_cli.doctor.verb import print_checks
-from deepinfer_cli.settings.settings import Settings
 
 
 def _states(checks: Any) -> dict[str, str]:
@@ -135,7 +134,7 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for free in (1000, 120, 40):
         machine = SimpleNamespace(available_bytes=free)
         monkeypatch.setattr(readiness, "host", lambda machine=machine: machine)
-        states.append(memory_check(dry_run, Settings()).state)
+        states.append(memory_check(dry_run).state)
     assert states == ["ok", "warning", "problem"]
 
 
