@@ -94,7 +94,7 @@ def pool_rows(
 ) -> Tensor:
     """See ``pool_rows_reference``."""
     arguments = (picks, request_rows, block_table, per_block, blocks)
-    if picks.is_cuda:
+    if picks.is_cuda:  # on Ascend, whose compiler has not seen this kernel, plain torch
         from .triton_rows import pool_rows_triton
 
         return pool_rows_triton(*arguments, block_size=block_size)
