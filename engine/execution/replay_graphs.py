@@ -39,11 +39,15 @@ class HasHalves(Protocol):
 
 
 class ReplayGraphs:
-    """Graphs for each number of prompts and bound of their lengths; ``table`` knows the latter."""
+    """Graphs for each number of prompts and bound of their lengths; ``table`` knows the latter.
+
+    One runs at a time: those of as many prompts read from the same memory.
+    """
 
     def __init__(self, graphs: GraphCache, table: SlotTable) -> None:
         self._graphs = graphs
         self._table = table
+        self._places: dict[Hashable, Narrowed] = {}
         self._kept: dict[Hashable, Narrowed] = {}
 
     @property
@@ -58,23 +62,25 @@ class ReplayGraphs:
             return model.finish(start, cache)
         context = self._table.context_bound(max(start.batch.context_lens))
         num_logits = len(start.batch.logit_rows)
-        key = len(lens), num_logits, context, batch.may_have_images
+        size = len(lens), num_logits, batch.may_have_images
+        key = *size, context
+        if size not in self._places:
+            self._places[size] = start.map(torch.empty_like)
         if key not in self._kept:
-            self._kept[key] = self._place(start, context)
+            self._kept[key] = self._reaching(self._places[size], context)
         kept = self._kept[key]
         for place, value in zip(kept.tensors, start.tensors, strict=True):
             place[tuple(map(slice, value.shape))].copy_(value)
         output = self._graphs.run(("replay", *key), lambda: model.finish(kept, cache))
         return replace(output, logits=output.logits.clone(), main_rows=start.main_rows)
 
-    def _place(self, start: Narrowed, context: int) -> Narrowed:
-        """Memory of its own for such a start, with as many blocks as ``context`` takes."""
-        place = start.map(torch.empty_like)
-        count = len(start.batch.decoder_lens)
+    def _reaching(self, place: Narrowed, context: int) -> Narrowed:
+        """The same memory with block tables of its own, of as many blocks as ``context`` takes."""
+        count = len(place.batch.decoder_lens)
         num_blocks = -(-context // self._table.block_size)
         batch = replace(
             place.batch,
-            block_table=start.batch.block_table.new_zeros(count, num_blocks),
+            block_table=place.batch.block_table.new_zeros(count, num_blocks),
             context_lens=(context,) * count,
         )
         return replace(place, batch=batch)

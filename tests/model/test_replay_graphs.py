@@ -82,6 +82,24 @@ def test_the_same_bits_from_memory_that_stays(
     assert first == third != second
 
 
+def test_graphs_of_as_many_prompts_share_memory(
+    model: Model, new_fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    """Whatever their contexts: only block tables are as long as those."""
+    prefills, window = Prefills(model, new_fleet), model.config.sliding_window
+    bounds = iter([256, 272, 256])
+    monkeypatch.setattr(SlotTable, "context_bound", lambda table, length: next(bounds))
+    for seed in range(3):
+        lengths = [window + 20 + seed]
+        expected = prefills.run(lengths, monkeypatch, as_graph=False, seed=seed)
+        found = prefills.run(lengths, monkeypatch, as_graph=True, seed=seed)
+        for one, other in zip(found, expected, strict=True):
+            assert_bitwise_equal(one, other)
+    short, long = prefills.replay._kept.values()
+    assert short.batch.block_table.shape < long.batch.block_table.shape
+    assert short.entered.streams.data_ptr() == long.entered.streams.data_ptr()
+
+
 def test_only_whole_windows_are_graphs(
     model: Model, new_fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
