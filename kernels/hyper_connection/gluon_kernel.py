@@ -3,9 +3,10 @@
 A program has a piece of the width, STEPS times 32 columns of each stream, whose mixing weights stay
 in shared memory, and takes every few tiles of 64 tokens (of 16 where all are few: more programs
 share them, and steps are shorter).  Programs of all pieces reach the same tokens at about the same
-time, so that the device's memory sees whole rows.  One warp fetches 32 columns at a time by TMA;
-two groups of four warps take turns with tiles.  They write what the streams become to where these
-were in shared memory: TMA stores it from there, and the matrix unit multiplies it.
+time, and meet where these are many, so that the device's memory sees whole rows.  One warp fetches
+32 columns at a time by TMA; two groups of four warps take turns with tiles.  They write what the
+streams become to where these were in shared memory: TMA stores it from there, and the matrix unit
+multiplies it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from deepinfer.kernels.gemm.gluon_ring import barriers, wait_empty
-from deepinfer.kernels.gluon_names import load_tile, store_tile, thread_barrier
+from deepinfer.kernels.gemm.gluon_ring import barriers
+from deepinfer.kernels.gluon_names import store_tile, thread_barrier
 
-# Rows of the matrix instruction: most tokens of a tile.
-TOKENS = gl.constexpr(64)
-WIDTH = gl.constexpr(32)
-STREAMS = gl.constexpr(4)
-PARTS = gl.constexpr(3)
-ROWS = gl.constexpr(24)
-PADDED_ROWS = gl.constexpr(32)
+from .gluon_fetch import (
+    PADDED_ROWS,
+    PARTS,
+    ROWS,
+    STREAMS,
+    TOKENS,
+    WIDTH,
+    fetch,
+    first_column,
+    num_tiles,
+)
+
 # In this order the squares of a token are added up, whatever the tile.
 ADDED = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [4, 1], [0, 1]))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
@@ -53,7 +59,7 @@ def _fours(tile_tokens):
 # Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_tokens"])
 def advance_kernel(
-    x, added, fn, expanded, collapsed, post, comb, pre, products, squares, num_tokens, D,
+    x, added, fn, expanded, collapsed, post, comb, pre, products, squares, meetings, num_tokens, D,
     EXPAND: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """x [T, 4 D] bf16 becomes expanded [T, 4 D] and collapsed [T, D]; of each piece the products
@@ -85,64 +91,11 @@ def advance_kernel(
         [
             (_advance_even, (memory, coefficients, results, num_tokens, D, EXPAND)),
             (_advance_odd, (memory, coefficients, results, num_tokens, D, EXPAND)),
-            (_fetch, (x, added, fn, memory, num_tokens, D, EXPAND)),
+            (fetch, (x, added, fn, memory, meetings, num_tokens, D, EXPAND)),
         ],
         [4, 1],
         [216, 24],
     )
-
-
-@gluon.jit
-def _num_tiles(num_tokens, TILE: gl.constexpr):
-    """How many tiles of tokens this program has: every ``num_programs(1)``-th."""
-    return gl.cdiv(gl.cdiv(num_tokens, TILE) - gl.program_id(1), gl.num_programs(1))
-
-
-@gluon.jit
-def _first_column(step):
-    """Of a step in each stream: steps of all pieces together read and write long runs at a time."""
-    return (step * gl.num_programs(0) + gl.program_id(0)) * WIDTH
-
-
-@gluon.jit
-def _fetch(x, added, fn, memory, num_tokens, D, EXPAND: gl.constexpr):
-    """Two tiles at a time, a step of each in turn."""
-    x_tiles, o_tiles, w_tiles, full, empty, ready = memory
-    STAGES: gl.constexpr = empty.shape[0]
-    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
-    STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
-    TILE: gl.constexpr = x.block_type.shape[0]
-    count = _num_tiles(num_tokens, TILE)
-    for pair in range(0, count, 2):
-        in_turn = gl.minimum(count - pair, 2)
-        for i in range(in_turn * STEPS):
-            step = pair * STEPS + i
-            stage = step % STAGES
-            bar = full.index(step % (2 * STAGES))
-            tile = gl.program_id(1) + (pair + i % in_turn) * gl.num_programs(1)
-            column = _first_column(i // in_turn)
-            wait_empty(empty, step)
-            mbarrier.expect(bar, STEP_BYTES)
-            for stream in gl.static_range(STREAMS):
-                place = [tile * TILE, stream * D + column]
-                load_tile(x, place, bar, x_tiles[stream].index(stage).slice(0, TILE))
-            if EXPAND:
-                load_tile(added, [tile * TILE, column], bar, o_tiles.index(stage).slice(0, TILE))
-            # Before the streams of the next step: the first product waits for no more than these.
-            if (pair == 0) & (i % in_turn == 0):
-                _fetch_weights(fn, w_tiles, ready, D, i // in_turn)
-
-
-@gluon.jit
-def _fetch_weights(fn, w_tiles, ready, D, inner):
-    """Of one step; they stay."""
-    bar = ready.index(inner)
-    mbarrier.expect(bar, STREAMS * PARTS * fn.block_type.nbytes)
-    column = _first_column(inner)
-    for stream in gl.static_range(STREAMS):
-        for part in gl.static_range(PARTS):
-            tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
-            load_tile(fn, [part * ROWS, stream * D + column], bar, tile)
 
 
 @gluon.jit
@@ -160,7 +113,7 @@ def _advance(
     memory, coefficients, results, num_tokens, D, EXPAND: gl.constexpr, WHICH: gl.constexpr
 ):
     """Every second tile of the program's."""
-    count = _num_tiles(num_tokens, results[0].block_type.shape[0])
+    count = num_tiles(num_tokens, results[0].block_type.shape[0])
     for index in range(WHICH, count, 2):
         in_turn = gl.minimum(count - index + WHICH, 2)
         _tile(memory, coefficients, results, num_tokens, D, index, in_turn, WHICH, EXPAND)
@@ -195,7 +148,7 @@ def _tile(
     for inner in range(STEPS):
         step = (index - WHICH) * STEPS + inner * in_turn + WHICH
         stage = step % STAGES
-        column = _first_column(inner)
+        column = first_column(inner)
         mbarrier.wait(full.index(step % (2 * STAGES)), (step // (2 * STAGES)) & 1)
         output = o_tiles.index(stage).slice(0, TILE)
         values = (

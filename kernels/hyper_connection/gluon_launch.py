@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm.activations import GROUP, Activations
@@ -11,11 +14,14 @@ from deepinfer.kernels.norm.triton_kernel import norm_operands
 from deepinfer.kernels.relaunch import launch
 
 from .gluon_coefficients import MADE_TOKENS
+from .gluon_fetch import PADDED_ROWS, TOKENS, WIDTH
 from .gluon_finish import finish_gluon_kernel
-from .gluon_kernel import PADDED_ROWS, TOKENS, WIDTH, advance_kernel
+from .gluon_kernel import advance_kernel
+from .gluon_meetings import COUNTER_STRIDE
 from .reference import Entrance, HyperMix, Mixer
 
-_STAGES = 5
+# More take programs further apart: slower, though more loads are on their way.
+_STAGES = 4
 # So many tokens are few, and their tiles of 16.
 _FEW, _TILE_OF_FEW = 64, 16
 
@@ -52,6 +58,7 @@ def pass_streams_gluon(
         pre,
         products,
         squares,
+        meeting_counters(streams.device, pieces, most),
         tokens,
         width,
         EXPAND=expanded is not None,
@@ -60,6 +67,13 @@ def pass_streams_gluon(
         num_warps=4,
         enable_fp_fusion=True,
     )
+
+
+@cache
+def meeting_counters(device: torch.device, pieces: int, most: int) -> Tensor:
+    """How often programs have come to meetings: a counter for each of ``most`` sets of ``pieces``
+    programs that take the same tiles.  Every launch of so many pieces goes on with them."""
+    return torch.zeros(most, COUNTER_STRIDE.value, dtype=torch.int64, device=device)
 
 
 def finish_streams_gluon(

@@ -1,0 +1,83 @@
+"""The warp that fetches streams, output and mixing weights for ``gluon_kernel.py``, by TMA."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from deepinfer.kernels.gemm.gluon_ring import wait_empty
+from deepinfer.kernels.gluon_names import load_tile
+
+from .gluon_meetings import COUNTER_STRIDE, arrive, wait_for_mates
+
+# Rows of the matrix instruction: most tokens of a tile.
+TOKENS = gl.constexpr(64)
+WIDTH = gl.constexpr(32)
+STREAMS = gl.constexpr(4)
+PARTS = gl.constexpr(3)
+ROWS = gl.constexpr(24)
+PADDED_ROWS = gl.constexpr(32)
+# That a program takes after a meeting before it looks whether all have come.
+_STEPS_AHEAD = gl.constexpr(2)
+
+
+@gluon.jit
+def num_tiles(num_tokens, TILE: gl.constexpr):
+    """How many tiles of tokens this program has: every ``num_programs(1)``-th."""
+    return gl.cdiv(gl.cdiv(num_tokens, TILE) - gl.program_id(1), gl.num_programs(1))
+
+
+@gluon.jit
+def first_column(step):
+    """Of a step in each stream: steps of all pieces together read and write long runs at a time."""
+    return (step * gl.num_programs(0) + gl.program_id(0)) * WIDTH
+
+
+@gluon.jit
+def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
+    """Two tiles at a time, a step of each in turn.  Before every two after the first, programs of
+    all pieces of these tiles meet: a program may be a few steps ahead of the others."""
+    x_tiles, o_tiles, w_tiles, full, empty, ready = memory
+    STAGES: gl.constexpr = empty.shape[0]
+    STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
+    STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
+    TILE: gl.constexpr = x.block_type.shape[0]
+    count = num_tiles(num_tokens, TILE)
+    counter = meetings + gl.program_id(1) * COUNTER_STRIDE
+    expected = gl.to_tensor(0).to(gl.int64)
+    for pair in range(0, count, 2):
+        in_turn = gl.minimum(count - pair, 2)
+        for i in range(in_turn * STEPS):
+            step = pair * STEPS + i
+            stage = step % STAGES
+            bar = full.index(step % (2 * STAGES))
+            tile = gl.program_id(1) + (pair + i % in_turn) * gl.num_programs(1)
+            column = first_column(i // in_turn)
+            wait_empty(empty, step)
+            if pair > 0:
+                if i == 0:
+                    expected = arrive(counter, gl.num_programs(0))
+                if i == _STEPS_AHEAD:
+                    wait_for_mates(counter, expected)
+            mbarrier.expect(bar, STEP_BYTES)
+            for stream in gl.static_range(STREAMS):
+                place = [tile * TILE, stream * D + column]
+                load_tile(x, place, bar, x_tiles[stream].index(stage).slice(0, TILE))
+            if EXPAND:
+                load_tile(added, [tile * TILE, column], bar, o_tiles.index(stage).slice(0, TILE))
+            # Before the streams of the next step: the first product waits for no more than these.
+            if (pair == 0) & (i % in_turn == 0):
+                _fetch_weights(fn, w_tiles, ready, D, i // in_turn)
+
+
+@gluon.jit
+def _fetch_weights(fn, w_tiles, ready, D, inner):
+    """Of one step; they stay."""
+    bar = ready.index(inner)
+    mbarrier.expect(bar, STREAMS * PARTS * fn.block_type.nbytes)
+    column = first_column(inner)
+    for stream in gl.static_range(STREAMS):
+        for part in gl.static_range(PARTS):
+            tile = w_tiles.index((inner * STREAMS + stream) * PARTS + part)
+            load_tile(fn, [part * ROWS, stream * D + column], bar, tile)
