@@ -126,10 +126,10 @@ class DecodeStep:
                 turn,
             )
         token_slots, at = sent[0][sent[7][:num_tokens]], sent[6][:num_tokens].clone()
-        if is_plain:
-            self.model.note_plain(hidden[:num_tokens], at, token_slots)
-        else:
+        if hidden is None:
             self.model.note(sent[0])
+        else:
+            self.model.note_plain(hidden[:num_tokens], at, token_slots)
         return StepOutput(logits[:num_tokens], token_slots, at + 1)
 
     def draft(
@@ -169,8 +169,9 @@ class DecodeStep:
         context_lens: tuple[int, ...],
         may_have_images: bool,
         is_plain: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits and what the draft stages would read."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits and, where the draft stages did not read it here, what they may have to read: a
+        graph keeps the memory of what it returns."""
         slots, first, encoder_start, decoder_start, write_start = inputs[:5]
         token_ids, positions, rows, places = inputs[5:]
         num_blocks = -(-max(context_lens) // self.table.block_size)
@@ -194,7 +195,9 @@ class DecodeStep:
             logits_out=self._place("logits", (len(places), self.vocab_size), self._most_tokens),
         )
         output = self.model.forward(batch, is_plain=is_plain)
-        return self._keep("logits", output.logits, self._most_tokens), output.main_hidden
+        is_unread = is_plain and self.model.backlog is not None
+        logits = self._keep("logits", output.logits, self._most_tokens)
+        return logits, output.main_hidden if is_unread else None
 
     def _draft(self, depth: int, slots: Tensor, positions: Tensor, starts: Tensor) -> DraftOutput:
         anchors = self.newest[slots]

@@ -28,9 +28,11 @@ class Padding(GraphCache):
     def __init__(self) -> None:
         super().__init__("cpu")
         self.is_enabled = True
+        self.newest: object = None
 
     def run(self, key: Hashable, function: Callable[[], Result], turn: object = None) -> Result:
-        return function()
+        self.newest = result = function()
+        return result
 
 
 class Steps:
@@ -115,6 +117,17 @@ def test_padded_steps_are_the_same(model, slots: list[int]) -> None:
         strict=True,
     ):
         assert torch.equal(ring, other)
+
+
+def test_a_graph_keeps_only_what_is_read_after_it(model) -> None:
+    """Beside logits, whose memory all share: what the draft stages have not seen yet."""
+    graphs = Padding()
+    steps = Steps(model, graphs)
+    for drafts, is_kept in ((None, True), ([[7], [7]], False)):
+        steps.run([1, 4], drafts)
+        logits, hidden = graphs.newest
+        assert logits.data_ptr() == steps.step._kept["logits"].data_ptr()
+        assert (hidden is not None) == is_kept
 
 
 def test_more_than_the_plan_has_room_for_is_refused(model) -> None:
