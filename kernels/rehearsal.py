@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver as active_driver
 from triton.runtime.jit import JITFunction
 
+from . import relaunch
 from .launch import is_interpreted
 
 # Pretended devices need a number of their own: Triton keeps a device's target for good.
@@ -71,7 +72,21 @@ def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launc
         new = Launch(kernel, signature, constants, attributes, dict(options.__dict__))
         launches.setdefault((kernel.fn, str(key)), new)
 
-    with _replaced(JITFunction, "_do_compile", note), pretend(device):
+    known: set[object] = set()
+    as_triton_does = relaunch._launch
+
+    def launch_new(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+        """Nearly all launches are like one before, which takes Triton long to find out."""
+        key, _ = relaunch.launch_key(kernel, args, named, active_driver.active.get_current_device())
+        if key is None or key not in known:
+            as_triton_does(kernel, grid, *args, **named)
+            known.add(key)
+
+    with (
+        _replaced(relaunch, "_launch", launch_new),
+        _replaced(JITFunction, "_do_compile", note),
+        pretend(device),
+    ):
         yield launches
 
 

@@ -88,7 +88,7 @@ def test_another_python_is_refused(own_cache: Path, monkeypatch: pytest.MonkeyPa
 def test_the_exit_code_says_whether_the_stage_was_reached(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     stage: str,
     reached: tuple[str, ...],
     code: int,
@@ -112,7 +112,7 @@ def test_the_exit_code_says_whether_the_stage_was_reached(
         jobs=None, json=True, quiet=False,
     )  # fmt: skip
     assert build_verb.build(request, {}) == code
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     (report,) = json.loads(out)
     assert report["reached"]["linalg"] == 2
     assert len(list(built.folder.glob("*.linalg.mlir"))) == 2
