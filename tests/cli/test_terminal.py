@@ -131,6 +131,7 @@ def test_small_verbs_import_nothing_slow(arguments: list[str]) -> None:
     code = (
         "import sys; from deepinfer_cli.main import main; main(sys.argv[1:]);"
         "slow = {'torch', 'triton', 'numpy', 'pyarrow', 'datasets', 'tokenizers', 'rich'};"
+        "slow |= {'pydantic'};"
         "print(sorted(slow & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
