@@ -1,10 +1,19 @@
 """One thread per test process: with two on a machine of two cores, each waits for the other's core.
-
 Tests about threads set the number themselves.
+
+And no example of Hypothesis fails because a machine is slow.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+
+with suppress(ImportError):  # tests/gpu runs without it
+    from hypothesis import HealthCheck, settings
+
+    checks = [HealthCheck.too_slow]
+    settings.register_profile("slow machine", deadline=None, suppress_health_check=checks)
+    settings.load_profile("slow machine")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
