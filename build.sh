@@ -80,10 +80,16 @@ check_cann() {
 [ "$mode" != --release ] || check_release
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+compile=""
+if [ "$mode" = --test ]; then
+  # Tests import a quarter of what pip would compile; Python keeps what it compiles for itself.
+  compile=--no-compile
+  export PYTHONDONTWRITEBYTECODE=
+fi
 # The code is linked, so only another list of packages is a reason to install again.
 installed=.venv/installed$extras
 if ! [ "$installed" -nt pyproject.toml ]; then
-  .venv/bin/python -m pip install --quiet --editable ".$extras"
+  .venv/bin/python -m pip install --quiet $compile --editable ".$extras"
   true >.venv/installed # those of tests are all that a run needs, and more
   true >"$installed"
 fi
