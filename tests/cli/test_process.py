@@ -58,7 +58,7 @@ def test_results_and_files_are_the_same_from_shell_and_bare_environment(process:
 
 
 def test_a_closed_pipe_is_quiet(in_tmp: Path, command: list[str]) -> None:
-    Path("in.jsonl").write_bytes(_prompts(20_000))
+    Path("in.jsonl").write_bytes(_prompts(9_000))
     program = " ".join(command)
     done = subprocess.run(
         ["bash", "-c", f"{program} run in.jsonl -o - -q | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -101,7 +101,7 @@ def test_a_read_only_folder_of_inputs(process: Process) -> None:
 
 def test_a_full_disk_is_said_plainly(process: Process) -> None:
     """A limit on the size of files stands for the full disk: the same kind of error, anywhere."""
-    Path("in.jsonl").write_bytes(_prompts(20_000))
+    Path("in.jsonl").write_bytes(_prompts(9_000))
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_plainly(process: Process) -> None:
     again = process("run", "in.jsonl", "-o", "out.jsonl")
     assert again.exit_code == 0
     report = json.loads(Path("out.jsonl.report.json").read_bytes())
-    assert report["rows"]["results"] == 20_000 and report["rows"]["resumed"] > 1_000
+    assert report["rows"]["results"] == 9_000 and report["rows"]["resumed"] > 1_000
 
 
 def test_two_runs_on_one_output(start: Any, process: Process) -> None:

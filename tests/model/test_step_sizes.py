@@ -63,6 +63,7 @@ def answers(engine: LLMEngine) -> dict[str, tuple[int, ...]]:
     return done
 
 
+@ONE_MODEL
 def test_an_engine_that_met_all_sizes_answers_the_same_and_meets_no_new_one(model: Model) -> None:
     fresh, _, _ = make_engine(model)
     engine, step, graphs = make_engine(model)
