@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.kernels.gemm import native_gate_up, native_weight, quantized_linear
-from deepinfer.kernels.moe import PairOutputs, Slots, gated_linear, route
+from deepinfer.kernels.moe import (
+    PairOutputs,
+    Slots,
+    gated_linear,
+    gated_linear_and_logits,
+    route,
+)
 from deepinfer.kernels.norm import NormedRows
 
 from .layer_tensors import LayerTensors
@@ -16,6 +22,8 @@ from .schedule import LayerPlan
 from .share import LocalExperts, RoutedExperts, Steps, gate_up
 
 if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
+
     from .config import ModelConfig
 
 
@@ -40,8 +48,7 @@ class MoE:
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
         """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
         is_image [T, 1] bool or None."""
-        compute = self._begin(rows, is_image)
-        activated = gated_linear(rows.operand, self.shared_gate_up, self.limit, self.shared_down)
+        compute, activated = self._begin(rows, is_image)
         collect = compute()
         shared = quantized_linear(activated, self.shared_down)
         routed = collect()
@@ -49,18 +56,29 @@ class MoE:
             return torch.add(routed, shared, out=torch.empty_like(shared))
         return PairOutputs(*routed, shared)
 
-    def _begin(self, rows: NormedRows, is_image: Tensor | None) -> Steps:
+    def _begin(
+        self, rows: NormedRows, is_image: Tensor | None
+    ) -> tuple[Steps, Tensor | Activations]:
+        """What is left of the routed experts, and the activations of the shared one."""
         x = rows.values
+        shared = (rows.operand, self.shared_gate_up, self.limit, self.shared_down)
         if not (x.is_cuda and len(x) and isinstance(self.routed, LocalExperts)):
-            return self.routed.begin(rows, *self.route(x, is_image))
+            # Tokens leave for other ranks before this one computes for them.
+            return self.routed.begin(rows, *self.route(x, is_image)), gated_linear(*shared)
         slots = Slots.empty(len(x), self.num_experts_per_tok, self.routed.num_members, x.device)
-        ids, weights = self.route(x, is_image, slots)
-        return self.routed.begin(rows, ids, weights, slots)
+        activated, logits = gated_linear_and_logits(x, *shared, self.gate, slots)
+        ids, weights = self.route(x, is_image, slots, logits)
+        return self.routed.begin(rows, ids, weights, slots), activated
 
     def route(
-        self, x: Tensor, is_image: Tensor | None, slots: Slots | None = None
+        self,
+        x: Tensor,
+        is_image: Tensor | None,
+        slots: Slots | None = None,
+        logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Expert ids [T, K] i64, ascending, and weights [T, K] f32; on a GPU ``slots``, too."""
+        """Expert ids [T, K] i64, ascending, and weights [T, K] f32; on a GPU ``slots``, too, and of
+        ``logits`` that are there already."""
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image, self.image_bias, self.bias)
@@ -72,4 +90,5 @@ class MoE:
             normalize=self.normalize,
             scaling_factor=self.scaling_factor,
             slots=slots,
+            logits=logits,
         )

@@ -44,14 +44,15 @@ def parts_kernel(
     full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
     if ZERO:
-        _set_to_zero(zeroed, N)
+        set_to_zero(zeroed, N)
     work = (num_rows, N, K)
+    walk = (gl.program_id(0), gl.num_programs(0), 0)
     tiles = (x_tiles, w_tiles, full, empty)
     if PIECES == 1:
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, out, o_tiles, PARTS, ADDED)),
-                (_fetch, (x, w, work, tiles, PARTS, ADDED)),
+                (_multiply_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (fetch_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
             ],
             [1],
             [24],
@@ -59,10 +60,10 @@ def parts_kernel(
     else:
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, out, o_tiles, PARTS, ADDED)),
-                (_multiply_second, (work, tiles, out, o_tiles, PARTS, ADDED)),
-                (_multiply_third, (work, tiles, out, o_tiles, PARTS, ADDED)),
-                (_fetch, (x, w, work, tiles, PARTS, ADDED)),
+                (_multiply_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (_multiply_second, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (_multiply_third, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (fetch_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -70,7 +71,7 @@ def parts_kernel(
 
 
 @gluon.jit
-def _set_to_zero(place, N):
+def set_to_zero(place, N):
     """N numbers, by the first program."""
     lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     if gl.program_id(0) == 0:
@@ -98,13 +99,14 @@ def _place(tile, work, tiles, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(x, w, work, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+def fetch_parts(x, w, work, walk, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    """``walk``: the first tile of this program, from one to its next, steps that were before."""
     num_rows, N, K = work
+    begin, stride, step = walk
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
-    step = 0
-    for tile in range(gl.program_id(0), _num_tiles(work, tiles, PARTS), gl.num_programs(0)):
+    for tile in range(begin, _num_tiles(work, tiles, PARTS), stride):
         row, part, column = _place(tile, work, tiles, PARTS)
         first = part * ADDED * K
         for start in range(first, first + ADDED * K, INPUTS):
@@ -120,27 +122,28 @@ def _fetch(x, w, work, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_first(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 0)
+def _multiply_first(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 0)
 
 
 @gluon.jit
-def _multiply_second(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 1)
+def _multiply_second(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 1)
 
 
 @gluon.jit
-def _multiply_third(work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    _multiply(work, tiles, out, o_tiles, PARTS, ADDED, 2)
+def _multiply_third(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 2)
 
 
 @gluon.jit
-def _multiply(
-    work, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr, PIECE: gl.constexpr
-):
+def multiply_parts(
+    work, walk, tiles, out, o_tiles,
+    PARTS: gl.constexpr, ADDED: gl.constexpr, PIECE: gl.constexpr,
+):  # fmt: skip
     num_rows, N, K = work
-    step = 0
-    for tile in range(gl.program_id(0), _num_tiles(work, tiles, PARTS), gl.num_programs(0)):
+    begin, stride, step = walk
+    for tile in range(begin, _num_tiles(work, tiles, PARTS), stride):
         row, part, column = _place(tile, work, tiles, PARTS)
         column += PIECE * 64
         total = _sum_part(tiles, step, K, PIECE)

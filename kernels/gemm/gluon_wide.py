@@ -81,7 +81,7 @@ def wide_kernel(
                 (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (
-                    _fetch,
+                    fetch_wide,
                     (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS, ONCE),
                 ),
             ],
@@ -114,7 +114,7 @@ def wide_kernel(
 
 
 @gluon.jit
-def _fetch(
+def fetch_wide(
     x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
     GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip

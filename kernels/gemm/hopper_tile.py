@@ -129,13 +129,13 @@ def hopper_tile(weight: HopperWeight, rows: int, group_columns: int = 0) -> Tile
     at_once = multiprocessors(weight.values.device)
     sizes = weight.num_rows, weight.k
     form = weight_form(weight)
-    return _fastest_tile(
+    return fastest_tile(
         form, weight.members, *sizes, rows, at_once, weight.is_gated, group_columns
-    )
+    )[0]
 
 
 @lru_cache(maxsize=4096)
-def _fastest_tile(
+def fastest_tile(
     form: int,
     members: int,
     num_rows: int,
@@ -143,11 +143,9 @@ def _fastest_tile(
     rows: int,
     at_once: int,
     is_gated: bool,
-    group_columns: int,
-) -> Tile:
-    few = _FEW_ROWS[form]
-    if rows <= few.rows:
-        return few
+    group_columns: int = 0,
+) -> tuple[Tile, float]:
+    """Also the microseconds that it is expected to take, SwiGLU included."""
 
     def microseconds(tile: Tile) -> float:
         columns = cdiv(num_rows, tile.columns)
@@ -161,13 +159,17 @@ def _fastest_tile(
         apart = 0.0 if tile is WIDE_FP8 or not is_gated else _SWIGLU_US * members * rows * num_rows
         return product + apart
 
+    few = _FEW_ROWS[form]
+    if rows <= few.rows:
+        return few, microseconds(few) if rows else 0.0
     candidates = _MORE_ROWS[form]
     if form == 1 and members == 1:
         candidates += (_ALONE,)
         if -rows % SLIM.rows <= _MOST_EMPTY:
             candidates += (SLIM,)
     whole = (tile for tile in candidates if group_columns % tile.columns == 0)
-    return min(whole, key=microseconds)
+    fastest = min(whole, key=microseconds)
+    return fastest, microseconds(fastest)
 
 
 def _tiles_at_random(rows: int, tile_rows: int) -> float:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from deepinfer.kernels.launch import cdiv
 
 _INPUTS = 64  # of a step
-_US_PER_BYTE = 1 / 4e6  # of results, for whoever reads them
+US_PER_BYTE = 1 / 4e6  # of results, for whoever reads them
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,17 @@ TILES = (
 )
 
 
-@lru_cache(maxsize=4096)
 def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[PartsTile, int]:
     """The fastest tile for ``rows`` of x and ``n`` of the weight, K being ``k``, with ``at_once``
     programs, and how many of the ``parts`` one program adds up: one or all."""
+    return fastest_parts(rows, n, k, parts, at_once)[0]
+
+
+@lru_cache(maxsize=4096)
+def fastest_parts(
+    rows: int, n: int, k: int, parts: int, at_once: int
+) -> tuple[tuple[PartsTile, int], float]:
+    """Also the microseconds that it is expected to take."""
 
     def microseconds(form: tuple[PartsTile, int]) -> float:
         tile, added = form
@@ -46,6 +53,7 @@ def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[Par
         steps = k // (_INPUTS * parts) * added
         waves = cdiv(tiles, at_once)
         product = waves * (steps * tile.us_per_step + tile.us_per_tile)
-        return product + rows * n * 4 * parts // added * _US_PER_BYTE
+        return product + rows * n * 4 * parts // added * US_PER_BYTE
 
-    return min(((tile, added) for tile in TILES for added in (1, parts)), key=microseconds)
+    fastest = min(((tile, added) for tile in TILES for added in (1, parts)), key=microseconds)
+    return fastest, microseconds(fastest)

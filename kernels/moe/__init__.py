@@ -5,6 +5,7 @@ from __future__ import annotations
 from .dispatch import expert_pairs as expert_pairs
 from .dispatch import experts as experts
 from .dispatch import gated_linear as gated_linear
+from .dispatch import gated_linear_and_logits as gated_linear_and_logits
 from .dispatch import native_experts as native_experts
 from .dispatch import route as route
 from .dispatch import send_back_experts as send_back_experts
@@ -19,6 +20,7 @@ __all__ = [
     "expert_pairs",
     "experts",
     "gated_linear",
+    "gated_linear_and_logits",
     "native_experts",
     "route",
     "send_back_experts",

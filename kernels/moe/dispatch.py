@@ -37,13 +37,15 @@ def route(
     normalize: bool,
     scaling_factor: float,
     slots: Slots | None = None,
+    logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``route_reference``; ``slots`` of what is chosen are filled in passing."""
+    """``route_reference``; on a GPU ``slots`` of what is chosen are filled in passing, and
+    ``logits`` may be there already, see ``gated_linear_and_logits``."""
     implementation: Callable[..., tuple[Tensor, Tensor]] = route_reference
     if on_accelerator(x):
         from .triton_router import route_triton
 
-        implementation = partial(route_triton, slots=slots)
+        implementation = partial(route_triton, slots=slots, logits=logits)
     return implementation(
         x,
         gate,
@@ -80,6 +82,24 @@ def gated_linear(
     from .triton_swiglu import swiglu_for_triton
 
     return swiglu_for_triton(quantized_linear(x, gate_up), limit, linear)
+
+
+def gated_linear_and_logits(
+    x: Tensor,
+    operand: Tensor | Activations,
+    gate_up: Weight | HopperWeight,
+    limit: float,
+    linear: Weight | HopperWeight,
+    gate: Weight,
+    slots: Slots,
+) -> tuple[Tensor | Activations, Tensor | None]:
+    """``gated_linear`` of ``operand``; on a GPU, if that is faster, in one launch with the
+    ``logits`` of the same rows x that ``route`` takes for these slots."""
+    if isinstance(gate_up, HopperWeight) and isinstance(linear, HopperWeight):
+        from .gluon_shared import gated_linear_and_logits_gluon
+
+        return gated_linear_and_logits_gluon(x, operand, gate_up, limit, linear, gate, slots)
+    return gated_linear(operand, gate_up, limit, linear), None
 
 
 def native_experts(

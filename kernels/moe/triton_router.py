@@ -29,10 +29,12 @@ def route_triton(
     normalize: bool,
     scaling_factor: float,
     slots: Slots | None = None,
+    logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights.
 
-    ``slots``: filled in passing.
+    ``slots``: filled in passing.  ``logits`` [T, P, E] f32 in P parts, if they are known; then the
+    totals of ``slots`` are zero.
     """
     rows, experts = len(x), len(gate.values)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
@@ -55,16 +57,21 @@ def route_triton(
     }
     if not rows:
         return ids, weights
-    parts = _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1
     slot = total = ids
     if slots is not None:
         slot, total = slots.slot, slots.total
         check_tensor("slot", slot, torch.int32, tuple(ids.shape), ids)
         check_tensor("total", total, torch.int32, (experts,), ids)
-    logits = fp32_linear_parts(x, gate, parts, None if slots is None else total)
+    if logits is None:
+        logits = fp32_linear_parts(x, gate, router_parts(x), None if slots is None else total)
     launch(choice_kernel, (rows,))(
         logits, bias, ids, weights, slot, total,
         0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
         **choice, PARTS=logits.shape[1], num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return ids, weights
+
+
+def router_parts(x: Tensor) -> int:
+    """In how many parts of d logits are summed, whatever the number of tokens."""
+    return _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-_INSTRUCTIONS = ("QGMMA", "UTMALDG", "WARPGROUP.ARRIVE")
+_INSTRUCTIONS = ("QGMMA", "HGMMA", "UTMALDG", "WARPGROUP.ARRIVE")
 _MATRIX_STEP = r"(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\S+"
 
 # Each size of tile with one of its ends, and each end with one size: what is compiled by default.
@@ -44,11 +44,12 @@ _MORE_GLUON = [
     "wide returning fp4 256 x 128", "wide fp8 192 x 128",
 ]  # fmt: skip
 _SLIM = "wide fp8 128 x 80"
+_JOINT = "wide joint fp8 128 x 256"
 _BF16 = ["wide bf16 to bf16", "wide bf16 to fp32, added", "wide bf16 to i16"]
 _MORE_BF16 = ["wide bf16 to fp32"]
 _PARTS = ["parts bf16 64 x 192", "parts bf16 128 x 64"]
 _MORE_PARTS = ["parts bf16 64 x 64", "parts bf16 128 x 192"]
-_FEW = {*_PACKED, *_DECODED, *_ROWS, *_GLUON, _SLIM, *_BF16, *_PARTS}
+_FEW = {*_PACKED, *_DECODED, *_ROWS, *_GLUON, _SLIM, _JOINT, *_BF16, *_PARTS}
 
 
 @cache
@@ -124,6 +125,14 @@ def test_weights_that_are_read_once_are_the_first_to_leave() -> None:
     assert hints["wide gated fp8 128 x 256"] == 0
 
 
+def test_both_products_of_the_same_rows_on_hopper() -> None:
+    bf16, fp8 = _steps(90, _JOINT).split()
+    assert bf16 == "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
+    assert fp8 == "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"
+    kernel = _kernel(90, _JOINT)
+    assert kernel["WARPGROUP.ARRIVE"] <= (kernel["QGMMA"] + kernel["HGMMA"]) // 4
+
+
 @pytest.mark.parametrize("name", _cases(_BF16, _MORE_BF16))
 def test_wide_bf16_on_hopper(name: str) -> None:
     assert _steps(90, name) == "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"
@@ -191,6 +200,7 @@ def _compile(arch: int, every: bool) -> dict[str, dict[str, Any]]:
         _add_rows(add)
         _add_narrow(add)
         _add_wide(add)
+        _add_joint(add)
         _add_triple(add)
         _add_slim(add)
         _add_wide_bf16(add)
@@ -327,6 +337,21 @@ def _add_wide(add: Add) -> None:
                 "wide in groups fp8 128 x 128",
                 gluon_wide.wide_kernel, [*rows, w, steps, gated, *ends], constants,
             )  # fmt: skip
+
+
+def _add_joint(add: Add) -> None:
+    from deepinfer.kernels.aot import descriptor
+    from deepinfer.kernels.gemm import gluon_joint, hopper_tile
+
+    tile = hopper_tile.WIDE_FP8
+    boxes = [("fp8e4nv", 128, 128), ("fp32", 128), ("fp8e4nv", 256, 128), ("i16", 64, 64)]
+    plain = [("bf16", 128, 64), ("bf16", 64, 64), ("fp32", 32, 64)]
+    types = [*(descriptor(*box) for box in boxes), "*fp32", "*fp32"]
+    types += [*(descriptor(*box) for box in plain), "*i32"]
+    types += ["n", "n16", "n16", "n", "n", "fp32", "n", "n16", "n16"]
+    constants = {"STAGES": tile.stages, "BAND": 8, "REGISTERS": tile.registers, "GATE": 0}
+    constants |= {"PARTS": 4, "ZERO": True}
+    add(_JOINT, gluon_joint.joint_kernel, types, constants)
 
 
 def _add_triple(add: Add) -> None:

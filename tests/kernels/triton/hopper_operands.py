@@ -22,6 +22,7 @@ from deepinfer.kernels.dspark import draft_confidence, markov_logits
 from deepinfer.kernels.gemm import HopperWeight, Weight
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.gluon_grouped_launch import grouped_linear_gluon
+from deepinfer.kernels.gemm.gluon_joint_launch import gated_joint_gluon
 from deepinfer.kernels.gemm.gluon_kernel import quantized_linear_gluon
 from deepinfer.kernels.gemm.gluon_parts_launch import fp32_linear_parts_gluon
 from deepinfer.kernels.gemm.gluon_plain_launch import (
@@ -131,6 +132,15 @@ def products() -> Iterator[Entry]:
         "gates", lambda x: gated_linear_gluon(x, halves, 1.0, linear), {"x": new(BF16, 3, 256)},
         {"x": (0,)},
     )  # fmt: skip
+    acts = quantize_activations(new(BF16, 3, 256), MatrixPath.FP8, KOrder.PLAIN)
+    yield (
+        "gates and the router's product",
+        lambda x, values, zeroed: gated_joint_gluon(
+            acts, halves, KOrder.PLAIN, 1.0, x, Weight(values), 2, zeroed=zeroed
+        ),
+        {"x": new(BF16, 3, 256), "values": new(BF16, 64, 256), "zeroed": new(torch.int32, 64)},
+        {},
+    )
     gate_up, down = prepared(512, 256, 2, gates=True), prepared(256, 256, 2)
     yield (
         "experts",
