@@ -3,7 +3,7 @@ have: a part of ``engine.kernel_plan``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -30,10 +30,12 @@ _RANKS = (2, 4, 8)
 _NUM_TOKENS = 3
 # Rows of each expert, on both sides of every choice of a tile.
 _EXPERT_ROWS = (1, 17, 33, 65, 81, 97, 129, 193, 257, 513)
+# Tokens, on both sides of every choice of the router's tile.
+_ROUTED = (1, 512, 1024, 1280, 1536, 2640, 8192)
 _ADDRESS = 1 << 44  # of a peer's memory
 
 
-def rehearse_exchanges(layers: Iterable[MoE], hidden_size: int, cache: KVCache) -> None:
+def rehearse_exchanges(layers: Sequence[MoE], hidden_size: int, cache: KVCache) -> None:
     """Launch each of them, inside a rehearsal: the code of a kernel depends on the ranks, the width
     and the choices of a token.
 
@@ -41,6 +43,8 @@ def rehearse_exchanges(layers: Iterable[MoE], hidden_size: int, cache: KVCache) 
     """
     for part in (*block_rows(cache, [0]), *ring_rows(cache, 0)):
         copy_blocks(part.table, part.rows, _ADDRESS, part.rows)
+    for layer, rows in product(layers, _ROUTED):  # before tokens leave, and so without slots
+        layer.route(torch.zeros(rows, hidden_size, dtype=torch.bfloat16), None)
     if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
         return
     for layer, num_ranks in product(layers, _RANKS):
