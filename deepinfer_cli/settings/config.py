@@ -6,8 +6,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deepinfer.errors import ConfigError, on_one_line
 from deepinfer_cli.run.talk import data_stream, print_json, say
 
@@ -72,5 +70,7 @@ def init(path: Path, *, force: bool) -> None:
 def _yaml(value: object) -> str:
     if value is None:
         return "none"
+    import yaml  # here, so that a run does not wait for it
+
     text: str = yaml.safe_dump(plain(value), default_flow_style=True, width=10_000)
     return text.removesuffix("\n...\n").strip()

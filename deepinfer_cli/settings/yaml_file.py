@@ -20,7 +20,11 @@ DEFAULT_FILE = "deepinfer.yaml"
 def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
     """(name, value, file:line) of each setting in ``config``; without it, in ``deepinfer.yaml`` if
     that is there.  Raises: ConfigError."""
-    import yaml  # here, so that help stays fast
+    path = Path(config or DEFAULT_FILE)
+    if config is None and not path.is_file():
+        return []
+
+    import yaml  # here, so that what needs no file stays fast
 
     class Loader(yaml.SafeLoader):
         """Words that are neither true, false nor nothing stay text."""
@@ -30,9 +34,6 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
             for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    path = Path(config or DEFAULT_FILE)
-    if config is None and not path.is_file():
-        return []
     try:
         loader = Loader(read_small(path).decode("utf-8"))
         node = loader.get_single_node()
