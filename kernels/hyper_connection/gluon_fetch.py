@@ -36,8 +36,9 @@ def first_column(step):
 
 @gluon.jit
 def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
-    """Two tiles at a time, a step of each in turn.  Before every two after the first, programs of
-    all pieces of these tiles meet: a program may be a few steps ahead of the others."""
+    """Two tiles at a time, a step of each in turn.  After every STEPS of these, programs of all
+    pieces of the tiles meet: a program may be a few steps ahead of the others.  Once some did not
+    come, it waits no more."""
     x_tiles, o_tiles, w_tiles, full, empty, ready = memory
     STAGES: gl.constexpr = empty.shape[0]
     STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
@@ -46,6 +47,7 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
     count = num_tiles(num_tokens, TILE)
     counter = meetings + gl.program_id(1) * COUNTER_STRIDE
     expected = gl.to_tensor(0).to(gl.int64)
+    all_came = True
     for pair in range(0, count, 2):
         in_turn = gl.minimum(count - pair, 2)
         for i in range(in_turn * STEPS):
@@ -55,11 +57,10 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
             tile = gl.program_id(1) + (pair + i % in_turn) * gl.num_programs(1)
             column = first_column(i // in_turn)
             wait_empty(empty, step)
-            if pair > 0:
-                if i == 0:
-                    expected = arrive(counter, gl.num_programs(0))
-                if i == _STEPS_AHEAD:
-                    wait_for_mates(counter, expected)
+            if (step > 0) & (i % STEPS == 0):
+                expected = arrive(counter, gl.num_programs(0))
+            if (step > STEPS) & (i % STEPS == _STEPS_AHEAD) & all_came:
+                all_came = wait_for_mates(counter, expected)
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
                 place = [tile * TILE, stream * D + column]

@@ -1,5 +1,6 @@
 """Meetings of the programs of a launch: those that run ahead wait, so that all work on what lies
-close together in memory.  No result depends on them, so nobody waits for long."""
+close together in memory.  No result depends on them, so nobody waits for long: where other kernels
+have taken multiprocessors, some programs begin only when others have ended."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from triton.experimental.gluon import language as gl
 
 # From one counter to the next, in its numbers of 64 bits: 128 bytes.
 COUNTER_STRIDE = gl.constexpr(16)
-# Less than a tenth of a millisecond.
-_MOST_LOOKS = gl.constexpr(100)
+# Some 50 microseconds.
+_MOST_LOOKS = gl.constexpr(70)
 
 
 @gluon.jit
@@ -22,7 +23,10 @@ def arrive(counter, mates):
 
 @gluon.jit
 def wait_for_mates(counter, expected):
-    """Until all mates have come to the meeting of ``arrive``."""
+    """Until all mates have come to the meeting of ``arrive``; whether they came."""
     looks = 0
-    while (looks < _MOST_LOOKS) & (gl.load(counter, volatile=True) < expected):
+    count = gl.load(counter, volatile=True)
+    while (looks < _MOST_LOOKS) & (count < expected):
+        count = gl.load(counter, volatile=True)
         looks += 1
+    return count >= expected

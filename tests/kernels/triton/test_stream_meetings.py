@@ -27,6 +27,6 @@ def test_all_programs_meet_equally_often() -> None:
         before = counters.clone()
         advance_streams(*stream_case(tokens))
         tiles = -(-tokens // _TILE)
-        pairs_of_tiles = [-(-len(range(first, tiles, most)) // 2) for first in range(most)]
-        expected = [_PIECES * max(0, pairs - 1) for pairs in pairs_of_tiles]
+        of_each = [len(range(first, tiles, most)) for first in range(most)]
+        expected = [_PIECES * max(0, count - 1) for count in of_each]
         assert (counters - before)[:, 0].tolist() == expected
