@@ -234,7 +234,7 @@ def launch_wide(
     launch(wide_kernel, (programs,))(
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
-        described_tiles(weight.values, tile.columns, 128 if form == 1 else 16),
+        described_tiles(weight.values, tile.columns, 128 if form == 1 else 32),
         described_tiles(factors, 128)
         if weight.steps is None
         else described_tiles(weight.steps.flatten(1), tile.columns // 64, 128),

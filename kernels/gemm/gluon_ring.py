@@ -6,6 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from deepinfer.kernels.gluon_names import load_tile
+
 
 @gluon.jit
 def barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
@@ -47,3 +49,13 @@ def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
 def first_input(column, K, GROUP_COLUMNS: gl.constexpr):
     """Where the inputs of a column begin, if each ``GROUP_COLUMNS`` of them meet K of their own."""
     return column // GROUP_COLUMNS * K if GROUP_COLUMNS > 0 else 0
+
+
+@gluon.jit
+def fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
+    """128 inputs of a tile of rows, and their scales."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    row = row_tile * x_tiles.shape[1]
+    bar = full.index(stage)
+    load_tile(x, [row, group * 128], bar, x_tiles.index(stage))
+    load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(stage))

@@ -2,9 +2,9 @@
 
 One warp fetches tiles of activations and weights; two groups of four warps multiply, two pieces of
 64 rows by 128 columns each (one piece where a tile is 128 by 128); for FP4 weights a third group
-turns codes into E4M3 before, and second pieces without rows of a pair are left out.  128 inputs at
-a time are summed by the matrix unit and added in fp32, times the scale of the row's 128.  The
-weight's scale is one for each of its rows, so it waits until the end.
+turns codes into E4M3 before (``gluon_packed.py``), and second pieces without rows of a pair are
+left out.  128 inputs at a time are summed by the matrix unit and added in fp32, times the scale of
+the row's 128.  The weight's scale is one for each of its rows, so it waits until the end.
 
 Shapes of tiles say the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
 """
@@ -19,14 +19,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
-from deepinfer.kernels.gluon_names import load_tile
 from deepinfer.kernels.gluon_once import load_tile_once
 
-from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
 from .gluon_gated import UNGATED, multiply_gated
+from .gluon_packed import decode, fetch_packed
 from .gluon_quantize import store_quantized_tile
 from .gluon_results import send_piece
-from .gluon_ring import barriers, first_input, place_in_band, wait_empty, weight_row
+from .gluon_ring import barriers, fetch_rows, first_input, place_in_band, wait_empty, weight_row
 from .gluon_sums import (
     factors_ahead,
     has_pair,
@@ -89,12 +88,10 @@ def wide_kernel(
             [REGISTERS, 24],
         )
     else:
-        PACKED_STAGES: gl.constexpr = 4
-        c_tiles = gl.allocate_shared_memory(gl.int32, [PACKED_STAGES, COLUMNS, 16], w.layout)
-        d_tiles = gl.allocate_shared_memory(
-            gl.int32, [PACKED_STAGES, COLUMNS // 64, 128], steps.layout
-        )
-        c_full, c_empty = barriers(PACKED_STAGES, 1, 1)
+        SLOTS: gl.constexpr = 2
+        c_tiles = gl.allocate_shared_memory(gl.int32, [SLOTS, COLUMNS, 32], w.layout)
+        d_tiles = gl.allocate_shared_memory(gl.int32, [SLOTS, COLUMNS // 64, 128], steps.layout)
+        c_full, c_empty = barriers(SLOTS, 1, 1)
         fence_async_shared()
         packed = (c_tiles, d_tiles, c_full, c_empty)
         source = (x, x_scales, w, steps)
@@ -102,11 +99,8 @@ def wide_kernel(
             [
                 (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
-                (_decode, (work, tiles, packed)),
-                (
-                    _fetch_packed,
-                    (source, work, tiles, packed, scale_stride, GROUPED, BAND),
-                ),
+                (decode, (work, tiles, packed)),
+                (fetch_packed, (source, work, tiles, packed, scale_stride, GROUPED, BAND)),
             ],
             [4, 4, 1],
             [REGISTERS, DECODE_REGISTERS, 24],
@@ -134,74 +128,7 @@ def fetch_wide(
             wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
             load_tile_once(w, [w_row, group * 128], bar, w_tiles.index(stage), True, ONCE)
-            _fetch_rows(x, x_scales, tiles, row_tile, first + group, scale_stride, stage)
-            step += 1
-
-
-@gluon.jit
-def _fetch_packed(
-    source, work, tiles, packed, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr
-):
-    x, x_scales, w, steps = source
-    tile_expert, num_row_tiles, N, K = work
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    c_tiles, d_tiles, c_full, c_empty = packed
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    COLUMNS: gl.constexpr = w_tiles.shape[1]
-    num_columns = gl.cdiv(N, COLUMNS)
-    step = 0
-    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
-        for group in range(K // 128):
-            slot = step % c_tiles.shape[0]
-            bar = c_full.index(slot)
-            wait_empty(c_empty, step)
-            mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
-            load_tile(w, [w_row, group * 16], bar, c_tiles.index(slot))
-            # A word of steps is for 256 inputs.
-            load_tile(steps, [w_row // 64, group // 2 * 128], bar, d_tiles.index(slot))
-            stage = step % STAGES
-            wait_empty(empty, step)
-            mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
-            _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage)
-            step += 1
-
-
-@gluon.jit
-def _fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    row = row_tile * x_tiles.shape[1]
-    bar = full.index(stage)
-    load_tile(x, [row, group * 128], bar, x_tiles.index(stage))
-    load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(stage))
-
-
-@gluon.jit
-def _decode(work, tiles, packed):
-    tile_expert, num_row_tiles, N, K = work
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    c_tiles, d_tiles, c_full, c_empty = packed
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    PACKED_STAGES: gl.constexpr = c_tiles.shape[0]
-    COLUMNS: gl.constexpr = w_tiles.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
-    step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
-    num_columns = gl.cdiv(N, COLUMNS)
-    step = 0
-    for _ in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        for group in range(K // 128):
-            slot = step % PACKED_STAGES
-            stage = step % STAGES
-            mbarrier.wait(c_full.index(slot), (step // PACKED_STAGES) & 1)
-            codes = c_tiles.index(slot).load(code_layout(COLUMNS))
-            words = d_tiles.index(slot).load(step_layout).reshape([COLUMNS * 2])
-            values = decoded_operand(in_thread_order(codes), words >> (group % 2 * 16), layout)
-            mbarrier.arrive(c_empty.index(slot), count=1)
-            wait_empty(empty, step)
-            w_tiles.index(stage).store(in_memory_order(values))
-            fence_async_shared()
-            mbarrier.arrive(full.index(stage), count=1)
+            fetch_rows(x, x_scales, tiles, row_tile, first + group, scale_stride, stage)
             step += 1
 
 

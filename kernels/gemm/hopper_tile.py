@@ -93,7 +93,7 @@ Tile = NarrowTile | WideTile | TripleTile | SlimTile
 
 WIDE_FP8 = WideTile(1, 128, 256, 4, 240, 0, Speed(1, 0.82, 1.7))
 SQUARE_FP8 = WideTile(1, 128, 128, 5, 216, 0, Speed(1, 0.38, 1.0))
-WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 64, Speed(1, 0.88, 1.8))
+WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 72, Speed(1, 0.83, 2.0))
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
 TRIPLE = TripleTile(Speed(1, 0.57, 1.4))
 SLIM = SlimTile(Speed(1, 0.325, 1.0))

@@ -317,7 +317,7 @@ def _add_wide(add: Add) -> None:
     for tile in hopper_tile.WIDE:
         form, count, columns = tile.form, tile.rows, tile.columns
         rows = [descriptor("fp8e4nv", count, 128), descriptor("fp32", count)]
-        w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 16)
+        w = descriptor("fp8e4nv", columns, 128) if form == 1 else descriptor("i32", columns, 32)
         steps = descriptor("i32", columns // 64, 128)
         ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32", "*i64"]
         ends += ["n", "n16", "n16", "n", "n", "fp32", "n"]
