@@ -32,8 +32,8 @@ _MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 9
 # Requests and new tokens of each: decoding and verifying from one request to many, prompts from one
 # token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
 _SHAPES = (
-    (1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (256, 6), (1, 129), (1, 360), (1, 512), (1, 1280),
-    (4, 512), (6, 440), (8, 512), (16, 512), (32, 384),
+    (1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (128, 6), (256, 6), (1, 129), (1, 360), (1, 512),
+    (1, 1280), (4, 512), (6, 440), (8, 512), (16, 512), (32, 384),
 )  # fmt: skip
 _FEW = (3, 1)
 _PROMPT = (1, 1024)  # whole: its compressed rows are listed many times

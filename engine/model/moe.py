@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import native_gate_up, native_weight, quantized_linear
 from deepinfer.kernels.moe import (
+    Pages,
     PairOutputs,
     Slots,
     gated_linear,
@@ -65,7 +66,7 @@ class MoE:
         if not (x.is_cuda and len(x) and isinstance(self.routed, LocalExperts)):
             # Tokens leave for other ranks before this one computes for them.
             return self.routed.begin(rows, *self.route(x, is_image)), gated_linear(*shared)
-        slots = Slots.empty(len(x), self.num_experts_per_tok, self.routed.num_members, x.device)
+        slots = self.routed.slots(x, self.num_experts_per_tok)
         activated, logits = gated_linear_and_logits(x, *shared, self.gate, slots)
         ids, weights = self.route(x, is_image, slots, logits)
         return self.routed.begin(rows, ids, weights, slots), activated
@@ -74,7 +75,7 @@ class MoE:
         self,
         x: Tensor,
         is_image: Tensor | None,
-        slots: Slots | None = None,
+        slots: Slots | Pages | None = None,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Expert ids [T, K] i64, ascending, and weights [T, K] f32; on a GPU ``slots``, too, and of

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.moe import (
+    Pages,
     Slots,
     expert_pairs,
     experts,
     native_experts,
     send_back_experts,
+    slots_for,
     sum_rows,
 )
 from deepinfer.kernels.placement import on_accelerator
@@ -132,8 +134,16 @@ class LocalExperts:
         num_pairs = self._num_pairs(ids)
         return experts(x, ids, weights, self.gate_up, self.down, self.limit, num_pairs=num_pairs)
 
+    def slots(self, x: Tensor, choices: int) -> Slots | Pages:
+        """``kernels.moe.slots_for``."""
+        return slots_for(x, choices, self.gate_up)
+
     def pairs(
-        self, x: Tensor | Arrivals, ids: Tensor, weights: Tensor, slots: Slots | None = None
+        self,
+        x: Tensor | Arrivals,
+        ids: Tensor,
+        weights: Tensor,
+        slots: Slots | Pages | None = None,
     ) -> tuple[Tensor, Tensor]:
         """``kernels.moe.expert_pairs``: each choice's output by itself, on a GPU."""
         common = (x, ids, weights, self.gate_up, self.down, self.limit)
@@ -150,7 +160,7 @@ class LocalExperts:
         send_back_experts(*common, num_pairs=num_pairs)
 
     def begin(
-        self, rows: NormedRows, ids: Tensor, weights: Tensor, slots: Slots | None = None
+        self, rows: NormedRows, ids: Tensor, weights: Tensor, slots: Slots | Pages | None = None
     ) -> Steps:
         """``slots`` of these ids, if the router filled them on a GPU."""
         x = rows.values

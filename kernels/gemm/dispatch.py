@@ -176,13 +176,14 @@ def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tenso
 
 
 def fp32_linear_parts(
-    x: Tensor, weight: Weight, parts: int, zeroed: Tensor | None = None
+    x: Tensor, weight: Weight, parts: int, preset: tuple[Tensor, int] | None = None
 ) -> Tensor:
     """``fp32_linear`` by equal parts of K, for whoever adds them up in ascending order: [T, parts,
     N] f32, or [T, 1, N] where that is done.
 
     On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
-    depend on T, or results would.  ``zeroed`` [N] i32 is set to zero, on Hopper in passing.
+    depend on T, or results would.  ``preset``: numbers [any] i32 and what they
+    are set to, on Hopper in passing.
     """
     from .triton_kernel import fp32_linear_parts_triton
 
@@ -190,7 +191,8 @@ def fp32_linear_parts(
         from .gluon_parts_launch import fits_parts, fp32_linear_parts_gluon
 
         if fits_parts(x, weight, parts):
-            return fp32_linear_parts_gluon(x, weight, parts, zeroed=zeroed)
-    if zeroed is not None:
-        zeroed.zero_()
+            return fp32_linear_parts_gluon(x, weight, parts, preset=preset)
+    if preset is not None:
+        numbers, value = preset
+        numbers.fill_(value)
     return fp32_linear_parts_triton(x, weight, parts)

@@ -16,6 +16,8 @@ class ExpertRows:
     row [P] i32: the row of each pair, -1 if its expert is not here.
     expert [R / tile_rows] i32: whose each tile is, -1 for the unused ones, which come last.
     used [1] i32: rows of tiles that are not unused.
+    paged: rows are not in the order of tiles.  ``expert`` is then 65,536 times where the rows of a
+    tile are, counted in tiles, plus whose it is.
     Pair p belongs to token p // per_token.
     """
 
@@ -25,3 +27,9 @@ class ExpertRows:
     used: Tensor
     per_token: int
     tile_rows: int
+    paged: bool = False
+
+    @staticmethod
+    def most_tiles(pairs: int, num_experts: int, tile_rows: int) -> int:
+        """Of any routing."""
+        return pairs // tile_rows + min(num_experts, pairs)

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from deepinfer.kernels.gluon_names import seen_as
 
 from .gluon_gated import multiply_gated
-from .gluon_parts import INPUTS, fetch_parts, multiply_parts, set_to_zero
+from .gluon_parts import INPUTS, fetch_parts, multiply_parts, set_numbers
 from .gluon_ring import barriers
 from .gluon_wide import fetch_wide
 
@@ -24,19 +24,23 @@ _NO_TILE = gl.constexpr(1 << 30)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride", "num_rows"])
+@gluon.jit(
+    do_not_specialize=[
+        "num_preset", "preset_to", "num_row_tiles", "scale_stride", "out_stride", "num_rows",
+    ]
+)  # fmt: skip
 def joint_kernel(
-    x, x_scales, w, out, factors, out_scales, plain_x, plain_w, sums, zeroed,
-    num_row_tiles, N, K, scale_stride, out_stride, limit, num_rows, M, PART,
+    x, x_scales, w, out, factors, out_scales, plain_x, plain_w, sums, preset,
+    num_preset, preset_to, num_row_tiles, N, K, scale_stride, out_stride, limit, num_rows, M, PART,
     STAGES: gl.constexpr, BAND: gl.constexpr, REGISTERS: gl.constexpr, GATE: gl.constexpr,
-    PARTS: gl.constexpr, ZERO: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3 times w [N, K] e4m3, activated, to pairs of E4M3 [R, N / 4] i16 with
     ``out_scales`` [N / 256, out_stride] f32; plain_x [R, PARTS PART] bf16 times each PART of
     plain_w [M, PARTS PART] bf16 to sums [R, PARTS M] f32.
 
     Programs that are left without a tile of the first product in its last round share those of the
-    second.  ZERO: zeroed [M] i32 is set to zero.
+    second.  ``preset`` [num_preset] i32 is set to ``preset_to``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -50,8 +54,7 @@ def joint_kernel(
     o_tiles = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_shape[1]], out.layout)
     full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
-    if ZERO:
-        set_to_zero(zeroed, M)
+    set_numbers(preset, num_preset, preset_to)
     work = (factors, num_row_tiles, N, K)
     gated = (work, (x_tiles, w_tiles, s_tiles, full, empty))
     gated_out = (out, factors, o_tiles, factors, factors)

@@ -41,7 +41,7 @@ def gated_joint_gluon(
     plain: Weight,
     parts: int,
     *,
-    zeroed: Tensor | None = None,
+    preset: tuple[Tensor, int] | None = None,
 ) -> tuple[Activations, Tensor]:
     """As ``gated_rows_gluon`` of ``acts`` and ``fp32_linear_parts`` of the same rows x [R, K], at
     least one: activations [R, N / 2] and sums [R, parts, M] f32."""
@@ -49,11 +49,12 @@ def gated_joint_gluon(
     check_operands(x, plain, plain.values)
     rows, (m, k), tile = len(values), plain.values.shape, WIDE_FP8
     check_tensor("x", x, torch.bfloat16, (rows, k), values)
-    if zeroed is not None:
-        check_tensor("zeroed", zeroed, torch.int32, (m,), values)
     out = Activations.empty(rows, gate_up.num_rows // 2, MatrixPath.FP8, order, x.device)
     out_values, out_scales = out.writer
     sums = torch.empty(rows, parts, m, dtype=torch.float32, device=x.device)
+    numbers, value = (sums, 0) if preset is None else preset
+    if preset is not None:
+        check_tensor("preset", numbers, torch.int32, (None,), values)
     count = cdiv(rows, ROWS)
     tiles = count * (gate_up.num_rows // COLUMNS + cdiv(m, PLAIN_COLUMNS) * parts)
     launch(joint_kernel, (min(tiles, multiprocessors(x.device)),))(
@@ -66,7 +67,9 @@ def gated_joint_gluon(
         described_tiles(x, ROWS, INPUTS.value),
         described_tiles(plain.values, 64, INPUTS.value),
         described_tiles(sums.view(rows, -1), 32, 64),
-        sums if zeroed is None else zeroed,
+        numbers,
+        0 if preset is None else len(numbers),
+        value,
         count,
         gate_up.num_rows,
         gate_up.k,
@@ -81,7 +84,6 @@ def gated_joint_gluon(
         REGISTERS=tile.registers,
         GATE=int(order),
         PARTS=parts,
-        ZERO=zeroed is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

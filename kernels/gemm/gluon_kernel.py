@@ -199,6 +199,7 @@ def launch_narrow(
         TOKENS=tile.rows,
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
+        PAGED=expert_rows is not None and expert_rows.paged,
         GATE=int(gate),
         CHOICES=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
@@ -225,6 +226,7 @@ def launch_wide(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
+    assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     form = weight_form(weight)
     factors = weight.factors
@@ -278,6 +280,7 @@ def launch_triple(
     out_stride: int = 0,
     group_columns: int = 0,
 ) -> None:
+    assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     factors = weight.factors
     count = cdiv(rows, tile.rows)

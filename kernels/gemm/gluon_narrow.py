@@ -32,10 +32,13 @@ def narrow_kernel(
     x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
     homes, num_rows, N, K, gate_stride, limit, most_tokens,
     FORMAT: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
+    PAGED: gl.constexpr, GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
+    ONCE: gl.constexpr,
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
+    GROUPED: ``tile_expert`` gives the expert of each tile, below 0 if it is not used; PAGED: with
+    its rows, see ``ExpertRows``.
     GATE, unless it is UNGATED: see ``activate_last``.
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``.
     GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].
@@ -43,16 +46,22 @@ def narrow_kernel(
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
-    expert = 0
+    owner = 0
     if GROUPED:
-        expert = gl.load(tile_expert + row_tile)
-    if expert >= 0:
+        owner = gl.load(tile_expert + row_tile)
+    expert = owner
+    if PAGED:
+        row_tile = owner >> 16
+        expert = owner & 0xFFFF
+    if owner >= 0:
         _tile(
             x, x_scales, w, steps, out, w_scales, expert * N, row_tile, column, num_rows,
             N, K, (row_pair, homes, most_tokens), FORMAT, TOKENS, STAGES, CHOICES, GROUP_COLUMNS,
             ONCE,
         )  # fmt: skip
         if GATE != UNGATED:
+            if PAGED and TOKENS > 16:  # again, so that no register holds it meanwhile
+                row_tile = gl.load(tile_expert + gl.program_id(1)) >> 16
             gate = (values, scales, gate_stride, weights, turns, limit)
             activate_last(out, gate, row_pair, row_tile, column, num_rows, N, TOKENS, GROUPED, GATE)
 

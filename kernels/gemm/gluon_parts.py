@@ -26,16 +26,16 @@ INPUTS = gl.constexpr(64)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
-@gluon.jit(do_not_specialize=["num_rows"])
+@gluon.jit(do_not_specialize=["num_rows", "num_preset", "preset_to"])
 def parts_kernel(
-    x, w, out, zeroed, num_rows, N, K, PARTS: gl.constexpr, ADDED: gl.constexpr,
-    PIECES: gl.constexpr, STAGES: gl.constexpr, ZERO: gl.constexpr,
+    x, w, out, preset, num_preset, preset_to, num_rows, N, K, PARTS: gl.constexpr,
+    ADDED: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """x [R, PARTS ADDED K] bf16 times each K of w [N, PARTS ADDED K] bf16, ADDED in turn summed in
     ascending order, to out [R, PARTS N] f32.
 
-    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.  ZERO: zeroed
-    [N] i32 is set to zero.
+    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.  ``preset``
+    [num_preset] i32 is set to ``preset_to``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
@@ -43,8 +43,7 @@ def parts_kernel(
     o_tiles = gl.allocate_shared_memory(gl.float32, [PIECES, out.block_shape[0], 64], out.layout)
     full, empty = barriers(STAGES, 1, PIECES)
     fence_async_shared()
-    if ZERO:
-        set_to_zero(zeroed, N)
+    set_numbers(preset, num_preset, preset_to)
     work = (num_rows, N, K)
     walk = (gl.program_id(0), gl.num_programs(0), 0)
     tiles = (x_tiles, w_tiles, full, empty)
@@ -71,12 +70,10 @@ def parts_kernel(
 
 
 @gluon.jit
-def set_to_zero(place, N):
-    """N numbers, by the first program."""
+def set_numbers(numbers, count, value):
     lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
-    if gl.program_id(0) == 0:
-        for start in range(0, N, 128):
-            gl.store(place + start + lane, gl.zeros_like(lane), mask=start + lane < N)
+    for start in range(gl.program_id(0) * 128, count, gl.num_programs(0) * 128):
+        gl.store(numbers + start + lane, gl.zeros_like(lane) + value, mask=start + lane < count)
 
 
 @gluon.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.launch import cdiv, multiprocessors
+from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
 from .gluon_parts import INPUTS, parts_kernel
@@ -32,7 +32,7 @@ def fp32_linear_parts_gluon(
     parts: int,
     form: tuple[PartsTile, int] | None = None,
     *,
-    zeroed: Tensor | None = None,
+    preset: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """As ``fp32_linear_parts``; ``form`` is the fastest unless a test wants another."""
     values = weight.values
@@ -41,12 +41,17 @@ def fp32_linear_parts_gluon(
     at_once = multiprocessors(x.device)
     tile, added = form or parts_tile(rows, n, k, parts, at_once)
     out = torch.empty(rows, parts // added, n, dtype=torch.float32, device=x.device)
+    numbers, value = (out, 0) if preset is None else preset
+    if preset is not None:
+        check_tensor("preset", numbers, torch.int32, (None,), x)
     tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.pieces) * (parts // added)
     launch(parts_kernel, (min(tiles, at_once),))(
         described_tiles(x.contiguous(), tile.rows, INPUTS.value),
         described_tiles(values, 64, INPUTS.value),
         described_tiles(out.view(rows, -1), tile.out_rows, 64),
-        out if zeroed is None else zeroed,
+        numbers,
+        0 if preset is None else len(numbers),
+        value,
         rows,
         n,
         k // parts,
@@ -54,7 +59,6 @@ def fp32_linear_parts_gluon(
         ADDED=added,
         PIECES=tile.pieces,
         STAGES=tile.stages,
-        ZERO=zeroed is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

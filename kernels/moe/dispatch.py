@@ -20,6 +20,7 @@ from deepinfer.kernels.gemm import (
 )
 from deepinfer.kernels.placement import on_accelerator
 
+from .pages import Pages
 from .reference import experts_reference, route_reference, sum_rows_reference, swiglu_reference
 from .slots import Slots
 
@@ -36,7 +37,7 @@ def route(
     num_experts_per_tok: int,
     normalize: bool,
     scaling_factor: float,
-    slots: Slots | None = None,
+    slots: Slots | Pages | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``route_reference``; on a GPU ``slots`` of what is chosen are filled in passing, and
@@ -54,6 +55,16 @@ def route(
         normalize=normalize,
         scaling_factor=scaling_factor,
     )
+
+
+def slots_for(x: Tensor, choices: int, gate_up: Weight | HopperWeight) -> Slots | Pages:
+    """What ``route`` of x [T, d], at least one token, is to fill for ``expert_pairs``: on a GPU, if
+    all experts are here."""
+    if isinstance(gate_up, HopperWeight):
+        from .gluon_experts import slots_gluon
+
+        return slots_gluon(x, choices, gate_up)
+    return Slots.empty(len(x), choices, len(gate_up.values), x.device)
 
 
 def swiglu(gate_up: Tensor, limit: float, weights: Tensor | None = None) -> Tensor:
@@ -91,7 +102,7 @@ def gated_linear_and_logits(
     limit: float,
     linear: Weight | HopperWeight,
     gate: Weight,
-    slots: Slots,
+    slots: Slots | Pages,
 ) -> tuple[Tensor | Activations, Tensor | None]:
     """``gated_linear`` of ``operand``; on a GPU, if that is faster, in one launch with the
     ``logits`` of the same rows x that ``route`` takes for these slots."""
@@ -159,10 +170,10 @@ def expert_pairs(
     limit: float,
     *,
     num_pairs: int | None = None,
-    slots: Slots | None = None,
+    slots: Slots | Pages | None = None,
 ) -> tuple[Tensor, Tensor]:
     """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
-    -1 where its expert is not here.  ``slots``: of these ids, as ``route`` filled them."""
+    -1 where its expert is not here.  ``slots``: by ``slots_for``, as ``route`` filled them."""
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
         from .gluon_experts import expert_pairs_gluon
 
@@ -171,6 +182,7 @@ def expert_pairs(
         from .triton_kernel import expert_pairs_triton
 
         assert isinstance(gate_up, Weight) and isinstance(down, Weight)
+        assert not isinstance(slots, Pages)
         outputs, rows = expert_pairs_triton(x, ids, weights, gate_up, down, limit, num_pairs, slots)
     return outputs, rows.row
 

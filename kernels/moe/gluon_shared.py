@@ -9,6 +9,7 @@ from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.gluon_joint_launch import fits_joint, gated_joint_gluon
 
 from .gluon_experts import gated_linear_gluon
+from .pages import Pages
 from .slots import Slots
 from .triton_router import router_parts
 
@@ -20,11 +21,11 @@ def gated_linear_and_logits_gluon(
     limit: float,
     linear: HopperWeight,
     gate: Weight,
-    slots: Slots,
+    slots: Slots | Pages,
 ) -> tuple[Activations, Tensor | None]:
     """As ``gated_linear_and_logits``."""
     parts = router_parts(x)
     if isinstance(operand, Activations) and fits_joint(x, gate_up, gate, parts):
         form = operand, gate_up, linear.order, limit, x, gate, parts
-        return gated_joint_gluon(*form, zeroed=slots.total)
+        return gated_joint_gluon(*form, preset=slots.preset)
     return gated_linear_gluon(operand, gate_up, limit, linear), None

@@ -92,7 +92,7 @@ def order_tokens(
 
 def _empty_rows(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
     pairs, device = ids.numel(), ids.device
-    most = pairs // tile_rows + min(num_experts, pairs)
+    most = ExpertRows.most_tiles(pairs, num_experts, tile_rows)
     pair = torch.empty(most * tile_rows, dtype=torch.int32, device=device)
     row = torch.empty(pairs, dtype=torch.int32, device=device)
     expert = torch.empty(most, dtype=torch.int32, device=device)

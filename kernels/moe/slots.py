@@ -21,6 +21,11 @@ class Slots:
     slot: Tensor
     total: Tensor
 
+    @property
+    def preset(self) -> tuple[Tensor, int]:
+        """What must be set before, and to which value."""
+        return self.total, 0
+
     @staticmethod
     def empty(tokens: int, choices: int, num_experts: int, device: torch.device) -> Slots:
         """For ``route`` to fill."""

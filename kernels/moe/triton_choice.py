@@ -31,7 +31,30 @@ def choice_kernel(
     """
     row = num_rows - 1 - tl.program_id(0).to(tl.int64)
     logits += row * PARTS * num_experts
-    bias += row * bias_stride
+    chosen, place, score, other_score = choose(
+        logits, bias + row * bias_stride, num_experts,
+        CHOSEN, CHOSEN_PADDED, FIRST, REST, PARTS, IS_GPU, IS_FULL,
+    )  # fmt: skip
+    is_choice = tl.arange(0, CHOSEN_PADDED) < CHOSEN
+    pair = row * CHOSEN + place
+    if SLOTS:
+        slot = tl.atomic_add(totals + chosen, 1, mask=is_choice, sem="relaxed")
+        tl.store(slots + pair, slot, mask=is_choice)
+    weight = weigh(
+        logits, chosen, score, other_score, num_experts, CHOSEN, PARTS, NORMALIZE, IS_GPU
+    )
+    tl.store(ids + pair, chosen.to(tl.int64), mask=is_choice)
+    tl.store(weights + pair, weight * scaling_factor, mask=is_choice)
+
+
+@triton.jit
+def choose(
+    logits, bias, num_experts,
+    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    PARTS: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
+):  # fmt: skip
+    """The experts of a token and which of them in ascending order each is, [CHOSEN_PADDED], of
+    which CHOSEN count; and the scores of the first and of the other experts, for ``weigh``."""
     expert = tl.arange(0, FIRST)
     other = FIRST + tl.arange(0, REST)
     slot = tl.arange(0, CHOSEN_PADDED)
@@ -54,14 +77,25 @@ def choice_kernel(
         else:
             chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
             place = _places(chosen)
-        if SLOTS:
-            taken = tl.atomic_add(totals + chosen, 1, mask=slot < CHOSEN, sem="relaxed")
-        # Faster than to carry scores along.
-        weight = _score(logits, chosen, num_experts, PARTS, False)
     else:
         chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
         place = _places(chosen)
-        weight = tl.zeros([CHOSEN_PADDED], tl.float32)
+    return chosen, place, score, other_score
+
+
+@triton.jit
+def weigh(
+    logits, chosen, score, other_score, num_experts, CHOSEN: tl.constexpr, PARTS: tl.constexpr,
+    NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr,
+):  # fmt: skip
+    """Weights of the chosen, without the factor that all have."""
+    slot = tl.arange(0, chosen.shape[0])
+    if IS_GPU:  # faster than to carry scores along
+        weight = _score(logits, chosen, num_experts, PARTS, False)
+    else:
+        expert = tl.arange(0, score.shape[0])
+        other = score.shape[0] + tl.arange(0, other_score.shape[0])
+        weight = tl.zeros_like(slot).to(tl.float32)
         for choice in tl.static_range(CHOSEN):
             pick = tl.sum(tl.where(slot == choice, chosen, 0), axis=0)
             plain = tl.sum(tl.where(expert == pick, score, 0.0), axis=0)
@@ -70,11 +104,7 @@ def choice_kernel(
     weight = tl.where(slot < CHOSEN, weight, 0.0)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
-    place += row * CHOSEN
-    if SLOTS:
-        tl.store(slots + place, taken, mask=slot < CHOSEN)
-    tl.store(ids + place, chosen.to(tl.int64), mask=slot < CHOSEN)
-    tl.store(weights + place, weight * scaling_factor, mask=slot < CHOSEN)
+    return weight
 
 
 @triton.jit

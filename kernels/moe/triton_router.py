@@ -6,18 +6,23 @@ few columns keep a device busy.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear_parts
-from deepinfer.kernels.launch import check_tensor, is_npu, next_power_of_2
+from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, is_npu, next_power_of_2
 from deepinfer.kernels.relaunch import launch
 
+from .pages import Pages
 from .slots import Slots
 from .triton_choice import choice_kernel
+from .triton_pages import LISTED, page_tokens_kernel
 
 _PARTS = 4
+_PIECE = 1024  # numbers of a token that one warp moves
 
 
 def route_triton(
@@ -28,13 +33,13 @@ def route_triton(
     num_experts_per_tok: int,
     normalize: bool,
     scaling_factor: float,
-    slots: Slots | None = None,
+    slots: Slots | Pages | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights.
 
-    ``slots``: filled in passing.  ``logits`` [T, P, E] f32 in P parts, if they are known; then the
-    totals of ``slots`` are zero.
+    ``slots``: filled in passing, and ``Pages`` with x.  ``logits`` [T, P, E] f32 in P parts, if
+    they are known; then what ``slots`` need to be preset is.
     """
     rows, experts = len(x), len(gate.values)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
@@ -42,6 +47,17 @@ def route_triton(
         raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
+    if not rows:
+        return ids, weights
+    if isinstance(slots, Pages):
+        check_tensor("row", slots.rows.row, torch.int32, (ids.numel(),), ids)
+        check_tensor("last_slot", slots.last_slot, torch.int32, (experts,), ids)
+    elif slots is not None:
+        check_tensor("slot", slots.slot, torch.int32, tuple(ids.shape), ids)
+        check_tensor("total", slots.total, torch.int32, (experts,), ids)
+    if logits is None:
+        preset = None if slots is None else slots.preset
+        logits = fp32_linear_parts(x, gate, router_parts(x), preset)
     # Two powers of two that hold all experts with less to spare than one.
     first = max(16, next_power_of_2(experts) // 2)
     rest = max(16, next_power_of_2(max(1, experts - first)))
@@ -50,26 +66,44 @@ def route_triton(
         "CHOSEN_PADDED": next_power_of_2(num_experts_per_tok),
         "FIRST": first,
         "REST": rest,
+        "PARTS": logits.shape[1],
         "NORMALIZE": normalize and num_experts_per_tok > 1,
-        "IS_GPU": not is_npu(x.device),
         "IS_FULL": experts == first + rest,
-        "SLOTS": slots is not None,
     }
-    if not rows:
-        return ids, weights
-    slot = total = ids
-    if slots is not None:
-        slot, total = slots.slot, slots.total
-        check_tensor("slot", slot, torch.int32, tuple(ids.shape), ids)
-        check_tensor("total", total, torch.int32, (experts,), ids)
-    if logits is None:
-        logits = fp32_linear_parts(x, gate, router_parts(x), None if slots is None else total)
-    launch(choice_kernel, (rows,))(
-        logits, bias, ids, weights, slot, total,
-        0 if bias.dim() == 1 else experts, rows, experts, scaling_factor,
-        **choice, PARTS=logits.shape[1], num_warps=1, enable_fp_fusion=True,
-    )  # fmt: skip
+    outputs = logits, bias, ids, weights
+    sizes = 0 if bias.dim() == 1 else experts, rows, experts, scaling_factor
+    if isinstance(slots, Pages):
+        _launch_in_pages(x, slots, outputs, sizes, choice)
+    else:
+        slot, total = (ids, ids) if slots is None else (slots.slot, slots.total)
+        launch(choice_kernel, (rows,))(
+            *outputs, slot, total, *sizes,
+            **choice, IS_GPU=not is_npu(x.device), SLOTS=slots is not None, num_warps=1,
+            enable_fp_fusion=True,
+        )  # fmt: skip
     return ids, weights
+
+
+def _launch_in_pages(
+    x: Tensor,
+    pages: Pages,
+    outputs: tuple[Tensor, ...],
+    sizes: tuple[float, ...],
+    choice: dict[str, Any],
+) -> None:
+    """The choice, and x [T, d] quantised, to ``pages``."""
+    rows, acts, pairs = pages.rows, pages.acts, bf16_pairs("x", x)
+    layout = acts.layout
+    width = _PIECE // layout["BLOCK"]
+    experts, pieces = pages.page.shape[0], cdiv(layout["NUM_BLOCKS"], width)
+    launch(page_tokens_kernel, (len(x) * (1 + pieces) + cdiv(experts, LISTED.value),))(
+        *outputs, pages.last_slot, pages.page, pages.last_page,
+        rows.pair, rows.row, rows.expert, rows.used,
+        pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
+        pages.page.shape[1], *sizes,
+        **choice, EXPERTS=next_power_of_2(experts), TILE_ROWS=rows.tile_rows, WIDTH=width, **layout,
+        num_warps=1, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def router_parts(x: Tensor) -> int:

@@ -27,7 +27,7 @@ _PACKED = ["fp4 x 16", "fp4 x 128", "fp8 x 128"]
 _MORE_PACKED = ["fp4 x 64", "fp8 x 16"]
 _DECODED = ["plain x 128", "fp8 in groups x 128"]
 _ROWS = [
-    "quantise", "quantise pairs", "swiglu", "choice", "count", "place tokens",
+    "quantise", "quantise pairs", "swiglu", "choice", "page tokens", "count", "place tokens",
     "place counted tokens", "place pairs", "sum",
 ]  # fmt: skip
 _GLUON = [
@@ -246,7 +246,13 @@ def _add_portable(arch: int, add: Add) -> None:
 def _add_rows(add: Add) -> None:
     """What quantises, activates, chooses and orders rows."""
     from deepinfer.kernels.gemm import activations
-    from deepinfer.kernels.moe import pair_order, triton_choice, triton_pairs, triton_swiglu
+    from deepinfer.kernels.moe import (
+        pair_order,
+        triton_choice,
+        triton_pages,
+        triton_pairs,
+        triton_swiglu,
+    )
     from deepinfer.kernels.moe import triton_kernel as moe
 
     layout = {"NUM_BLOCKS": 40, "BLOCK": 128, "PATH": 1, "ORDER": 1, "NATIVE": True}
@@ -260,9 +266,16 @@ def _add_rows(add: Add) -> None:
         {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
     )  # fmt: skip
     choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
+    choice |= {"PARTS": 4, "IS_FULL": True}
     add(
         "choice", triton_choice.choice_kernel, "*fp32 *fp32 *i64 *fp32 *i32 *i32 n16 n n16 fp32",
-        choice | {"PARTS": 4, "IS_GPU": True, "IS_FULL": True, "SLOTS": True}, num_warps=1,
+        choice | {"IS_GPU": True, "SLOTS": True}, num_warps=1,
+    )  # fmt: skip
+    add(
+        "page tokens", triton_pages.page_tokens_kernel,
+        "*fp32 *fp32 *i64 *fp32 *i32 *i32 *i32 *i32 *i32 *i32 *i32 "
+        "*i32 *i16 *fp32 n16 n16 n16 n n16 n n16 fp32",
+        {**choice, **layout, "EXPERTS": 512, "TILE_ROWS": 16, "WIDTH": 8}, num_warps=1,
     )  # fmt: skip
     add(
         "count", triton_pairs.count_kernel, "*i64 *i32 n n16 n",
@@ -288,7 +301,7 @@ def _add_narrow(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
     from deepinfer.kernels.gemm import gluon_narrow
 
-    alike = {"GROUP_COLUMNS": 0, "ONCE": True}
+    alike = {"GROUPED": True, "GROUP_COLUMNS": 0, "ONCE": True}
     for form, tokens, stages in [
         (2, 16, 2),
         (2, 32, 2),
@@ -301,12 +314,12 @@ def _add_narrow(add: Add) -> None:
         w = descriptor("fp8e4nv", 64, 256) if form == 1 else descriptor("i32", 64, 32)
         ends = ["*bf16", "*fp32", "*i32", "*i32", "*i16", "*fp32", "*fp32", "*i32", "*i64"]
         ends += ["n", "n16", "n16", "n", "fp32", "n"]
-        constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages, "GROUPED": True}
+        constants = {"FORMAT": form, "TOKENS": tokens, "STAGES": stages}
         for kind, gate, choices in (("", -1, 0), ("gated ", 2, 0), ("returning ", -1, 6)):
             add(
                 f"narrow {kind}fp{8 // form} x {tokens}",
                 gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                {**constants, "GATE": gate, "CHOICES": choices, **alike},
+                {**constants, "PAGED": not choices, "GATE": gate, "CHOICES": choices, **alike},
             )  # fmt: skip
 
 
@@ -347,10 +360,10 @@ def _add_joint(add: Add) -> None:
     boxes = [("fp8e4nv", 128, 128), ("fp32", 128), ("fp8e4nv", 256, 128), ("i16", 64, 64)]
     plain = [("bf16", 128, 64), ("bf16", 64, 64), ("fp32", 32, 64)]
     types = [*(descriptor(*box) for box in boxes), "*fp32", "*fp32"]
-    types += [*(descriptor(*box) for box in plain), "*i32"]
+    types += [*(descriptor(*box) for box in plain), "*i32", "n", "n"]
     types += ["n", "n16", "n16", "n", "n", "fp32", "n", "n16", "n16"]
     constants = {"STAGES": tile.stages, "BAND": 8, "REGISTERS": tile.registers, "GATE": 0}
-    constants |= {"PARTS": 4, "ZERO": True}
+    constants["PARTS"] = 4
     add(_JOINT, gluon_joint.joint_kernel, types, constants)
 
 
@@ -402,8 +415,8 @@ def _add_wide_bf16(add: Add) -> None:
         tiles = [descriptor("bf16", tile.rows, 64), descriptor("bf16", 64, 64)]
         add(
             f"parts bf16 {tile.rows} x {64 * tile.pieces}", gluon_parts.parts_kernel,
-            [*tiles, descriptor("fp32", tile.out_rows, 64), "*i32", "n", "n16", "n16"],
-            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages, "ZERO": True},
+            [*tiles, descriptor("fp32", tile.out_rows, 64), "*i32", "n", "n", "n", "n16", "n16"],
+            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages},
         )  # fmt: skip
 
 

@@ -135,10 +135,10 @@ def products() -> Iterator[Entry]:
     acts = quantize_activations(new(BF16, 3, 256), MatrixPath.FP8, KOrder.PLAIN)
     yield (
         "gates and the router's product",
-        lambda x, values, zeroed: gated_joint_gluon(
-            acts, halves, KOrder.PLAIN, 1.0, x, Weight(values), 2, zeroed=zeroed
+        lambda x, values, preset: gated_joint_gluon(
+            acts, halves, KOrder.PLAIN, 1.0, x, Weight(values), 2, preset=(preset, 0)
         ),
-        {"x": new(BF16, 3, 256), "values": new(BF16, 64, 256), "zeroed": new(torch.int32, 64)},
+        {"x": new(BF16, 3, 256), "values": new(BF16, 64, 256), "preset": new(torch.int32, 64)},
         {},
     )
     gate_up, down = prepared(512, 256, 2, gates=True), prepared(256, 256, 2)

@@ -39,9 +39,13 @@ from deepinfer.kernels.gemm.hopper_tile import (
 from deepinfer.kernels.gemm.hopper_weights import recast_weight
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe import (
+    Pages,
+    expert_pairs,
     experts,
     native_experts,
+    route,
     send_back_experts,
+    slots_for,
     sum_rows,
 )
 from deepinfer.kernels.moe.pair_order import order_tokens
@@ -127,6 +131,35 @@ def test_experts(tokens: int) -> None:
     recast = [recast_weight(weight) for weight in native if isinstance(weight, HopperWeight)]
     same = experts(x, ids, weights, recast[0], recast[1], _LIMIT)
     assert_bitwise_equal(same, actual, "weights recast to E4M3")
+
+
+@pytest.mark.parametrize("as_fp8", [False, True])
+def test_tokens_in_pages_have_the_same_bits(as_fp8: bool) -> None:
+    """In a graph, with other tokens each time."""
+    native = native_experts(random_fp4(384, 512, 1024), random_fp4(384, 1024, 256), as_fp8=as_fp8)
+    gate = Weight((torch.randn(384, 1024, device=CUDA) / 32).to(torch.bfloat16))
+    bias = torch.randn(384, device=CUDA) / 10
+    for tokens in (1, 7, 16, 800):
+        x = random_rows(tokens, 1024)
+
+        def call(in_pages: bool, x: Tensor = x) -> Tensor:
+            slots = slots_for(x, 6, native[0]) if in_pages else None
+            assert not in_pages or isinstance(slots, Pages)
+            ids, weights = route(
+                x, gate, bias, num_experts_per_tok=6, normalize=True, scaling_factor=1.5,
+                slots=slots,
+            )  # fmt: skip
+            rows, row = expert_pairs(x, ids, weights, *native, _LIMIT, slots=slots)
+            return sum_rows(rows, row, 6)
+
+        call(in_pages=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call(in_pages=True)
+        for _ in range(20):
+            x.copy_(random_rows(tokens, 1024))
+            graph.replay()
+            assert_bitwise_equal(out, call(in_pages=False), f"{tokens} tokens")
 
 
 def test_a_token_has_the_same_bits_in_any_batch() -> None:

@@ -50,12 +50,12 @@ def test_bits_of_both_products(rows: int, n: int, m: int, k: int) -> None:
     expected = gated_rows_gluon(acts, gate_up, WIDE_FP8, gate_up.order, _LIMIT)
     parts = fp32_linear_parts_triton(x, gate, 4)
     for _ in range(3):
-        zeroed = torch.full((m,), 7, dtype=torch.int32, device=CUDA)
+        preset = torch.full((3 * m + 1,), 7, dtype=torch.int32, device=CUDA)
         form = acts, gate_up, gate_up.order, _LIMIT, x, gate, 4
-        out, sums = gated_joint_gluon(*form, zeroed=zeroed)
+        out, sums = gated_joint_gluon(*form, preset=(preset, -1))
         assert_same_activations(out, expected)
         assert_bitwise_equal(sums, parts)
-        assert not zeroed.any()
+        assert (preset == -1).all()
 
 
 @pytest.mark.parametrize("rows", [1, 48, 300, 512, 1536, 4096])
