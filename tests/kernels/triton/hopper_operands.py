@@ -139,7 +139,7 @@ def products() -> Iterator[Entry]:
             acts, halves, KOrder.PLAIN, 1.0, x, Weight(values), 2, preset=(preset, 0)
         ),
         {"x": new(BF16, 3, 256), "values": new(BF16, 64, 256), "preset": new(torch.int32, 64)},
-        {},
+        {"values": (0,), "preset": (0,)},
     )
     gate_up, down = prepared(512, 256, 2, gates=True), prepared(256, 256, 2)
     yield (
