@@ -28,7 +28,7 @@ Examples:
 def add_kernels(bench_app: typer.Typer) -> None:
     def kernels_verb(
         families: Annotated[
-            list[str] | None, typer.Argument(metavar="FAMILY", show_default=False)
+            list[str] | None, typer.Argument(metavar="[FAMILY]...", show_default=False)
         ] = None,
         seed: Annotated[str, option("--seed", "Of the operands.", "N")] = "0",
         output: Annotated[
