@@ -24,7 +24,7 @@ OPERATIONS = {
     "advance_streams", "enter_streams", "expand_streams", "collapse_streams", "engram_hash",
     "engram_lookup", "engram_gate", "expert_pairs", "route", "gated_linear", "markov_logits",
     "confidence_logits", "sample", "pool_tokens", "split_projection", "grouped_linear_quantized",
-    "listed_index_scores", "pool_rows",
+    "gated_linear_and_logits", "listed_index_scores", "pool_rows",
 }  # fmt: skip
 
 
@@ -77,8 +77,10 @@ def _twice(
         if name == "expert_pairs":
             nothing = torch.zeros(len(args[0]), result[0].shape[1], dtype=torch.bfloat16)
             actual = PairOutputs(*result, nothing)
+        if name == "gated_linear_and_logits":
+            actual = result[0]  # ``route`` shows what logits are worth
         result_tensors, expected_tensors = _tensors(_to_cpu(actual)), _tensors(expected)
-        if name == "gated_linear":  # padded
+        if name.startswith("gated_linear"):  # padded
             result_tensors = [result_tensors[0][:, : expected.shape[1]]]
         if name in _WRITES:
             result_tensors.append(args[_WRITES[name]].cpu())
@@ -108,6 +110,11 @@ def _plain_gated(x: Tensor, gate_up: Weight | HopperWeight, limit: float, linear
     return fake_quantize_fp8(swiglu(_plain_linear(x, gate_up), limit))
 
 
+def _plain_gated_and_logits(x: Tensor, *shared: Any) -> Tensor:
+    operand, gate_up, limit, linear, _gate, _slots = shared
+    return _plain_gated(operand, gate_up, limit, linear)
+
+
 def _plain_groups(x: Tensor, weight: Weight | HopperWeight, linear: object, *, fp8: bool) -> Tensor:
     """Quantised or not, depending on how many rows there are."""
     return grouped_linear(x, weight, fp8=fp8).flatten(1)
@@ -120,6 +127,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "quantized_linear": _plain_linear,
     "expert_pairs": _plain_experts,
     "gated_linear": _plain_gated,
+    "gated_linear_and_logits": _plain_gated_and_logits,
     "grouped_linear_quantized": _plain_groups,
 }
 _WRITES = {"store_latents": 3, "split_projection": 2}
