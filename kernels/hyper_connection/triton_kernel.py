@@ -24,6 +24,7 @@ from deepinfer.kernels.launch import (
     is_interpreted,
     matrix_dtype,
     next_power_of_2,
+    sizes,
 )
 from deepinfer.kernels.moe.pair_outputs import PairOutputs
 from deepinfer.kernels.norm import NormedRows
@@ -117,6 +118,7 @@ def _hopper_piece(streams: Tensor, entrance: Entrance) -> int | None:
 
 
 def _check_streams(streams: Tensor) -> None:
+    sizes("streams", streams, 3)
     if streams.dtype != torch.bfloat16 or streams.stride(2) != 1:
         raise TensorError(f"streams: expected bf16 [any, any, d], found {describe(streams)}")
 

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight, fp32_linear_parts
-from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, is_npu, next_power_of_2
+from deepinfer.kernels.launch import (
+    bf16_pairs,
+    cdiv,
+    check_tensor,
+    is_npu,
+    next_power_of_2,
+    sizes,
+)
 from deepinfer.kernels.relaunch import launch
 
 from .pages import Pages
@@ -41,7 +48,7 @@ def route_triton(
     ``slots``: filled in passing, and ``Pages`` with x.  ``logits`` [T, P, E] f32 in P parts, if
     they are known; then what ``slots`` need to be preset is.
     """
-    rows, experts = len(x), len(gate.values)
+    (rows, _), (experts, _) = sizes("x", x, 2), sizes("gate", gate.values, 2)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
     if not 0 < num_experts_per_tok <= experts:
         raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
@@ -71,13 +78,13 @@ def route_triton(
         "IS_FULL": experts == first + rest,
     }
     outputs = logits, bias, ids, weights
-    sizes = 0 if bias.dim() == 1 else experts, rows, experts, scaling_factor
+    numbers = 0 if bias.dim() == 1 else experts, rows, experts, scaling_factor
     if isinstance(slots, Pages):
-        _launch_in_pages(x, slots, outputs, sizes, choice)
+        _launch_in_pages(x, slots, outputs, numbers, choice)
     else:
         slot, total = (ids, ids) if slots is None else (slots.slot, slots.total)
         launch(choice_kernel, (rows,))(
-            *outputs, slot, total, *sizes,
+            *outputs, slot, total, *numbers,
             **choice, IS_GPU=not is_npu(x.device), SLOTS=slots is not None, num_warps=1,
             enable_fp_fusion=True,
         )  # fmt: skip
@@ -88,7 +95,7 @@ def _launch_in_pages(
     x: Tensor,
     pages: Pages,
     outputs: tuple[Tensor, ...],
-    sizes: tuple[float, ...],
+    numbers: tuple[float, ...],
     choice: dict[str, Any],
 ) -> None:
     """The choice, and x [T, d] quantised, to ``pages``."""
@@ -100,7 +107,7 @@ def _launch_in_pages(
         *outputs, pages.last_slot, pages.page, pages.last_page,
         rows.pair, rows.row, rows.expert, rows.used,
         pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
-        pages.page.shape[1], *sizes,
+        pages.page.shape[1], *numbers,
         **choice, EXPERTS=next_power_of_2(experts), TILE_ROWS=rows.tile_rows, WIDTH=width, **layout,
         num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip

@@ -372,10 +372,7 @@ def test_what_is_refused_is_named(name: str) -> None:
                 entry.call(**entry.tensors | {tensor: shorter})
 
 
-COUNTED = [name for name in ENTRIES if name != "router" and not name.endswith("streams")]
-
-
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_dimensions_are_counted(name: str) -> None:
     entry = ENTRIES[name]
     for tensor, x in entry.tensors.items():
