@@ -9,6 +9,7 @@ from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
 from .activations import Activations
+from .checks import check_operands
 from .gluon_joint import joint_kernel
 from .gluon_kernel import operands_for
 from .gluon_parts import INPUTS
@@ -19,7 +20,6 @@ from .hopper_weights import HopperWeight
 from .joint_tiles import COLUMNS, PLAIN_COLUMNS, ROWS, is_joint_faster
 from .k_order import KOrder
 from .matrix_path import MatrixPath
-from .triton_kernel import check_operands
 from .weights import Weight
 
 

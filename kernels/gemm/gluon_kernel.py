@@ -171,6 +171,13 @@ def launch_narrow(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
+    """values [R, K] with their scales times ``weight``, or each tile of rows times its expert's, to
+    ``out`` [R, N] bf16, in tiles of few rows.
+
+    ``gated``: the rows are activated as well, in an order of K called ``gate``, to these codes and
+    scales with ``gate_stride`` between groups, times ``weights`` of their pairs.  ``arrivals``:
+    results go where their tokens came from.
+    """
     rows, n = values.shape[0], weight.num_rows
     form = weight_form(weight)
     factors = weight.factors
@@ -226,6 +233,8 @@ def launch_wide(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
+    """The same in tiles of 128 or 256 rows, a program for each multiprocessor; with ``gate`` only
+    the activated rows leave, to ``out`` and ``out_scales``."""
     assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     form = weight_form(weight)
@@ -280,6 +289,7 @@ def launch_triple(
     out_stride: int = 0,
     group_columns: int = 0,
 ) -> None:
+    """The same in tiles of 192 rows; with ``out_scales`` rows leave quantised."""
     assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     factors = weight.factors

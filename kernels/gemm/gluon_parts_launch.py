@@ -8,10 +8,10 @@ from torch import Tensor
 from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
+from .checks import check_operands
 from .gluon_parts import INPUTS, parts_kernel
 from .gluon_tiles import described_tiles
 from .parts_tiles import PartsTile, parts_tile
-from .triton_kernel import check_operands
 from .weights import Weight
 
 

@@ -11,10 +11,10 @@ from deepinfer.kernels.launch import cdiv, check_tensor, multiprocessors
 from deepinfer.kernels.relaunch import launch
 
 from .activations import Activations
+from .checks import check_groups, check_operands
 from .gluon_plain import COLUMNS, INPUTS, ROWS, plain_kernel
 from .gluon_tiles import described_tiles
 from .hopper_weights import HopperWeight
-from .triton_kernel import check_groups, check_operands
 from .weights import Weight
 
 # Fewer are faster with the weight as left operand, the more so where a group has few columns.

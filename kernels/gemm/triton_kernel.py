@@ -18,8 +18,8 @@ from deepinfer.kernels.quant.triton_bits import round_bf16
 from deepinfer.kernels.relaunch import launch
 
 from .activations import GROUP, Activations, quantize_activations
+from .checks import check_activations, check_groups, check_operands
 from .expert_rows import ExpertRows
-from .k_order import KOrder
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
 from .weights import Weight
@@ -38,7 +38,7 @@ def quantized_linear_triton(
         path = MatrixPath.of(x.device) if path is None else path
         x = quantize_activations(x, path, weight.order)
     else:
-        _check_activations(x, weight)
+        check_activations(x, weight)
     rows = x.values.shape[0]
     out = torch.empty(
         rows, weight.values.shape[0], dtype=torch.bfloat16, device=weight.values.device
@@ -193,55 +193,6 @@ def _scale_word(k: int) -> torch.dtype:
 
 def _lift(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales[None]
-
-
-def check_operands(
-    x: Tensor,
-    weight: Weight,
-    member: Tensor,
-    *,
-    groups: tuple[int, ...] = (),
-    float32: bool = False,
-) -> None:
-    """x is [T, *groups, K] for a ``member`` [N, K] of the weight, both on one device.
-
-    Raises: TensorError that names the tensor, what was expected and what was found.
-    """
-    if member.dim() != 2:
-        raise TensorError(f"weight: expected [N, K] of each, found {describe(weight.values)}")
-    k = member.shape[1] * (2 if _format(weight) == _FP4 else 1)
-    allowed = (torch.bfloat16, torch.float32) if float32 else (torch.bfloat16,)
-    shape = (*groups, k)
-    if x.dtype not in allowed or x.shape[1:] != shape or x.device != weight.values.device:
-        names = " or ".join(str(dtype) for dtype in allowed)
-        raise TensorError(
-            f"x: expected {names} [any, {', '.join(map(str, shape))}] on {weight.values.device} "
-            f"for a weight of {list(weight.values.shape)} {weight.values.dtype}, found "
-            f"{describe(x)}"
-        )
-    check_weight("weight", weight)
-
-
-def check_groups(x: Tensor, weight: Weight) -> None:
-    """The same of [T, G, K] for [G, N, K].  Raises: TensorError."""
-    check_operands(x, weight, weight.values[0], groups=tuple(weight.values.shape[:1]))
-
-
-def _check_activations(acts: Activations, weight: Weight) -> None:
-    """Raises: TensorError if they were not made for such a weight."""
-    k = cdiv(weight.shape[-1], GROUP) * GROUP
-    order = weight.order if acts.path is MatrixPath.FP8 else KOrder.PLAIN
-    if acts.values.shape[1] != k or acts.order is not order:
-        raise TensorError(
-            f"x: expected activations of {k} numbers in order {order.name}, found "
-            f"{acts.path.name} of {acts.values.shape[1]} in {acts.order.name}"
-        )
-
-
-def check_weight(name: str, weight: Weight) -> None:
-    """Raises: TensorError that says what of the weight cannot be multiplied by."""
-    if weight.fault is not None:
-        raise TensorError(f"{name}: {weight.fault}")
 
 
 # Sizes that follow the batch must not make new variants of the kernel.

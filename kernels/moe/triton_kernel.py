@@ -15,14 +15,11 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import Activations
+from deepinfer.kernels.gemm.checks import check_operands, check_weight
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
-from deepinfer.kernels.gemm.triton_kernel import (
-    check_operands,
-    check_weight,
-    expert_linear_triton,
-)
+from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
 from deepinfer.kernels.launch import cdiv, check_tensor
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 from deepinfer.kernels.relaunch import launch
