@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from deepinfer.kernels.gemm.activations import Activations
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
-from deepinfer.kernels.gemm.k_order import KOrder
-from deepinfer.kernels.gemm.matrix_path import MatrixPath
-from deepinfer.kernels.launch import cdiv
+
+if TYPE_CHECKING:
+    from deepinfer.kernels.gemm.activations import Activations
+    from deepinfer.kernels.gemm.k_order import KOrder
+    from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +54,9 @@ class Pages:
         device: torch.device,
     ) -> Pages:
         """For tokens [T, width] bf16 of as many choices, each of another expert."""
+        from deepinfer.kernels.gemm.activations import Activations
+        from deepinfer.kernels.launch import cdiv
+
         pairs, pages = tokens * choices, cdiv(tokens, tile_rows)
         tiles = ExpertRows.most_tiles(pairs, num_experts, tile_rows)
         assert tiles < 1 << 15 and num_experts < 1 << 16, "too many for one number"
