@@ -62,3 +62,9 @@ def _fixed_and_silent() -> Iterator[None]:
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
         yield
+
+
+@pytest.fixture
+def needs_sm90() -> None:
+    if not HAS_GPU or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no NVIDIA SM90")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -53,18 +52,10 @@ from deepinfer.kernels.moe.reference import experts_reference
 from deepinfer.kernels.norm import NormedRows
 from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("needs_sm90")]
 
 
 _LIMIT = 10.0
-
-
-@pytest.fixture(autouse=True)
-def _hopper() -> Iterator[None]:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no NVIDIA SM90")
-    torch.manual_seed(0)
-    yield
 
 
 @pytest.mark.parametrize("tokens", [7, 90, 400, 1300])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -58,18 +57,10 @@ from deepinfer.kernels.moe.pair_order import order_tokens
 from deepinfer.kernels.moe.triton_swiglu import swiglu_for_triton, swiglu_of_rows
 from deepinfer.kernels.testing import assert_bitwise_equal, relative_error
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("needs_sm90")]
 
 
 _LIMIT = 10.0
-
-
-@pytest.fixture(autouse=True)
-def _hopper() -> Iterator[None]:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no NVIDIA SM90")
-    torch.manual_seed(0)
-    yield
 
 
 @pytest.mark.parametrize("n, k", [(1792, 5120), (32768, 1280), (5120, 8192), (192, 512)])

@@ -3,8 +3,6 @@ bits of both apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from gemm_operands import CUDA, random_fp8, random_rows
@@ -20,17 +18,9 @@ from deepinfer.kernels.gemm.triton_kernel import fp32_linear_parts_triton
 from deepinfer.kernels.moe import Slots, gated_linear, gated_linear_and_logits, route
 from deepinfer.kernels.testing import assert_bitwise_equal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("needs_sm90")]
 
 _LIMIT = 10.0
-
-
-@pytest.fixture(autouse=True)
-def _hopper() -> Iterator[None]:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("no NVIDIA SM90")
-    torch.manual_seed(0)
-    yield
 
 
 # The last round of the first product: few tiles, nearly all, none.
