@@ -105,7 +105,12 @@ def gated_linear_and_logits(
     slots: Slots | Pages,
 ) -> tuple[Tensor | Activations, Tensor | None]:
     """``gated_linear`` of ``operand``; on a GPU, if that is faster, in one launch with the
-    ``logits`` of the same rows x that ``route`` takes for these slots."""
+    ``logits`` of the same rows x that ``route`` takes for these slots.
+
+    Shapes: x [T, d] bf16, ``operand`` the same rows as a product takes them, gate_up N rows, gate
+    E rows; activations [T, N / 2], and logits [T, P, E] f32 in P parts, or None: then ``route``
+    makes them.  Raises: TensorError.
+    """
     if isinstance(gate_up, HopperWeight) and isinstance(linear, HopperWeight):
         from .gluon_shared import gated_linear_and_logits_gluon
 

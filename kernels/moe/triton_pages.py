@@ -4,8 +4,9 @@ The first programs, a warp for each token, choose, and take rows.  Some wait unt
 and list the tiles of experts.  The others have quantised their piece of a token meanwhile, wait for
 its rows, and store it there.
 
-Nobody waits for a program that comes later.  Nothing but single numbers, at first -1, passes from
-one program to another, so that no order of memory needs to be kept.
+Nobody waits for a program that comes later, so all get on if programs start in the order of their
+number: NVIDIA's GPUs do that, though CUDA does not promise it.  Nothing but single numbers, at
+first -1, passes from one program to another, so that no order of memory needs to be kept.
 """
 
 from __future__ import annotations
