@@ -19,7 +19,6 @@ from deepinfer.bench.rank_decode import begin, measure_decode
 from deepinfer.bench.rank_drafts import AssumedChances, auto_steps
 from deepinfer.bench.rank_model import RankModel
 from deepinfer.bench.rank_prefill import batches, measure_prefill
-from deepinfer.bench.rank_replay import replay_times
 from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.rank_tensors import RandomTensors, rank_config
 from deepinfer.engine.memory.weight_bytes import weight_bytes
@@ -236,11 +235,3 @@ def test_assumed_chances_have_the_mean_that_was_asked_for(acceptance: float) -> 
     first, both = chances.mean(0).tolist()
     assert first == pytest.approx(acceptance, abs=0.01)
     assert both == pytest.approx(acceptance**2, abs=0.01)
-
-
-def test_the_decoder_half_is_what_its_layers_add() -> None:
-    """A pass that ends before the decoder begins leaves those layers out."""
-    rank = RankModel.make(TINY, ranks=1, context=300, num_slots=1, seed=0, device="cpu")
-    times = replay_times(rank, 256, 100, 5)
-    assert len(times.whole_s) == len(times.encoder_s) == 5
-    assert 0 < times.decoder_s < min(times.whole_s)
