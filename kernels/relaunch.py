@@ -19,6 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from deepinfer.errors import TensorError
 
+from .launch import describe
+
 _WORD = 1 << 31
 _NO_HOOKS = (None, None, None)
 _NEVER_COMPILED_IN = (float, bool, type(None))
@@ -30,12 +32,32 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     """``kernel[grid]``, to be called with what the kernel computes with by position, and with its
     compile-time arguments and options by name.
 
-    Raises: TypeError if an argument comes in the other way.
+    Raises: TypeError if an argument comes in the other way; TensorError for a tensor of another
+    device, and for one that TMA should copy and cannot.
     """
     return partial(_launch, kernel, grid)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+    try:
+        _launch_known(kernel, grid, *args, **named)
+    except RuntimeError as error:  # the driver's, which does not say what it is about
+        for name, arg in zip(kernel.arg_names, args, strict=False):
+            if hasattr(arg, "key") and not _can_be_copied(arg.base):
+                raise TensorError(
+                    f"{name}: {kernel.fn.__name__} has it copied by TMA, for which its address and "
+                    f"its strides but for the last must be multiples of 16 bytes; found "
+                    f"{describe(arg.base)}, {arg.base.data_ptr() % 16} bytes past one"
+                ) from error
+        raise
+
+
+def _can_be_copied(x: Tensor) -> bool:
+    size = x.element_size()
+    return x.data_ptr() % 16 == 0 and all(size * step % 16 == 0 for step in x.stride()[:-1])
+
+
+def _launch_known(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
     if not isinstance(kernel, JITFunction):  # the interpreter's
         kernel[grid](*args, **named)
         return

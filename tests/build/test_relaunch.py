@@ -196,3 +196,40 @@ def test_tiles_of_other_sizes_share_a_launch_and_pass_their_own(
     its rows lie is told to the driver anew each time."""
     keys, passed = in_own_process(_CHANGED_TILES)
     assert keys == 1 and passed == [[True, True, True]] * 4
+
+
+_REFUSED = (
+    _START
+    + """
+class Refused:
+    # The driver's answer to tiles that it does not take.
+    fn, arg_names = row_kernel.fn, ["x", "values", "count"]
+
+    def __getitem__(self, grid):
+        def run(*args):
+            raise RuntimeError("Triton Error [CUDA]: invalid argument")
+        return run
+
+wide = torch.zeros(64, 258)
+good = torch.zeros(64 * 64 + 4)[4:].view(64, 64)
+tensors = torch.zeros(64 * 64 + 1)[1:].view(64, 64), wide[:, :256], good, torch.zeros(7)
+found = []
+for x in tensors:
+    try:
+        launch(Refused(), (1,))(floats[1:], described_tiles(x, *[16] * x.dim()), 3)
+    except Exception as error:
+        found.append([type(error).__name__, str(error)])
+print(json.dumps(found))
+"""
+)
+
+
+def test_what_tma_cannot_copy_is_named(in_own_process: Callable[..., Any]) -> None:
+    """Only what is at fault, and only once the driver refused the launch."""
+    address, stride, *others = in_own_process(_REFUSED)
+    assert address[0] == stride[0] == "TensorError"
+    for message in address[1], stride[1]:
+        assert message.startswith("values: row_kernel has it copied by TMA")
+        assert "multiples of 16 bytes" in message
+    assert address[1].endswith("4 bytes past one") and "strides [258, 1]" in stride[1]
+    assert others == [["RuntimeError", "Triton Error [CUDA]: invalid argument"]] * 2
