@@ -40,17 +40,17 @@ def measure_steps(model: Runner, cache: Cache, config: EngineConfig) -> StepProf
     counts.insert(min(1, len(counts)), config.max_num_seqs)
     if config.device == "cpu":
         counts = [n for n in counts if n <= MOST_CPU_REQUESTS or n == min(counts)]
-    actions = {n: _actions(model, cache, config, n) for n in counts}
-    for action in actions[min(counts)]:
-        action()
     deadline = time.perf_counter() + BUDGET_S
+    actions: dict[int, list[Callable[[], None]]] = {}
     best: dict[int, list[float]] = {}
     for number in itertools.cycle(counts):
         is_needed = len(best) < min(2, len(counts))
         if time.perf_counter() > deadline and not is_needed:
             break
-        if number not in best and config.device != "cpu":
-            _times(actions[number], config.device)  # pays for compilation
+        if number not in actions:
+            actions[number] = _actions(model, cache, config, number)
+            if not best or config.device != "cpu":
+                _times(actions[number], config.device)  # pays for first times, and compilation
         times = _times(actions[number], config.device)
         best[number] = [min(pair) for pair in zip(times, best.get(number, times), strict=True)]
     return _profile(config, best)
@@ -59,7 +59,7 @@ def measure_steps(model: Runner, cache: Cache, config: EngineConfig) -> StepProf
 def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
     """The curves, with the time of a full block extrapolated from those measured in part."""
     numbers = sorted(best)
-    draft_s, seed_s, single_s, part_s = zip(*(best[number] for number in numbers), strict=True)
+    draft_s, single_s, seed_s, part_s = zip(*(best[number] for number in numbers), strict=True)
     block_s = []
     for number, seed, single, part in zip(numbers, seed_s, single_s, part_s, strict=True):
         scale = config.num_speculative_tokens / _measured_drafts(config, number)
@@ -94,13 +94,14 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
 def _actions(
     model: Runner, cache: Cache, config: EngineConfig, number: int
 ) -> list[Callable[[], None]]:
-    """Drafting, seeing one token each, a step without drafts, and one with drafts and seeing."""
+    """Drafting, a step without drafts, seeing its tokens, and a step with drafts and seeing, to be
+    called in this order."""
     anchors = torch.zeros(number, dtype=torch.int64, device=config.device)
     slots = torch.arange(number, device=config.device)
     position = min(POSITION, (config.max_model_len or POSITION) - 1)
     single = _dummy_batch(model, config, number, 1)
     block = _dummy_batch(model, config, number, 1 + _measured_drafts(config, number))
-    output = model.forward(single, cache)
+    outputs: list[ForwardOutput] = []
 
     def draft() -> None:
         model.draft(
@@ -115,12 +116,15 @@ def _actions(
         )
 
     def forward() -> None:
-        model.forward(single, cache)
+        outputs[:] = [model.forward(single, cache)]
+
+    def seed() -> None:
+        _seed(model, cache, single, *outputs)
 
     def verify() -> None:
         _seed(model, cache, block, model.forward(block, cache))
 
-    return [draft, lambda: _seed(model, cache, single, output), forward, verify]
+    return [draft, forward, seed, verify]
 
 
 def _seed(model: Runner, cache: Cache, batch: ForwardBatch, output: ForwardOutput) -> None:
