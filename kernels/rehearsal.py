@@ -146,21 +146,17 @@ class _Pretence(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func == _IS_CUDA:
-            return self._device.type == "cuda"
-        if func == _DEVICE:
-            return self._device
-        arguments = [self._real(value) for value in args]
-        named = {name: self._real(value) for name, value in (kwargs or {}).items()}
-        if func in _UNWRITTEN:
-            return _without_junk(func(*arguments, **named))
-        return func(*arguments, **named)
+        if func in _QUESTIONS:
+            return self._device if func == _DEVICE else self._device.type == "cuda"
+        if not _PLACES.isdisjoint(map(type, args)):
+            args = [self._real(value) for value in args]
+        if kwargs:
+            kwargs = {name: self._real(value) for name, value in kwargs.items()}
+        result = func(*args, **(kwargs or {}))
+        return _without_junk(result) if func in _UNWRITTEN else result
 
     def _real(self, value: Any) -> Any:
-        is_here = isinstance(value, (torch.device, str)) and str(value) in (
-            str(self._device),
-            self._device.type,
-        )
+        is_here = type(value) in _PLACES and str(value) in (str(self._device), self._device.type)
         return torch.device("cpu") if is_here else value
 
 
@@ -169,9 +165,10 @@ def _without_junk(x: Tensor) -> Tensor:
     return x.zero_() if x.dtype in (torch.int32, torch.int64) else x
 
 
-_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _DEVICE: Any = Tensor.device.__get__
-_UNWRITTEN = (torch.empty, torch.empty_like, Tensor.new_empty)
+_QUESTIONS = {_DEVICE, Tensor.is_cuda.__get__}  # type: ignore[attr-defined]
+_UNWRITTEN = {torch.empty, torch.empty_like, Tensor.new_empty}
+_PLACES = {torch.device, str}
 
 
 @contextmanager
