@@ -103,8 +103,10 @@ case "$mode" in
   --test)
     .venv/bin/ruff format --check .
     .venv/bin/ruff check .
-    .venv/bin/mypy
+    .venv/bin/mypy & # one process, beside two that wait now and then
+    types=$!
     .venv/bin/pytest -q -n 2 --dist worksteal tests
+    wait "$types"
     ;;
   --release)
     .venv/bin/deepinfer build --accelerator "$accelerator"
