@@ -39,25 +39,6 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    try:
-        _launch_known(kernel, grid, *args, **named)
-    except RuntimeError as error:  # the driver's, which does not say what it is about
-        for name, arg in zip(kernel.arg_names, args, strict=False):
-            if hasattr(arg, "key") and not _can_be_copied(arg.base):
-                raise TensorError(
-                    f"{name}: {kernel.fn.__name__} has it copied by TMA, for which its address and "
-                    f"its strides but for the last must be multiples of 16 bytes; found "
-                    f"{describe(arg.base)}, {arg.base.data_ptr() % 16} bytes past one"
-                ) from error
-        raise
-
-
-def _can_be_copied(x: Tensor) -> bool:
-    size = x.element_size()
-    return x.data_ptr() % 16 == 0 and all(size * step % 16 == 0 for step in x.stride()[:-1])
-
-
-def _launch_known(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
     if not isinstance(kernel, JITFunction):  # the interpreter's
         kernel[grid](*args, **named)
         return
@@ -65,13 +46,17 @@ def _launch_known(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) 
     device = active.get_current_device()
     key, values = launch_key(kernel, args, named, device)
     known = _known.get((device, key))
-    if known is not None:
-        run, before, constants = known
-        x, y, z = (*grid, 1, 1)[:3]
-        run(x, y, z, active.get_current_stream(device), *before, *values, *constants)
-        return
-    _check_names(kernel, len(args), named)
-    compiled = kernel[grid](*args, **named)
+    try:
+        if known is not None:
+            run, before, constants = known
+            x, y, z = (*grid, 1, 1)[:3]
+            run(x, y, z, active.get_current_stream(device), *before, *values, *constants)
+            return
+        _check_names(kernel, len(args), named)
+        compiled = kernel[grid](*args, **named)
+    except RuntimeError:  # of the driver, which names none of the tensors
+        _check_copied(kernel, args)
+        raise
     # A rehearsal has nothing to launch; launchers of other makers were not tried.
     is_ours = isinstance(compiled, CompiledKernel) and compiled.metadata.target.backend == "cuda"
     if is_ours and key is not None:
@@ -124,6 +109,20 @@ def _elsewhere(kernel: Any, place: int, x: Tensor, device: int) -> TensorError:
         f"{kernel.fn.__name__} would run, found one of {x.device}: launch it within "
         f"torch.cuda.device({x.get_device()})"
     )
+
+
+def _check_copied(kernel: Any, args: Sequence[Any]) -> None:
+    """Raises: TensorError for tiles of a tensor that TMA cannot copy."""
+    for name, arg in zip(kernel.arg_names, args, strict=False):
+        if not hasattr(arg, "key"):
+            continue
+        x, past = arg.base, arg.base.data_ptr() % 16
+        if past or any(x.element_size() * step % 16 for step in x.stride()[:-1]):
+            raise TensorError(
+                f"{name}: {kernel.fn.__name__} has it copied by TMA, for which its address and its "
+                f"strides but for the last must be multiples of 16 bytes, found {describe(x)}, "
+                f"{past} bytes past one"
+            )
 
 
 def _check_names(kernel: JITFunction[Any], count: int, named: Mapping[str, Any]) -> None:
