@@ -21,11 +21,42 @@ from deepinfer.kernels.gluon_names import store_tile
 
 @gluon.jit
 def sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Two pieces, side by side or one above the other; groups of warps fill each other's waits."""
+    """Two pieces side by side; groups of warps fill each other's waits.
+
+    A stage is waited for while the product before runs.  Waits for products that have nothing to
+    wait for keep sums from moving behind the next product.
+    """
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    IS_ABOVE: gl.constexpr = x_tiles.shape[1] == 256
-    SECOND: gl.constexpr = FIRST + 128 if IS_ABOVE else FIRST
-    COLUMN: gl.constexpr = 0 if IS_ABOVE else 128
+    left = gl.zeros([64, 128], gl.float32, layout)
+    right = gl.zeros([64, 128], gl.float32, layout)
+    zero = gl.zeros([64, 128], gl.float32, layout)
+    last = step + groups - 1
+    stage = _wait_full(tiles, step)
+    scales = _scales(tiles, stage, FIRST, layout)
+    for _ in range(groups):
+        step = gl.minimum(step + 1, last)
+        part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
+        left = warpgroup_mma_wait(0, [left + part * scales[:, None]])
+        begun = _product(tiles, stage, FIRST, 128, zero, False)
+        next_stage = _wait_full(tiles, step)
+        next_scales = _scales(tiles, next_stage, FIRST, layout)
+        part = warpgroup_mma_wait(0, [begun])
+        mbarrier.arrive(empty.index(stage), count=1)
+        right = warpgroup_mma_wait(0, [right + part * scales[:, None]])
+        stage = next_stage
+        scales = next_scales
+    return left, right
+
+
+@gluon.jit
+def sum_both_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
+    """Two pieces, one 128 rows below the other.
+
+    To wait for a stage as ``sum_pieces`` does would hold the one before back from the group that
+    decodes.
+    """
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    SECOND: gl.constexpr = FIRST + 128
     first = gl.zeros([64, 128], gl.float32, layout)
     second = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
@@ -34,9 +65,8 @@ def sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
         scales = _scales(tiles, stage, FIRST, layout)
         part = warpgroup_mma_wait(0, [_product(tiles, stage, FIRST, 0, zero, False)])
         first += part * scales[:, None]
-        if IS_ABOVE:
-            scales = _scales(tiles, stage, SECOND, layout)
-        part = warpgroup_mma_wait(0, [_product(tiles, stage, SECOND, COLUMN, zero, False)])
+        scales = _scales(tiles, stage, SECOND, layout)
+        part = warpgroup_mma_wait(0, [_product(tiles, stage, SECOND, 0, zero, False)])
         mbarrier.arrive(empty.index(stage), count=1)
         second += part * scales[:, None]
         step += 1

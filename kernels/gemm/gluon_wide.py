@@ -31,6 +31,7 @@ from .gluon_sums import (
     has_pair,
     scaled,
     store_piece,
+    sum_both_pieces,
     sum_first_piece,
     sum_piece,
     sum_pieces,
@@ -188,7 +189,7 @@ def _multiply(
             _store(sums, gate, buffer, left * factor[None, :], row, n, N, CHOICES)
             _store(sums, gate, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
         elif has_pair(row_pair, row + 128, GROUPED):
-            upper, lower = sum_pieces(tiles, step, groups, FIRST, layout)
+            upper, lower = sum_both_pieces(tiles, step, groups, FIRST, layout)
             factor = gl.load(place)
             _store(sums, gate, buffer, upper * factor[None, :], row, n, N, CHOICES)
             _store(sums, gate, buffer, lower * factor[None, :], row + 128, n, N, CHOICES)
