@@ -33,14 +33,15 @@ from deepinfer.kernels.rehearsal import PretendedDevice, rehearse
 
 
 def launch(every: bool) -> None:
-    """The released model: whole lists of few rows, and of many with quantised results, scores, one
-    tile of streams; or more of these, pieces, no lists of compressed keys, all that is optional,
-    lists of blocks, the other order of quantised rows."""
+    """The released model: whole lists of many rows with quantised results, which take the most
+    registers, scores, one tile of streams; or more of these, few rows, pieces, no lists of
+    compressed keys, all that is optional, lists of blocks, the other order of quantised rows."""
     byte, long = partial(torch.zeros, dtype=torch.uint8), partial(torch.zeros, dtype=torch.int64)
     q, sink, rope = torch.zeros(3, 64, 512).bfloat16(), torch.zeros(64), torch.zeros(3, 64)
     main, none = (byte(999, 288), long(3, 512)), (None, None)
-    forms = [(9, main, None, False), (999, main, None, True)]
+    forms = [(999, main, None, True)]
     more = [
+        (9, main, None, False),
         (9, main, None, True),
         (999, main, None, False),
         (999, main, 128, False),

@@ -20,7 +20,7 @@ MATRIX_KERNELS = {
     "score_listed_kernel": 1,
     "advance_kernel": 4,
 }
-FEW = {"attention_gluon_kernel": 2, "score_gluon_kernel": 2, "advance_kernel": 1}
+FEW = {"attention_gluon_kernel": 1, "score_gluon_kernel": 2, "advance_kernel": 1}
 
 
 @pytest.mark.parametrize(
