@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,34 +75,59 @@ class Golden:
 
 
 class Session:
-    """One request on its own cache: tokens in, logits out."""
+    """Requests on one cache, one unless more are asked for: tokens in, logits out."""
 
-    def __init__(self, golden: Golden, decoder_start: int = 0) -> None:
+    def __init__(self, golden: Golden, decoder_start: int = 0, *more_starts: int) -> None:
+        """``decoder_start`` of each request: where its decoder layers begin."""
         self.golden = golden
-        self.decoder_start = decoder_start
-        self.num_tokens = 0
+        self.decoder_starts = (decoder_start, *more_starts)
+        count = len(self.decoder_starts)
+        self.lengths = [0] * count
         self.cache = KVCache.allocate(
-            golden.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=1
+            golden.config, num_blocks=count * NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=count
         )
 
-    def run(self, token_ids: Tensor) -> ForwardOutput:
-        """Feed the next tokens; logits of all that the decoder layers compute."""
-        output = self.golden.model.forward(self.batch(token_ids), self.cache)
-        self.num_tokens += len(token_ids)
+    @property
+    def decoder_start(self) -> int:
+        return self.decoder_starts[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.lengths[0]
+
+    def run(self, token_ids: Tensor, number: int = 0) -> ForwardOutput:
+        """Feed the next tokens of a request; logits of all that the decoder layers compute."""
+        output = self.golden.model.forward(self.batch(token_ids, number), self.cache)
+        self.lengths[number] += len(token_ids)
         return output
 
-    def batch(self, token_ids: Tensor) -> ForwardBatch:
-        begin, end = self.num_tokens, self.num_tokens + len(token_ids)
+    def run_all(self, token_ids: Tensor) -> ForwardOutput:
+        """Feed the next token of each request."""
+        numbers = range(len(self.lengths))
+        output = self.golden.model.forward(
+            self._batch(token_ids, numbers, range(len(numbers))), self.cache
+        )
+        self.lengths = [length + 1 for length in self.lengths]
+        return output
+
+    def batch(self, token_ids: Tensor, number: int = 0) -> ForwardBatch:
+        first_row = max(0, self.decoder_starts[number] - self.lengths[number])
+        return self._batch(token_ids, [number], range(first_row, len(token_ids)))
+
+    def _batch(
+        self, token_ids: Tensor, numbers: Sequence[int], logit_rows: Sequence[int]
+    ) -> ForwardBatch:
+        """As many tokens of each of the requests."""
         return ForwardBatch.of(
             token_ids=token_ids,
-            query_lens=[end - begin],
-            first=[begin],
-            block_table=[range(NUM_BLOCKS)],
-            state_slots=[0],
-            encoder_start=[0],
-            decoder_start=[self.decoder_start],
-            write_start=[0],
-            logit_rows=range(max(0, self.decoder_start - begin), end - begin),
+            query_lens=[len(token_ids) // len(numbers)] * len(numbers),
+            first=[self.lengths[number] for number in numbers],
+            block_table=[range(n * NUM_BLOCKS, (n + 1) * NUM_BLOCKS) for n in numbers],
+            state_slots=numbers,
+            encoder_start=[0] * len(numbers),
+            decoder_start=[self.decoder_starts[number] for number in numbers],
+            write_start=[0] * len(numbers),
+            logit_rows=logit_rows,
             image_token_id=self.golden.config.image_token_id,
         )
 

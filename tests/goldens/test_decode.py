@@ -13,21 +13,32 @@ def clear_steps(margins, limit):
     return int(unclear[0, 0]) if len(unclear) else len(margins)
 
 
+def decode_together(golden, session, lengths, prefix):
+    """Prompts of these lengths one by one, then given tokens of all in the same passes: logits and
+    hidden states of each case, [steps, ...]."""
+    for number, length in enumerate(lengths):
+        session.run(golden.data[f"p{length}.input_ids"], number)
+    forced = torch.stack([golden.data[f"{prefix}{length}.forced_ids"] for length in lengths])
+    outputs = [session.run_all(tokens) for tokens in forced.t()]
+    return [torch.stack([getattr(output, name) for output in outputs], 1)
+            for name in ("logits", "main_hidden")]  # fmt: skip
+
+
 def test_teacher_forced(golden, new_session):
     """All cases of a length class are judged together, as 24 positions are few for a percentile."""
+    lengths = golden.lengths("dec")
+    session = new_session(golden, *[0] * len(lengths))
     pooled = defaultdict(list)
-    for length in golden.lengths("dec"):
-        case = f"dec{length}"
-        session = new_session(golden)
-        session.run(golden.data[f"p{length}.input_ids"])
-        outputs = [session.run(token[None]) for token in golden.data[f"{case}.forced_ids"]]
-        pooled[golden.tolerance("logits", length)["from_length"]].append((case, outputs))
-    for from_length, cases in pooled.items():
-        outputs = [output for _, outputs in cases for output in outputs]
-        for name, check in (("logits", golden.check_logits), ("main_hidden", golden.check_hidden)):
-            actual = torch.cat([getattr(output, name) for output in outputs])
-            expected = torch.cat([golden.data[f"{case}.{name}"] for case, _ in cases])
-            check(actual, expected, from_length)
+    for number, length in enumerate(lengths):
+        pooled[golden.tolerance("logits", length)["from_length"]].append(number)
+    logits, hidden = decode_together(golden, session, lengths, "dec")
+    for from_length, numbers in pooled.items():
+        for name, found, check in (
+            ("logits", logits, golden.check_logits),
+            ("main_hidden", hidden, golden.check_hidden),
+        ):
+            expected = torch.cat([golden.data[f"dec{lengths[n]}.{name}"] for n in numbers])
+            check(found[numbers].flatten(0, 1), expected, from_length)
 
 
 def test_greedy(golden, new_session, greedy_length):
@@ -59,13 +70,13 @@ def test_teacher_forced_after_bounded_replay(golden, new_session):
     """Decoding differs from the reference where it multiplies a single row with other fp32 sums
     than ours, which do not depend on the number of rows: about one flipped rounding in 30 tokens.
     """
+    lengths = golden.lengths("ced")
+    starts = [length - golden.config.sliding_window for length in lengths]
+    session = new_session(golden, *starts)
+    logits, _ = decode_together(golden, session, lengths, "ced")
     pooled = defaultdict(list)
-    for length in golden.lengths("ced"):
-        session = new_session(golden, decoder_start=length - golden.config.sliding_window)
-        session.run(golden.data[f"p{length}.input_ids"])
-        forced = golden.data[f"ced{length}.forced_ids"]
-        logits = torch.cat([session.run(token[None]).logits for token in forced])
-        pair = (logits, golden.data[f"ced{length}.forced_logits"])
+    for length, found in zip(lengths, logits, strict=True):
+        pair = (found, golden.data[f"ced{length}.forced_logits"])
         pooled[golden.tolerance("logits", length)["from_length"]].append(pair)
     for from_length, pairs in pooled.items():
         actual, expected = (torch.cat(side) for side in zip(*pairs, strict=True))
