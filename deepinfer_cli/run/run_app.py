@@ -76,7 +76,8 @@ Examples:
 
 The results go to FILE, rows that failed to FILE.errors.jsonl, the report to
 FILE.report.json. A run that was stopped goes on when the same command is
-given again; deepinfer status tells how far it is. Exit codes: 0 all rows
-answered, 1 failure, 2 usage, 3 some rows failed, 4 unusable input, 5 output in
-use, 6 no progress, 75/129/130/143 stopped early.
+given again; deepinfer status tells how far it is. What holds without a flag:
+deepinfer config show. Exit codes: 0 all rows answered, 1 failure, 2 usage,
+3 some rows failed, 4 unusable input, 5 output in use, 6 no progress,
+75/129/130/143 stopped early.
 """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deepinfer.engine.config import EXPERT_WEIGHTS, OUTPUT_PROJECTION
+from deepinfer.engine.config import EXPERT_WEIGHTS, OUTPUT_PROJECTION, EngineConfig
 from deepinfer.engine.types import SamplingParams
 
 from .definition import param, setting
@@ -31,6 +31,7 @@ from .values import (
 
 _FILE = optional(dataclasses.replace(TEXT, expects="a file", metavar="FILE"))
 _MAP = pairs(TEXT, TEXT, "FIELD=COLUMN such as prompt=question, each field once", "FIELD=COLUMN")
+_ENGINE = EngineConfig()  # what holds where a setting of the engine is not given
 _BIAS = pairs(COUNT, NUMBER, "TOKEN_ID=BIAS such as 1234=-5", "ID=BIAS")
 
 
@@ -47,8 +48,9 @@ class Settings:
         answers=True,
     )  # fmt: skip
     max_model_len: int | None = setting(
-        None, optional(COUNT), "Model", "Longest prompt plus answer, in tokens.", answers=True
-    )
+        None, optional(COUNT), "Model", "Longest prompt plus answer, in tokens; by default the "
+        "model's context, or what the caches hold.", answers=True,
+    )  # fmt: skip
     exact: bool = setting(
         False, SWITCH, "Model", "Run all layers on all prompt tokens, without bounded replay.",
         answers=True,
@@ -106,7 +108,9 @@ class Settings:
     logit_bias: Mapping[int, float] = param(
         "logit_bias", _BIAS, "Add to the logit of a token: 1234=-5. Repeatable."
     )
-    max_tokens: int | None = param("max_tokens", optional(COUNT), "Longest answer, in tokens.")
+    max_tokens: int | None = param(
+        "max_tokens", optional(COUNT), "Longest answer, in tokens; by default up to the context."
+    )
     min_tokens: int = param("min_tokens", COUNT, "Shortest answer, in tokens.")
     stop: tuple[str, ...] = param("stop", many(TEXT), "End the answer at this text. Repeatable.")
     stop_token_ids: tuple[int, ...] = param(
@@ -159,22 +163,24 @@ class Settings:
     )  # fmt: skip
 
     max_num_seqs: int | None = setting(
-        None, optional(COUNT), "Engine", "Most answers computed at a time."
-    )
+        None, optional(COUNT), "Engine",
+        f"Most answers computed at a time; by default {_ENGINE.max_num_seqs}.",
+    )  # fmt: skip
     max_num_batched_tokens: int | None = setting(
-        None, optional(COUNT), "Engine", "Most tokens in a step."
-    )
+        None, optional(COUNT), "Engine", f"Most tokens in a step; by default "
+        f"{_ENGINE.max_num_batched_tokens:,}, or as many as all answers with drafts may need.",
+    )  # fmt: skip
     cache_memory_gib: float | None = setting(
         None, optional(NUMBER), "Engine", "Memory for the caches of running answers, in GiB; "
         "without it what gpu_memory leaves on a GPU, and 1 on a CPU.",
     )  # fmt: skip
+    num_blocks: int | None = setting(
+        None, optional(COUNT), "Engine", "The same, as a number of cache blocks."
+    )
     gpu_memory: float = setting(
         0.9, dataclasses.replace(NUMBER, expects="a share such as 90%"), "Engine",
         "Share of a GPU's memory that may be in use: weights, caches and steps.",
     )  # fmt: skip
-    num_blocks: int | None = setting(
-        None, optional(COUNT), "Engine", "The same, as a number of cache blocks."
-    )
     expert_weights: str = setting(
         "auto", choice(*EXPERT_WEIGHTS), "Engine", "fp8: FP4 experts in twice the memory, faster "
         "for large steps on an H100 or H200; auto: where caches still fit. Answers stay the same.",
@@ -185,8 +191,9 @@ class Settings:
         "model's.", answers=True,
     )  # fmt: skip
     block_size: int | None = setting(
-        None, optional(COUNT), "Engine", "Tokens in a cache block.", answers=True
-    )
+        None, optional(COUNT), "Engine",
+        f"Tokens in a cache block; by default {_ENGINE.block_size}.", answers=True,
+    )  # fmt: skip
     enable_prefix_caching: bool = setting(
         True, SWITCH, "Engine", "Compute the beginning that prompts share only once."
     )
