@@ -91,9 +91,9 @@ def _read(kind: Any, data: Any, where: str) -> Any:
     return data
 
 
-def _read_object(kind: type[Any], data: Any, where: str) -> Any:
+def _read_object(kind: Any, data: Any, where: str) -> Any:
     _expect(isinstance(data, dict), where, "an object")
-    hints = get_type_hints(kind)
+    hints = _types(kind)
     values = {}
     for field in dataclasses.fields(kind):
         place = f"{where}.{field.name}" if where else field.name
@@ -108,6 +108,12 @@ def _read_object(kind: type[Any], data: Any, where: str) -> Any:
     return kind(**values)
 
 
+@cache
+def _types(kind: type[Any]) -> dict[str, Any]:
+    """The types of the fields, which are text in the code: a report has hundreds of objects."""
+    return get_type_hints(kind)
+
+
 def _expect(ok: bool, where: str, what: str) -> None:
     if not ok:
         raise WrongForm(f"{where or 'the top'}: expected {what}")
@@ -117,8 +123,8 @@ def _present(arguments: Sequence[Any]) -> Any:
     return next(item for item in arguments if item is not type(None))
 
 
-def _object_schema(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
+def _object_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints = _types(kind)
     properties = {}
     for field in dataclasses.fields(kind):
         schema = _schema(hints[field.name], definitions)

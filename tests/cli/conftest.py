@@ -78,8 +78,10 @@ def read_lines(data: bytes | Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, and an environment without our variables."""
+    """An empty current folder, and an environment without our variables.  Files need not reach the
+    disk: only runs in processes of their own are killed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     for name in ("DEEPINFER_BATCH_INVARIANT", "DEEPINFER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path

@@ -4,7 +4,6 @@ been none, and no report on the way contradicts itself."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -73,7 +72,6 @@ def _break(cli: Cli, chance: random.Random, rows: list[Any], *flags: str) -> Non
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seeds", [range(14), pytest.param(range(14, 600), marks=pytest.mark.slow)])
 def test_histories(cli: Cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     for seed in seeds:
         chance = random.Random(seed)
         monkeypatch.setattr("deepinfer_cli.run.job._KEEP_SECONDS", chance.choice((0.0, 10.0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,9 @@ def test_every_hostile_input_ends_as_it_should(
     in_tmp: Path,
     fake_engine: type[Any],
     hostile_inputs: Any,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     count: int,
 ) -> None:
-    # What reaches the disk is another test's matter; waiting for it here takes minutes.
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     codes: Counter[tuple[str, int]] = Counter()
     for number, case in enumerate(hostile_inputs.cases(seed, count)):
         Path(case.file).write_bytes(case.data)
