@@ -68,11 +68,12 @@ def measure_engine(
     tick: Callable[[str], None] = lambda name: None,
     profile: DeviceProfile | None = None,
 ) -> Iterator[Measurement]:
-    """Rows as they are done; ``tick`` hears what runs now.
+    """A row for each kind of work; ``tick`` hears what runs now.
 
     ``make_engine`` gives an engine that verifies that many drafts, or as many as pay for None.
     Rounds go over all rows, so that a slow moment of the machine does not fall on one of them; the
     first round warms up and does not count.  Where the time of a row went is of one round more.
+    KeyboardInterrupt comes after the rows that were measured until then, in fewer rounds.
     """
     subjects = list(prompts or PROMPTS)
     wanted = list(plan.drafts) if "decode" in plan.phases else []
@@ -80,18 +81,26 @@ def measure_engine(
         # A prefill needs no drafts.
         engines = {n: stack.enter_context(make_engine(n)) for n in dict.fromkeys([*wanted, 0])}
         rows = list(_rows(plan, subjects, engines))
-        found: dict[int, list[tuple[EngineStats, int]]] = {
-            number: [] for number in range(len(rows))
-        }
-        for round_number in range(plan.num_rounds + 1):
+        found: list[list[tuple[EngineStats, int]]] = [[] for _ in rows]
+        parts: list[Mapping[str, float]] = [{} for _ in rows]
+        ended: KeyboardInterrupt | None = None
+        try:
+            for round_number in range(plan.num_rounds + 1):
+                for number, row in enumerate(rows):
+                    tick(f"round {round_number} of {plan.num_rounds}: {row.name}")
+                    stats = _run(row)
+                    if round_number:
+                        found[number].append(stats)
             for number, row in enumerate(rows):
-                tick(f"round {round_number} of {plan.num_rounds}: {row.name}")
-                stats = _run(row)
-                if round_number:
-                    found[number].append(stats)
+                tick(f"where the time goes: {row.name}")
+                parts[number] = _parts(row)
+        except KeyboardInterrupt as interrupt:
+            ended = interrupt
         for number, row in enumerate(rows):
-            tick(f"where the time goes: {row.name}")
-            yield _split(_measurement(row, found[number], profile), row)
+            if found[number]:
+                yield _split(_measurement(row, found[number], profile), parts[number])
+        if ended is not None:
+            raise ended
 
 
 def _rows(
@@ -134,11 +143,16 @@ def _run(row: _Row) -> tuple[EngineStats, int]:
     return gained, len(outputs[0].prompt_token_ids)
 
 
-def _split(measured: Measurement, row: _Row) -> Measurement:
-    """With the parts of one round more, as shares of the measured step."""
+def _parts(row: _Row) -> Mapping[str, float]:
+    """Seconds of one round by family of kernels."""
     worker = PrefillWorker if row.phase == "prefill" else DecodeWorker
     with python_parts(worker.run) as parts:
         _run(row)
+    return parts
+
+
+def _split(measured: Measurement, parts: Mapping[str, float]) -> Measurement:
+    """With the parts of another round, as shares of the measured step."""
     scale = measured.local_s / (sum(parts.values()) or 1.0)
     return replace(measured, parts_s={name: scale * part for name, part in parts.items()})
 

@@ -49,6 +49,31 @@ def test_rows_say_what_the_engine_counted() -> None:
         assert row.share_of_overlap_limit is not None and 0 < row.share_of_overlap_limit < 1
 
 
+@pytest.mark.parametrize(
+    ("last", "num_rounds", "num_split"),
+    [
+        ("round 0 of 2: prompt of 20 words", [], 0),
+        ("round 2 of 2: prompt of 20 words", [2, 1], 0),
+        ("where the time goes: prompt of 20 words", [2, 2], 1),
+    ],
+)
+def test_rows_that_were_measured_come_before_an_interrupt(
+    last: str, num_rounds: list[int], num_split: int
+) -> None:
+    """A bench that was stopped while it asked where the time goes had lost all of its rows."""
+    plan = EnginePlan(requests=(1,), drafts=(0,), num_tokens=2, prompt_words=(20,), num_rounds=2)
+
+    def interrupt(what: str) -> None:
+        if what == last:
+            raise KeyboardInterrupt
+
+    rows = []
+    with pytest.raises(KeyboardInterrupt):
+        rows.extend(measure_engine(plan, _engine, tick=interrupt))
+    assert [len(row.step_s) for row in rows] == num_rounds
+    assert sum(bool(row.parts_s) for row in rows) == num_split
+
+
 def test_time_goes_to_the_innermost_family_inside_of_the_function() -> None:
     before = sys.getprofile()
     x, weight = torch.randn(64, 64), torch.ones(64)
