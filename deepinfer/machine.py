@@ -31,7 +31,10 @@ def resolve_device(device: str) -> str:
         raise ConfigError(f"device={device!r}: expected auto, cpu, cuda, cuda:N, npu or npu:N")
     count = device_count(kind)
     if int(number or 0) >= count:
-        raise ConfigError(f"device={device!r}: this machine has {count} of that kind")
+        seen = f"{count} such devices, numbered from 0" if count else "no such device"
+        raise ConfigError(
+            f"device={device!r}: torch sees {seen}; deepinfer doctor shows what this machine has"
+        )
     return device
 
 

@@ -102,7 +102,7 @@ def test_what_an_npu_has_and_lacks(tmp_path: Path) -> None:
     assert found["backend"] == "cpu:gloo,npu:hccl"
     assert found["two ranks"] is None
     for question, words in {
-        "too many": "this machine has 2 of that kind",
+        "too many": "torch sees 2 such devices, numbered from 0; deepinfer doctor",
         "four ranks": "need 4 NPUs, and this machine has 2",
         "invariant": "batch_invariant=True on npu: Ascend has no such mode",
         "by variable": "unset DEEPINFER_BATCH_INVARIANT",
