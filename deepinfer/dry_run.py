@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deepinfer.engine.model.tensors import expected_tensors
+from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError, RowError
 from deepinfer.recipes.constraints.compiler import ConstraintCompiler
@@ -15,10 +16,12 @@ from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.types import Thinking
 
 from .arguments import EngineArguments
+from .engine.checkpoint.engram_tables import MOST_DEVICE_BYTES
 from .engine.memory.capacity import size_cache
 from .engine.memory.device_memory import DeviceMemory
 from .engine.memory.expert_form import more_bytes_as_fp8
 from .engine.memory.memory_plan import memory_plan
+from .engine.memory.weight_bytes import weight_bytes
 from .loading import open_model
 from .machine import resolve_device
 from .rows.assemble import RowInFlight
@@ -30,7 +33,8 @@ class DryRun:
     """The checks and sizes of ``OfflineEngine(model_path, **arguments)``, without making it.
 
     config: the engine's, with all sizes filled in.  model_config: the model's.  memory: what both
-    need.  notes: settings that could not be followed, and why.
+    need, on each of the ranks that share experts.  notes: settings that could not be followed, and
+    why.
     Raises: CheckpointError about the folder, ConfigError about an argument.
     """
 
@@ -39,13 +43,15 @@ class DryRun:
         opened = open_model(model_path, arguments.engine_settings(), device=device)
         self.model_config = opened.checkpoint.config
         self.model_folder = opened.checkpoint.folder
-        weights = sum(spec.num_bytes for spec in expected_tensors(self.model_config).values())
-        if opened.engine_config.expert_weights == "fp8":
-            weights += more_bytes_as_fp8(self.model_config)
+        sizes = arguments.parallel_sizes()
+        sizes.check_model(self.model_config)
+        num_ranks = sizes.num_expert_ranks
         memory = DeviceMemory.of(device)
-        memory = None if memory is None else memory.less(weights)
+        if memory is not None:
+            weights = _device_bytes(self.model_config, opened.engine_config, num_ranks)
+            memory = memory.less(weights)
         self.config = size_cache(self.model_config, opened.engine_config, memory)
-        self.memory = memory_plan(self.model_config, self.config)
+        self.memory = memory_plan(self.model_config, self.config, num_expert_ranks=num_ranks)
         self.notes: Mapping[str, str] = opened.notes
         self._tokenizer = opened.tokenizer
         assert self.config.max_model_len is not None
@@ -110,3 +116,13 @@ class DryRun:
         """Stop the threads that compile constraints."""
         if self._compiler is not None:
             self._compiler.close()
+
+
+def _device_bytes(model: ModelConfig, config: EngineConfig, num_expert_ranks: int) -> int:
+    """What weights take on the device of a rank: large Engram tables stay on the host."""
+    weights = weight_bytes(model)
+    experts = weights.experts
+    if config.expert_weights == "fp8":
+        experts += more_bytes_as_fp8(model)
+    tables = weights.tables if weights.tables <= MOST_DEVICE_BYTES else 0
+    return weights.shared + experts // num_expert_ranks + tables

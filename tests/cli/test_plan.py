@@ -152,6 +152,7 @@ def test_a_report_without_steps_says_why(real: Callable[..., Any]) -> None:
         (["plan", "in.jsonl", "--like", "no.jsonl"], 2, "no report of no.jsonl"),
         (["plan", "in.jsonl", "--num-blocks=1", "--max-model-len=100"], 2, "raise --num-blocks"),
         (["plan", "in.jsonl", "--top-p", "7"], 2, "expected above 0"),
+        (["plan", "in.jsonl", "--ep=3"], 2, "--expert-parallel-size=3 does not divide"),
         (["plan", "in.jsonl", "--regex", "("], 2, "invalid_regex"),
     ],
 )
