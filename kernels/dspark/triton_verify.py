@@ -1,7 +1,8 @@
-"""Verification by rejection in Triton: what each row is drawn from, then a program per request.
+"""Verification by rejection in Triton: what each row is drawn from, how many drafts are kept and
+the best token of each part of the vocabulary, then the best of all.
 
-Weights are those of ``kernels/sampling``: exp((logit - best) / temperature), not divided by their
-sum.  The filters keep the weights from some weight on, which is searched for, not sorted for.
+Weights are exp((logit - best) / temperature), not divided by their sum; which of them the filters
+keep is found by ``kernels/sampling/triton_kept.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from torch import Tensor
 from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
 from deepinfer.kernels.sampling.checks import check_logits
-from deepinfer.kernels.sampling.triton_kernel import (
-    exponential,
-    more_likely,
-    row_word,
-    token_weights,
-)
+from deepinfer.kernels.sampling.triton_kept import DEPTH, drawn_weights, kept_weights
+from deepinfer.kernels.sampling.triton_kernel import exponential, row_word
 
 from .verify_reference import ACCEPT_STREAM, LEAST_MASS, RESIDUAL_STREAM
 
-_TILE = 1024
+_TILE, _WARPS, _PARTS = 512, 4, 32  # parts of the vocabulary: a few requests have many programs
+_KEPT_TILE, _KEPT_WARPS = 2048, 16
+_PROGRAMS = 512  # that look for kept weights: each has room of its own
+_DEPTH = tl.constexpr(DEPTH)
 _ACCEPT = tl.constexpr(ACCEPT_STREAM)
 _RESIDUAL = tl.constexpr(RESIDUAL_STREAM)
 _LEAST = tl.constexpr(LEAST_MASS)
@@ -60,25 +60,27 @@ def verify_drafts_triton(
     result = torch.empty(2, requests, dtype=torch.int64, device=target.device)
     if not requests:
         return result.T
-    filters, tile = (temperature, top_p, top_k, min_p), min(_TILE, next_power_of_2(vocab_size))
-    target_kept = target.new_empty(rows, 3)
-    draft_kept = target.new_empty(requests * depth, 3)
-    owner = torch.zeros_like(positions)  # rows of drafts that are not verified have none
+    most = next_power_of_2(vocab_size)
+    num_all, tile = rows + requests * depth, min(_KEPT_TILE, most)
+    programs = min(num_all, _PROGRAMS)
+    kept, room = target.new_empty(num_all, 3), target.new_empty(programs, DEPTH * tile)
+    owner = torch.full_like(positions, -1)
     launch(owners_kernel, (requests,))(first, lens, owner, num_warps=1, enable_fp_fusion=False)
-    launch(kept_kernel, (rows,))(
-        target, *filters, owner, target_kept, target.stride(0), vocab_size, 0, TILE=tile,
-        num_warps=8, enable_fp_fusion=False,
+    launch(kept_kernel, (programs,))(
+        target, draft, temperature, top_p, top_k, min_p, owner, lens, kept, room,
+        target.stride(0), vocab_size, depth, rows, num_all, TILE=tile, num_warps=_KEPT_WARPS,
+        enable_fp_fusion=False,
     )  # fmt: skip
-    if depth:
-        launch(kept_kernel, (requests * depth,))(
-            draft, *filters, owner, draft_kept, vocab_size, vocab_size, depth, TILE=tile,
-            num_warps=8, enable_fp_fusion=False,
-        )  # fmt: skip
-    launch(verify_kernel, (requests,))(
-        target, draft, target_kept, draft_kept, temperature, token_ids, first, lens, seeds,
-        positions, result[0], result[1], target.stride(0), vocab_size, depth, TILE=tile,
-        num_warps=8, enable_fp_fusion=False,
+    numbers = target.new_empty(3, requests, _PARTS)
+    tokens = numbers.new_empty(2, requests, _PARTS, dtype=torch.int32)
+    launch(verify_kernel, (requests, _PARTS))(
+        target, draft, kept, temperature, token_ids, first, lens, seeds, positions, result[0],
+        numbers, tokens, target.stride(0), vocab_size, depth, rows, TILE=min(_TILE, most),
+        num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
+    launch(choose_kernel, (requests,))(
+        numbers, tokens, result[1], PARTS=_PARTS, num_warps=1, enable_fp_fusion=False
+    )
     return result.T
 
 
@@ -91,124 +93,122 @@ def owners_kernel(first_ptr, lens_ptr, owner_ptr):
         tl.store(owner_ptr + first + place, request.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["row_stride", "vocab_size", "depth"])
+@triton.jit(do_not_specialize=["row_stride", "vocab_size", "depth", "num_rows", "num_all"])
 def kept_kernel(
-    logits_ptr, temperature_ptr, top_p_ptr, top_k_ptr, min_p_ptr, owner_ptr, kept_ptr, row_stride,
-    vocab_size, depth, TILE: tl.constexpr,
+    target_ptr, draft_ptr, temperature_ptr, top_p_ptr, top_k_ptr, min_p_ptr, owner_ptr, lens_ptr,
+    kept_ptr, room_ptr, row_stride, vocab_size, depth, num_rows, num_all, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Of each row the best logit, the least weight that is kept, and the sum of those kept.
-
-    Rows of drafts are ``depth`` for each request, without gaps; of others, ``depth`` is 0.
-    """
+    """Of each row that is needed what ``kept_weights`` says: rows of the target, then drafts."""
+    room = room_ptr + tl.program_id(0).to(tl.int64) * (_DEPTH * TILE)
     row = tl.program_id(0).to(tl.int64)
-    request = row // tl.maximum(depth, 1)
-    if depth == 0:
-        request = tl.load(owner_ptr + row)
-    logits = logits_ptr + row * row_stride
-    temperature = tl.load(temperature_ptr + request)
-    top_p, top_k = tl.load(top_p_ptr + request), tl.load(top_k_ptr + request)
-    min_p = tl.load(min_p_ptr + request)
-    lane = tl.arange(0, TILE)
-    most = tl.full([TILE], float("-inf"), tl.float32)
-    for start in range(0, vocab_size, TILE):
-        token = start + lane
-        x = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
-        most = tl.maximum(most, x)
-    best = tl.max(most, 0)
-    # As integers, weights from 0 to 1 are in the same order; 1 is always kept.
-    low, high = 0, 0x3F800000
-    if (top_p < 1.0) | (top_k > 0) | (min_p > 0.0):
-        while low < high:
-            middle = (low + high) // 2
-            weight = middle.to(tl.float32, bitcast=True)  # type: ignore[attr-defined]
-            count, above, total = more_likely(logits, best, temperature, weight, vocab_size, TILE)
-            is_dropped = (top_k > 0) & (count >= top_k)
-            is_dropped = is_dropped | ((top_p < 1.0) & (above >= top_p * total))
-            is_dropped = is_dropped | (weight < min_p)
-            low = tl.where(is_dropped, middle + 1, low)
-            high = tl.where(is_dropped, high, middle)
-    else:
-        high = 0
-    least = high.to(tl.float32, bitcast=True)  # type: ignore[attr-defined]
-    sums = tl.zeros([TILE], tl.float32)
-    for start in range(0, vocab_size, TILE):
-        weights = token_weights(logits, start + lane, best, temperature, vocab_size)
-        sums += tl.where(weights >= least, weights, 0.0)
-    tl.store(kept_ptr + 3 * row, best)
-    tl.store(kept_ptr + 3 * row + 1, least)
-    tl.store(kept_ptr + 3 * row + 2, tl.sum(sums, 0))
+    while row < num_all:
+        # As numbers, since triton-ascend cannot choose between pointers.
+        if row < num_rows:
+            address = (target_ptr + row * row_stride).to(tl.int64, bitcast=True)
+            request = tl.load(owner_ptr + row)
+        else:
+            own = row - num_rows
+            address = (draft_ptr + own * vocab_size).to(tl.int64, bitcast=True)
+            request = own // depth
+            request = tl.where(own % depth < tl.load(lens_ptr + request), request, -1)
+        logits = address.to(tl.pointer_type(tl.float32), bitcast=True)
+        if request >= 0:
+            best, least, mass = kept_weights(
+                logits, tl.maximum(tl.load(temperature_ptr + request), 1e-30),
+                tl.load(top_p_ptr + request), tl.load(top_k_ptr + request),
+                tl.load(min_p_ptr + request), room, vocab_size, TILE,
+            )  # fmt: skip
+            tl.store(kept_ptr + 3 * row, best)
+            tl.store(kept_ptr + 3 * row + 1, least)
+            tl.store(kept_ptr + 3 * row + 2, mass)
+        row += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["row_stride", "vocab_size", "depth"])
+@triton.jit(do_not_specialize=["row_stride", "vocab_size", "depth", "num_rows"])
 def verify_kernel(
-    target_ptr, draft_ptr, target_kept_ptr, draft_kept_ptr, temperature_ptr, token_ids_ptr,
-    first_ptr, lens_ptr, seeds_ptr, positions_ptr, num_kept_ptr, token_ptr, row_stride, vocab_size,
-    depth, TILE: tl.constexpr,
+    target_ptr, draft_ptr, kept_ptr, temperature_ptr, token_ids_ptr, first_ptr, lens_ptr, seeds_ptr,
+    positions_ptr, num_kept_ptr, numbers_ptr, tokens_ptr, row_stride, vocab_size, depth, num_rows,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """How many drafts a request keeps, and of a part of the vocabulary the best token of what is
+    left of the target, the best one of the target itself, and how much is left.
+
+    numbers [3, requests, parts] f32: both scores and the mass; tokens [2, requests, parts] i32.
+    """
     request = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperature_ptr + request)
+    part, num_parts = tl.program_id(1), tl.num_programs(1)
+    temperature = tl.maximum(tl.load(temperature_ptr + request), 1e-30)
     seed = tl.load(seeds_ptr + request)
     first, count = tl.load(first_ptr + request), tl.load(lens_ptr + request)
-    num_kept = tl.zeros_like(count)
+    num_kept, few = tl.zeros_like(count), tl.arange(0, 8)
     for place in range(count):
-        own = request * depth + place
+        row, own = first + place, request * depth + place
         token = tl.load(token_ids_ptr + own) + tl.arange(0, 1)
-        target = tl.sum(
-            _probs(
-                target_ptr,
-                target_kept_ptr,
-                first + place,
-                row_stride,
-                token,
-                temperature,
-                vocab_size,
-            ),
-            0,
-        )
-        draft = tl.sum(
-            _probs(draft_ptr, draft_kept_ptr, own, vocab_size, token, temperature, vocab_size), 0
-        )
-        word = row_word(seed ^ _ACCEPT, tl.load(positions_ptr + first + place))
-        waiting = tl.sum(exponential(word, tl.zeros([1], tl.int32)), 0)
-        is_kept = (tl.exp(-waiting) * draft < target) & (num_kept == place)
-        num_kept += is_kept.to(tl.int64)
+        target_row, draft_row = target_ptr + row * row_stride, draft_ptr + own * vocab_size
+        target = _probs(target_row, kept_ptr + 3 * row, token, temperature, vocab_size)
+        draft = _probs(draft_row, kept_ptr + 3 * (num_rows + own), token, temperature, vocab_size)
+        word = row_word(seed ^ _ACCEPT, tl.load(positions_ptr + row))
+        # Of the first of eight: triton-ascend fails on noise of a single token.
+        waiting = tl.max(tl.where(few == 0, exponential(word, few), 0.0), 0)
+        is_kept = tl.max((tl.exp(-waiting) * draft < target).to(tl.int32), 0)
+        num_kept += tl.where(num_kept == place, is_kept, 0)
     row, own = first + num_kept, request * depth + num_kept
-    is_cut = num_kept < count
-    lane = tl.arange(0, TILE)
-    mass = tl.zeros([TILE], tl.float32)
-    if is_cut:
-        for start in range(0, vocab_size, TILE):
-            token = start + lane
-            target = _probs(
-                target_ptr, target_kept_ptr, row, row_stride, token, temperature, vocab_size
-            )
-            draft = _probs(
-                draft_ptr, draft_kept_ptr, own, vocab_size, token, temperature, vocab_size
-            )
-            mass += tl.maximum(target - draft, 0.0)
-    is_residual = tl.sum(mass, 0) > _LEAST
+    target_row, draft_row = target_ptr + row * row_stride, draft_ptr + own * vocab_size
     word = row_word(seed ^ _RESIDUAL, tl.load(positions_ptr + row))
-    best = tl.full([TILE], -1.0, tl.float32)
-    best_token = tl.zeros([TILE], tl.int32)
-    for start in range(0, vocab_size, TILE):
+    lane = tl.arange(0, TILE)
+    best, best_token = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
+    left_best, left_token, mass = best, best_token, best
+    size = tl.cdiv(tl.cdiv(vocab_size, TILE), num_parts) * TILE
+    for start in range(part * size, tl.minimum(part * size + size, vocab_size), TILE):
         token = start + lane
-        value = _probs(target_ptr, target_kept_ptr, row, row_stride, token, temperature, vocab_size)
-        if is_residual:
-            draft = _probs(
-                draft_ptr, draft_kept_ptr, own, vocab_size, token, temperature, vocab_size
-            )
-            value = tl.maximum(value - draft, 0.0)
-        score = tl.where(token < vocab_size, tl.div_rn(value, exponential(word, token)), -1.0)
-        best_token = tl.where(score > best, token, best_token)
-        best = tl.maximum(best, score)
-    chosen = tl.min(tl.where(best == tl.max(best, 0), best_token, 2147483647), 0)
-    tl.store(num_kept_ptr + request, num_kept)
-    tl.store(token_ptr + request, chosen.to(tl.int64))
+        target = _probs(target_row, kept_ptr + 3 * row, token, temperature, vocab_size)
+        if tl.max(target, 0) > 0.0:
+            draft = tl.zeros_like(target)
+            if num_kept < count:
+                draft = _probs(
+                    draft_row, kept_ptr + 3 * (num_rows + own), token, temperature, vocab_size
+                )
+            left = tl.maximum(target - draft, 0.0)
+            mass += left
+            noise = exponential(word, token)
+            score, left_score = tl.div_rn(target, noise), tl.div_rn(left, noise)
+            best_token = tl.where(score > best, token, best_token)
+            best = tl.maximum(score, best)
+            left_token = tl.where(left_score > left_best, token, left_token)
+            left_best = tl.maximum(left_score, left_best)
+    if part == 0:
+        tl.store(num_kept_ptr + request, num_kept)
+    size = tl.num_programs(0).to(tl.int64) * num_parts
+    place = request * num_parts + part
+    _store_best(left_best, left_token, numbers_ptr + place, tokens_ptr + place)
+    _store_best(best, best_token, numbers_ptr + size + place, tokens_ptr + size + place)
+    tl.store(numbers_ptr + 2 * size + place, tl.sum(mass, 0))
 
 
 @triton.jit
-def _probs(logits_ptr, kept_ptr, row, row_stride, token, temperature, vocab_size):
-    """Probabilities that tokens are drawn with, after the filters."""
-    best, least = tl.load(kept_ptr + 3 * row), tl.load(kept_ptr + 3 * row + 1)
-    weights = token_weights(logits_ptr + row * row_stride, token, best, temperature, vocab_size)
-    return tl.where(weights >= least, weights, 0.0) / tl.load(kept_ptr + 3 * row + 2)
+def _store_best(score, token, score_ptr, token_ptr):
+    """The best score and its first token; scores are not negative, and token 0 has 0."""
+    best = tl.max(score, 0)
+    tl.store(score_ptr, best)
+    tl.store(token_ptr, tl.min(tl.where(score == best, token, 2147483647), 0))
+
+
+@triton.jit
+def choose_kernel(numbers_ptr, tokens_ptr, token_ptr, PARTS: tl.constexpr):
+    """The token that follows, from what each part of the vocabulary has."""
+    request, size = tl.program_id(0), tl.num_programs(0) * PARTS
+    place = request * PARTS + tl.arange(0, PARTS)
+    mass = tl.sum(tl.load(numbers_ptr + 2 * size + place), 0)
+    # Nothing is left where no draft was refused: then both are the same.
+    place += tl.where(mass > _LEAST, 0, size)
+    score, token = tl.load(numbers_ptr + place), tl.load(tokens_ptr + place)
+    token = tl.min(tl.where(score == tl.max(score, 0), token, 2147483647), 0)
+    tl.store(token_ptr + request, token.to(tl.int64))
+
+
+@triton.jit
+def _probs(row_ptr, kept_ptr, token, temperature, vocab_size):
+    """Probabilities that tokens of a row are drawn with, after the filters."""
+    best, least, mass = tl.load(kept_ptr), tl.load(kept_ptr + 1), tl.load(kept_ptr + 2)
+    weights = drawn_weights(row_ptr, token, best, temperature, vocab_size)
+    return tl.where(weights >= least, weights, 0.0) / mass

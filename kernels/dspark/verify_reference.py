@@ -86,10 +86,14 @@ def drawn_probs(
 ) -> Tensor:
     """What ``sample`` draws from: [N, V] f32, rows that add up to 1.
 
-    Shapes: logits [N, V] f32.  Equally probable tokens are kept or dropped together, as there.  A
-    row without usable logits is all zeros.
+    Shapes: logits [N, V] f32.  Equally probable tokens are kept or dropped together, and several
+    +inf logits share the whole probability, as there.  A row that holds a NaN or nothing above -inf
+    is all zeros.
     """
     best = logits.amax(-1, keepdim=True)
+    at_top = torch.where(logits == torch.inf, 0.0, -torch.inf)
+    logits = torch.where(best == torch.inf, at_top, logits)
+    best = torch.where(best == torch.inf, 0.0, best)
     probs = ((logits - best) / temperature.clamp(min=1e-30)[:, None]).softmax(-1)
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     mass = pad(ordered.cumsum(-1)[:, :-1], (1, 0))
@@ -98,7 +102,8 @@ def drawn_probs(
     places = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
     first = torch.where(is_new, places, 0).cummax(-1).values
     max_count = torch.where(top_k > 0, top_k, probs.shape[1])
-    is_kept = (mass.gather(1, first) < top_p[:, None]) & (first < max_count[:, None])
+    max_mass = torch.where(top_p < 1, top_p, torch.inf)  # sums of many may round to 1
+    is_kept = (mass.gather(1, first) < max_mass[:, None]) & (first < max_count[:, None])
     is_kept &= ordered >= min_p[:, None] * ordered[:, :1]
     kept = torch.zeros_like(probs).scatter_(1, order, torch.where(is_kept, ordered, 0.0))
     probs = kept / kept.sum(-1, keepdim=True)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from deepinfer.kernels.dspark.reference import draft_confidence_reference
 from deepinfer.kernels.dspark.triton_kernel import draft_confidence_triton
-from deepinfer.kernels.dspark.triton_verify import verify_drafts_triton
+from deepinfer.kernels.dspark.triton_verify import kept_kernel, verify_drafts_triton
 from deepinfer.kernels.dspark.verify_reference import drawn_probs, verify_drafts_reference
 from deepinfer.kernels.gemm import Weight
+from deepinfer.kernels.sampling.triton_kept import DEPTH
 from deepinfer.kernels.testing import assert_bitwise_equal, assert_close
 
 Case = tuple[Tensor, Tensor, Tensor, Tensor, Weight]
@@ -65,6 +66,33 @@ def test_certain_and_impossible_drafts(device: torch.device) -> None:
     assert out.tolist() == [[1, 1], [0, 0]]
 
 
+# Temperature, top_p, top_k, min_p.
+_FILTERS = [
+    (1.0, 0.9, 0, 0.0), (0.6, 0.5, 0, 0.0), (1.0, 1.0, 40, 0.0), (1.0, 0.95, 40, 0.0),
+    (2.0, 0.99, 7, 0.0), (1.0, 1.0, 0, 0.05), (0.7, 0.97, 90, 0.01), (1.0, 1.0, 0, 0.0),
+    (1e-32, 0.9, 0, 0.0), (1.0, 1e-9, 0, 0.0), (1.0, 1.0, 1, 0.0), (1.0, 0.8, 10**6, 1.0),
+]  # fmt: skip
+
+
+def _kept_probs(logits: Tensor, temperature: Tensor, *filters: Tensor) -> Tensor:
+    """Of each row what is drawn from, by the two programs of which verification consists."""
+    rows, vocab = logits.shape
+    everyone = torch.arange(rows, device=logits.device)
+    kept = logits.new_full((rows, 3), math.nan)
+    programs, tile = 5, 64  # each has several rows
+    room = logits.new_full((programs, DEPTH * tile), math.nan)
+    kept_kernel[(programs,)](
+        logits, logits, temperature, *filters, everyone, everyone, kept, room,
+        logits.stride(0), vocab, 0, rows, rows, TILE=tile, num_warps=1,
+    )  # fmt: skip
+    best, least, mass = kept[:, :, None].unbind(1)
+    factor = 1.4426950408889634 / temperature.clamp(min=1e-30)[:, None]
+    largest = torch.finfo(torch.float32).max
+    top = torch.where(best == torch.inf, largest, best)
+    weights = torch.exp2((logits.clamp(max=largest) - top) * factor)
+    return torch.where(weights >= least * (1 - 1e-6), weights, 0.0) / mass
+
+
 def _block(requests: int, depth: int, vocab: int, device: torch.device) -> dict[str, Tensor]:
     """Drafts of other logits than the target's, drawn from them; half of all filters are off."""
     generator = torch.Generator().manual_seed(requests)
@@ -113,6 +141,31 @@ def test_verification_matches_reference(
     block["lens"][1:] = 0  # the other rows of these requests are nobody's
     expected = verify_drafts_reference(**block)
     assert_bitwise_equal(verify_drafts_triton(**block), expected, "fewer")
+
+
+@pytest.mark.parametrize("vocab", [300, 2100])
+@pytest.mark.parametrize("kind", ["normal", "flat", "ties", "peaked", "unusable"])
+def test_kept_tokens_are_those_of_the_reference(
+    kind: str, vocab: int, device: torch.device
+) -> None:
+    """What is kept shows in the probabilities of a draft that each row could have drawn."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(len(_FILTERS), vocab, generator=generator)
+    if kind == "flat":
+        logits /= 1000
+    elif kind == "ties":
+        logits = logits.round()
+    elif kind == "peaked":
+        logits -= 3 * torch.arange(1, vocab + 1).log()
+    elif kind == "unusable":
+        logits[0, 5], logits[1, [7, 9]], logits[2] = math.nan, math.inf, -math.inf
+        logits[3, 9], logits[4] = -math.inf, 0
+    temperature, top_p, top_k, min_p = (torch.tensor(x) for x in zip(*_FILTERS, strict=True))
+    filters = temperature.float(), top_p.float(), top_k, min_p.float()
+    probs = drawn_probs(logits, *filters)
+    actual = _kept_probs(logits.to(device), *(x.to(device) for x in filters)).cpu()
+    assert_bitwise_equal(actual > 0, probs > 0, "which are kept")
+    assert_close(actual, probs, atol=0, rtol=1e-4)
 
 
 def test_verified_requests_do_not_see_each_other(device: torch.device) -> None:
