@@ -16,8 +16,8 @@ _HELP = """\
 Times the kernels of each family at the model's shapes, on one GPU, beside what
 plain library calls reach on it in the same run.
 
-FAMILY is any of attention, indexer, gemm, moe, rows, sampling, drafts; all
-without one.
+FAMILY is any of attention, indexer, gemm, moe, rows (norms, streams, Engram),
+sampling, drafts; all without one.
 
 Examples:
   deepinfer bench kernels
