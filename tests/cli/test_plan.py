@@ -227,8 +227,8 @@ def test_the_range_of_an_estimate(real: Callable[..., Any]) -> None:
     assert estimate["answer_low_s"] == estimate["answer_s"] == estimate["answer_high_s"]
     assert b"range" not in real("plan", "in.jsonl", *calibrate)[1]
     _write([{"prompt": f"Tell me about {i}.", "max_tokens": 60} for i in range(12)])
-    code, out, _ = real("plan", "in.jsonl", "--json", *calibrate)
-    estimate = json.loads(out)["estimate"]
+    calibrate = ("--calibrate", "1s", "-q")  # on a slow machine too some answers end
+    estimate = json.loads(real("plan", "in.jsonl", "--json", *calibrate)[1])["estimate"]
     assert estimate["answer_low_s"] <= estimate["answer_s"] <= estimate["answer_high_s"]
     assert estimate["num_lengths"] is not None
     words = " ".join(real("plan", "in.jsonl", *calibrate)[1].decode().split())
