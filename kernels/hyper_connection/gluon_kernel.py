@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
+    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents
@@ -36,24 +37,11 @@ from .gluon_fetch import (
     first_column,
     num_tiles,
 )
+from .gluon_values import four_of_tokens, mix_values, values_layout
 
 # In this order the squares of a token are added up, whatever the tile.
 ADDED = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [4, 1], [0, 1]))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
-
-
-@gluon.constexpr_function
-def _values(tile_tokens):
-    """A thread holds columns of one token, and reads shared memory without bank conflicts."""
-    few = tile_tokens // 4
-    return gl.BlockedLayout([1, few], [few, 32 // few], [4, 1], [0, 1])
-
-
-@gluon.constexpr_function
-def _fours(tile_tokens):
-    """Four numbers of one token, by the same threads."""
-    few = tile_tokens // 4
-    return gl.BlockedLayout([1, 4], [few, 32 // few], [4, 1], [0, 1])
 
 
 # Sizes that follow the batch must not make new variants of the kernel.
@@ -132,21 +120,27 @@ def _tile(
     STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
     TILE: gl.constexpr = expanded.block_type.shape[0]
     tile = gl.program_id(1) + index * gl.num_programs(1)
-    kept = _four(pre, tile, STREAMS, num_tokens, TILE)
+    kept = four_of_tokens(pre, tile, STREAMS, num_tokens, TILE)
     factors = kept
     mixed = (kept, kept, kept, kept)
     if EXPAND:
-        factors = _four(post, tile, STREAMS, num_tokens, TILE)
+        factors = four_of_tokens(post, tile, STREAMS, num_tokens, TILE)
         mixed = (
-            _four(comb, tile, STREAMS * STREAMS, num_tokens, TILE),
-            _four(comb + 4, tile, STREAMS * STREAMS, num_tokens, TILE),
-            _four(comb + 8, tile, STREAMS * STREAMS, num_tokens, TILE),
-            _four(comb + 12, tile, STREAMS * STREAMS, num_tokens, TILE),
+            four_of_tokens(comb, tile, STREAMS * STREAMS, num_tokens, TILE),
+            four_of_tokens(comb + 4, tile, STREAMS * STREAMS, num_tokens, TILE),
+            four_of_tokens(comb + 8, tile, STREAMS * STREAMS, num_tokens, TILE),
+            four_of_tokens(comb + 12, tile, STREAMS * STREAMS, num_tokens, TILE),
         )
-    squares = gl.zeros([TILE, WIDTH], gl.float32, _values(TILE))
+    squares = gl.zeros([TILE, WIDTH], gl.float32, values_layout(TILE))
     products = gl.zeros([TOKENS, PADDED_ROWS], gl.float32, SUMS)
+    # Few tokens wait for one step after the other, not for memory: a step is let go when the next
+    # one's streams are mixed.
+    LATE: gl.constexpr = TILE < TOKENS
+    if LATE:
+        products = warpgroup_mma_init(products)
+    first_step = (index - WHICH) * STEPS + WHICH
     for inner in range(STEPS):
-        step = (index - WHICH) * STEPS + inner * in_turn + WHICH
+        step = first_step + inner * in_turn
         stage = step % STAGES
         column = first_column(inner)
         mbarrier.wait(full.index(step % (2 * STAGES)), (step // (2 * STAGES)) & 1)
@@ -157,9 +151,13 @@ def _tile(
             x_tiles[2].index(stage).slice(0, TILE),
             x_tiles[3].index(stage).slice(0, TILE),
         )
-        squares = _mix_values(values, output, factors, mixed, kept, squares, EXPAND)
+        squares = mix_values(values, output, factors, mixed, kept, squares, EXPAND)
         fence_async_shared()
+        if LATE:
+            products = _wait_used(products)
         thread_barrier()
+        if LATE:
+            mbarrier.arrive(empty.index((step + STAGES - in_turn) % STAGES), pred=inner > 0)
         if EXPAND:
             for stream in gl.static_range(STREAMS):
                 store_tile(expanded, [tile * TILE, stream * D + column], values[stream])
@@ -172,10 +170,14 @@ def _tile(
                     x_tiles[stream].index(stage), weights.permute((1, 0)), products,
                     is_async=True,
                 )  # fmt: skip
-        products = warpgroup_mma_wait(0, [products])
-        tma.store_wait(0)
+        if not LATE:
+            products = _wait_used(products)
+            thread_barrier()
+            mbarrier.arrive(empty.index(stage))
+    if LATE:
+        products = _wait_used(products)
         thread_barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
+        mbarrier.arrive(empty.index((first_step + (STEPS - 1) * in_turn) % STAGES))
     first = gl.program_id(0).to(gl.int64) * num_tokens + tile * TILE
     left = gl.minimum(num_tokens - tile * TILE, TILE)
     # Sums are soon read: they should outlive the streams in the L2 cache.
@@ -190,66 +192,8 @@ def _tile(
 
 
 @gluon.jit
-def _four(ptr, tile, STRIDE: gl.constexpr, num_tokens, TILE: gl.constexpr):
-    """The four numbers at ``ptr`` of each token of a tile, STRIDE apart: [TILE, 1] each."""
-    FOUR: gl.constexpr = _fours(TILE)
-    token = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, FOUR))
-    place = token[:, None] * STRIDE + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]
-    numbers = gl.load(ptr + place, mask=(token < num_tokens)[:, None], other=0.0)
-    even, odd = gl.split(gl.reshape(numbers, (TILE, 2, 2)))
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, _values(TILE))
-    return (
-        gl.convert_layout(first, LAYOUT, assert_trivial=True)[:, None],
-        gl.convert_layout(second, LAYOUT, assert_trivial=True)[:, None],
-        gl.convert_layout(third, LAYOUT, assert_trivial=True)[:, None],
-        gl.convert_layout(fourth, LAYOUT, assert_trivial=True)[:, None],
-    )
-
-
-@gluon.jit
-def _mix_values(x_tiles, output, post, comb, pre, squares, EXPAND: gl.constexpr):
-    """New streams and their collapse take the place of streams and output."""
-    TILE: gl.constexpr = output.shape[0]
-    VALUES: gl.constexpr = _values(TILE)
-    x = (
-        _wide(x_tiles[0].load(VALUES)),
-        _wide(x_tiles[1].load(VALUES)),
-        _wide(x_tiles[2].load(VALUES)),
-        _wide(x_tiles[3].load(VALUES)),
-    )
-    if EXPAND:
-        added = _wide(output.load(VALUES))
-    collapsed = gl.zeros([TILE, WIDTH], gl.float32, VALUES)
-    for stream in gl.static_range(STREAMS):
-        value = x[stream]
-        if EXPAND:
-            value = gl.zeros([TILE, WIDTH], gl.float32, VALUES)
-            for origin in gl.static_range(STREAMS):
-                value += comb[origin][stream] * x[origin]
-            bits = _rounded(post[stream] * added + value)
-            x_tiles[stream].store(bits)
-            value = _wide(bits)
-        squares += value * value
-        collapsed += pre[stream] * value
-    output.store(_rounded(collapsed))
-    return squares
-
-
-# Pairs of bf16 by two instructions each way: the compiler takes numbers one by one.
-@gluon.jit
-def _wide(x):
-    """fp32 of bf16."""
-    return gl.inline_asm_elementwise(
-        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.float32,
-        is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _rounded(x):
-    """Nearest bf16 of fp32."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
-    )
+def _wait_used(products):
+    """Until matrix unit and TMA have read the memory of the group's last step."""
+    products = warpgroup_mma_wait(0, [products])
+    tma.store_wait(0)
+    return products
