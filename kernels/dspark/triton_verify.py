@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
+from deepinfer.kernels.launch import cdiv, check_tensor, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
 from deepinfer.kernels.sampling.checks import check_logits
 from deepinfer.kernels.sampling.triton_kept import DEPTH, drawn_weights, kept_weights
@@ -71,15 +71,17 @@ def verify_drafts_triton(
         target.stride(0), vocab_size, depth, rows, num_all, TILE=tile, num_warps=_KEPT_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip
-    numbers = target.new_empty(3, requests, _PARTS)
-    tokens = numbers.new_empty(2, requests, _PARTS, dtype=torch.int32)
-    launch(verify_kernel, (requests, _PARTS))(
+    tile = min(_TILE, most)
+    parts = min(_PARTS, next_power_of_2(cdiv(vocab_size, tile)))
+    numbers = target.new_empty(3, requests, parts)
+    tokens = numbers.new_empty(2, requests, parts, dtype=torch.int32)
+    launch(verify_kernel, (requests, parts))(
         target, draft, kept, temperature, token_ids, first, lens, seeds, positions, result[0],
-        numbers, tokens, target.stride(0), vocab_size, depth, rows, TILE=min(_TILE, most),
-        num_warps=_WARPS, enable_fp_fusion=False,
+        numbers, tokens, target.stride(0), vocab_size, depth, rows, TILE=tile, num_warps=_WARPS,
+        enable_fp_fusion=False,
     )  # fmt: skip
     launch(choose_kernel, (requests,))(
-        numbers, tokens, result[1], PARTS=_PARTS, num_warps=1, enable_fp_fusion=False
+        numbers, tokens, result[1], PARTS=parts, num_warps=1, enable_fp_fusion=False
     )
     return result.T
 

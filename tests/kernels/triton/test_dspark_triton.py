@@ -143,7 +143,7 @@ def test_verification_matches_reference(
     assert_bitwise_equal(verify_drafts_triton(**block), expected, "fewer")
 
 
-@pytest.mark.parametrize("vocab", [300, 2100])
+@pytest.mark.parametrize("vocab", [300, pytest.param(2100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["normal", "flat", "ties", "peaked", "unusable"])
 def test_kept_tokens_are_those_of_the_reference(
     kind: str, vocab: int, device: torch.device
