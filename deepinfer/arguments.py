@@ -11,7 +11,13 @@ from deepinfer.engine.config import check_fields
 from deepinfer.engine.parallel.sizes import ParallelSizes
 
 from .errors import ConfigError
-from .machine import check_flash_mla, check_num_ranks, resolve_device
+from .machine import (
+    check_flash_mla,
+    check_kernels,
+    check_num_ranks,
+    check_num_threads,
+    resolve_device,
+)
 
 _OF_ENGINE_CONFIG = (
     "schedule_drafts",
@@ -75,6 +81,9 @@ class EngineArguments:
         device = resolve_device(self.device)
         check_num_ranks(self.parallel_sizes().world_size, device)
         check_flash_mla(self.enable_flash_mla, device)
+        check_num_threads(self.num_threads)
+        if self.cluster is None:  # whose nodes may have what this machine has not
+            check_kernels(self.kernels, device)
         self._check_cluster(device)
         seed = self.seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:

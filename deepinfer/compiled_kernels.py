@@ -18,6 +18,8 @@ from deepinfer.kernels.bundle import (
 )
 from deepinfer.kernels.targets import NVIDIA_TARGETS, nvidia_target
 
+from .machine import check_kernels
+
 
 def load_kernels(
     store: Path | None, config: ModelConfig, model_name: str, device: str
@@ -29,9 +31,8 @@ def load_kernels(
     Raises: ConfigError if a store was given and has no bundle for this run.
     """
     kind = torch.device(device).type
+    check_kernels(store, device)
     if kind == "cpu":
-        if store is not None:
-            raise ConfigError(f"kernels={store}: compiled kernels are for GPUs, this run is on cpu")
         return None
     if kind == "npu":
         return _without(store, "bundles for Ascend 950 hold what was lowered, which no run loads")

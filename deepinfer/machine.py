@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from deepinfer.engine.checks import is_whole
@@ -63,17 +65,26 @@ def set_cpu_threads(num_threads: int | None, hidden_size: int) -> int:
     """Set how many threads torch uses in this process, and return how many it used before.
 
     ``None`` keeps torch's number, or takes one for a model of small layers.
-    Raises: ConfigError for another number than 1 to 1,024.
     """
     before = torch.get_num_threads()
     if num_threads is None:
         num_threads = before if hidden_size >= _SHARED_FROM_HIDDEN_SIZE else 1
-    if not is_whole(num_threads, 1, _MOST_THREADS):
+    torch.set_num_threads(num_threads)
+    return before
+
+
+def check_kernels(store: str | Path | None, device: str) -> None:
+    """Refuse compiled kernels on a CPU.  Raises: ConfigError."""
+    if store is not None and device.startswith("cpu"):
+        raise ConfigError(f"kernels={store}: compiled kernels are for GPUs, this run is on cpu")
+
+
+def check_num_threads(num_threads: int | None) -> None:
+    """Raises: ConfigError for another number than 1 to 1,024."""
+    if num_threads is not None and not is_whole(num_threads, 1, _MOST_THREADS):
         raise ConfigError(
             f"num_threads={num_threads!r}: expected a whole number, 1 to {_MOST_THREADS}"
         )
-    torch.set_num_threads(num_threads)
-    return before
 
 
 def check_num_ranks(num_ranks: int, device: str) -> None:

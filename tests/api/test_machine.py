@@ -9,6 +9,7 @@ from deepinfer.errors import ConfigError
 from deepinfer.machine import (
     check_flash_mla,
     check_num_ranks,
+    check_num_threads,
     resolve_device,
     set_cpu_threads,
 )
@@ -63,6 +64,6 @@ def test_small_models_take_one_thread_and_give_it_back():
         assert torch.get_num_threads() == 2
         for bad in (0, -1, True, 1.5):
             with pytest.raises(ConfigError, match="num_threads"):
-                set_cpu_threads(bad, hidden_size=256)
+                check_num_threads(bad)
     finally:
         torch.set_num_threads(before)

@@ -45,6 +45,8 @@ def test_a_working_machine_is_ready(cli: Callable[..., Any]) -> None:
         (["--model", "no/such"], "no/such"),
         (["--device", "cuda:99"], "this machine has"),
         (["--top-p", "7"], "expected above 0"),
+        (["--num-threads", "0"], "--num-threads=0: expected a whole number, 1 to 1024"),
+        (["--device", "cpu", "--kernels", "folder"], "compiled kernels are for GPUs"),
         (["--ep", "3"], "--expert-parallel-size=3 does not divide"),
         (["--num-blocks", "1", "--max-model-len", "100"], "raise --num-blocks"),
         (["--regex", "("], "--regex"),
