@@ -18,6 +18,10 @@ from .logit_rules import add_bias, bar_ends, ruled_rows
 from .seen_tokens import SeenTokens
 from .step_masks import StepMasks
 
+# Less than this would be 0 as f32, which means something else: at a temperature of 1e-20 no other
+# token than the likeliest is ever drawn, and no share of them is less than that of one token.
+_LEAST = 1e-20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowParams:
@@ -43,7 +47,10 @@ class Sampler:
     def assign(self, states: Sequence[RequestState]) -> None:
         """Take over the parameters of requests that have just got their slots."""
         asked = [state.request.sampling for state in states]
-        values = [(s.temperature, s.top_p, s.min_p) for s in asked]
+        values = [
+            (max(s.temperature, _LEAST) if s.temperature else 0, max(s.top_p, _LEAST), s.min_p)
+            for s in asked
+        ]
         seeds = [state.request.seed & (2**64 - 1) for state in states]
         slots, top_k, signed = send(
             [

@@ -71,6 +71,7 @@ def _verify(
     rows = torch.arange(len(drafts), device=drafts.device)
     waiting = exponential_noise(seeds[:-1] ^ ACCEPT_STREAM, positions[:-1], 1)[:, 0]
     is_kept = torch.exp(-waiting) * draft[rows, drafts] < target[rows, drafts]
+    is_kept &= drafts >= 0  # -1 was drafted from no usable logits
     num_kept = int(is_kept.long().cumprod(0).sum())
     last = target[num_kept]
     if num_kept < len(drafts):

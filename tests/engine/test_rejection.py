@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from fake_model import FakeConfig, FakeModel, make_engine, next_logits, request, run
@@ -108,6 +110,36 @@ def test_the_engine_draws_second_tokens_as_without_drafts() -> None:
     assert 0 < engine.stats().num_accepted_tokens < engine.stats().num_draft_tokens
 
 
+def test_the_least_temperature_and_share_leave_the_likeliest() -> None:
+    """Both are 0 as f32, where they would mean something else, or nothing."""
+    config = FakeConfig(vocab_size=VOCAB, eos_token_id=VOCAB - 1)
+    engine = make_engine(FakeModel(config), num_speculative_tokens=3, rejection_sampling=True)
+    asked = ({"temperature": 0.0}, {"temperature": 1e-50}, {"temperature": 1.0, "top_p": 1e-50})
+    done = run(
+        engine,
+        [
+            request(f"{i} {seed}", [2, 3], seed=seed, max_tokens=20, ignore_eos=True, **params)
+            for i, params in enumerate(asked)
+            for seed in range(3)
+        ],
+    )
+    assert len({c.output_token_ids for c in done.values()}) == 1
+    assert engine.stats().num_draft_tokens
+
+
 def test_rejection_contradicts_batch_invariance() -> None:
     with pytest.raises(ConfigError, match="rejection_sampling"):
         EngineConfig(rejection_sampling=True, batch_invariant=True)
+
+
+def test_a_draft_of_no_usable_logits_is_not_kept() -> None:
+    """It is -1, which would stand for the last token; the target's own token takes its place."""
+    target, place = torch.randn(2, VOCAB), torch.tensor([0])
+    for damaged in (math.nan, -math.inf):
+        draft, drafts = torch.full((1, 1, VOCAB), damaged), torch.tensor([[-1]])
+        for seed in range(20):
+            verified = verify_drafts_reference(
+                target, draft, drafts, place, place + 1, *filters(1), torch.tensor([seed]),
+                torch.tensor([5, 6]),
+            )  # fmt: skip
+            assert verified[0, 0] == 0 and verified[0, 1] >= 0
