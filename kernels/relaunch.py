@@ -22,6 +22,7 @@ from deepinfer.errors import TensorError
 from .launch import describe
 
 _WORD = 1 << 31
+_MOST_PROGRAMS = _WORD - 1, 65535, 65535  # of a launch on NVIDIA's GPUs, by axis
 _NO_HOOKS = (None, None, None)
 _NEVER_COMPILED_IN = (float, bool, type(None))
 # For each device and key how to launch, and what comes before and after the arguments by position.
@@ -33,7 +34,7 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     compile-time arguments and options by name.
 
     Raises: TypeError if an argument comes in the other way; TensorError for a tensor of another
-    device, and for one that TMA should copy and cannot.
+    device, for one that TMA should copy and cannot, and for more programs than a launch has.
     """
     return partial(_launch, kernel, grid)
 
@@ -55,6 +56,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Non
         _check_names(kernel, len(args), named)
         compiled = kernel[grid](*args, **named)
     except RuntimeError:  # of the driver, which names none of the tensors
+        _check_grid(kernel, grid)
         _check_copied(kernel, args)
         raise
     # A rehearsal has nothing to launch; launchers of other makers were not tried.
@@ -109,6 +111,15 @@ def _elsewhere(kernel: Any, place: int, x: Tensor, device: int) -> TensorError:
         f"{kernel.fn.__name__} would run, found one of {x.device}: launch it within "
         f"torch.cuda.device({x.get_device()})"
     )
+
+
+def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
+    """Raises: TensorError for more programs along an axis than there may be."""
+    if any(count > most for count, most in zip(grid, _MOST_PROGRAMS, strict=False)):
+        raise TensorError(
+            f"{kernel.fn.__name__}: expected a grid of at most {list(_MOST_PROGRAMS)} programs, "
+            f"found {list(grid)}: give it fewer rows at once"
+        )
 
 
 def _check_copied(kernel: Any, args: Sequence[Any]) -> None:

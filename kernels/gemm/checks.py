@@ -43,7 +43,26 @@ def check_operands(
 
 def check_groups(x: Tensor, weight: Weight) -> None:
     """The same of [T, G, K] for [G, N, K].  Raises: TensorError."""
+    check_members("weight", weight)
     check_operands(x, weight, weight.values[0], groups=tuple(weight.values.shape[:1]))
+
+
+def check_members(name: str, weight: Weight) -> None:
+    """Raises: TensorError if there is not one weight or more."""
+    if weight.values.dim() != 3 or not len(weight.values):
+        raise TensorError(
+            f"{name}: expected one [N, K] or more, [G, N, K], found {describe(weight.values)}"
+        )
+
+
+def check_parts(weight: Weight, parts: int) -> None:
+    """Raises: TensorError if the rows of a weight [N, K] are not so many equal parts."""
+    n, k = weight.shape
+    if not n or parts < 1 or k % parts:
+        raise TensorError(
+            f"weight: expected rows of inputs that {parts} parts divide, found "
+            f"{describe(weight.values)}"
+        )
 
 
 def check_activations(acts: Activations, weight: Weight) -> None:

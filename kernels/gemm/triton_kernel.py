@@ -18,7 +18,7 @@ from deepinfer.kernels.quant.triton_bits import round_bf16
 from deepinfer.kernels.relaunch import launch
 
 from .activations import GROUP, Activations, quantize_activations
-from .checks import check_activations, check_groups, check_operands
+from .checks import check_activations, check_groups, check_operands, check_parts
 from .expert_rows import ExpertRows
 from .matrix_path import MatrixPath, Tile, tile_for
 from .products import decoded_product, folded_product, plain_product, scaled_product
@@ -88,6 +88,7 @@ def fp32_linear_triton(x: Tensor, weight: Weight, out: Tensor | None = None) -> 
 def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
     """As ``fp32_linear_parts``."""
     check_operands(x, weight, weight.values, float32=True)
+    check_parts(weight, parts)
     out = torch.empty(len(x), parts, len(weight.values), dtype=torch.float32, device=x.device)
     x_parts = x.contiguous().view(len(x), parts, x.shape[1] // parts)
     w_parts = weight.values.view(len(weight.values), parts, -1).transpose(0, 1)

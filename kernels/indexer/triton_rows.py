@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import check_tensor, next_power_of_2, sizes
+from deepinfer.errors import TensorError
+from deepinfer.kernels.launch import check_tensor, describe, next_power_of_2, sizes
 from deepinfer.kernels.relaunch import launch
 
 
@@ -22,7 +23,7 @@ def pool_rows_triton(
 ) -> Tensor:
     """``pool_rows_reference`` in one launch.
 
-    Raises: TensorError for a wrong dtype, shape, device or layout.
+    Raises: TensorError for a wrong dtype, shape, device or layout, and for no blocks to pick from.
     """
     num_queries, k = sizes("picks", picks, 2)
     check_tensor("picks", picks, torch.int64, (None, None), picks)
@@ -32,6 +33,16 @@ def pool_rows_triton(
         check_tensor("blocks", blocks, torch.int64, (num_queries, None), picks)
     rows = torch.empty_like(picks)
     if picks.numel():
+        if per_block < 1 or not block_table.numel():
+            raise TensorError(
+                f"block_table: expected blocks of 1 entry or more, found {describe(block_table)} "
+                f"of {per_block}"
+            )
+        if blocks is not None and (block_size < 1 or not blocks.shape[1]):
+            raise TensorError(
+                f"blocks: expected lists of blocks of 1 entry or more, found {describe(blocks)} "
+                f"of {block_size}"
+            )
         launch(pool_rows_kernel, (num_queries,))(
             picks, request_rows, block_table, blocks, rows,
             k, per_block, block_table.shape[1], 0 if blocks is None else blocks.shape[1],

@@ -15,12 +15,12 @@ from torch import Tensor
 from deepinfer.errors import TensorError
 from deepinfer.kernels.gemm import Weight
 from deepinfer.kernels.gemm.activations import Activations
-from deepinfer.kernels.gemm.checks import check_operands, check_weight
+from deepinfer.kernels.gemm.checks import check_members, check_operands, check_weight
 from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath, tile_for
 from deepinfer.kernels.gemm.triton_kernel import expert_linear_triton
-from deepinfer.kernels.launch import cdiv, check_tensor
+from deepinfer.kernels.launch import cdiv, check_tensor, describe
 from deepinfer.kernels.quant.triton_bits import bf16_bits
 from deepinfer.kernels.relaunch import launch
 
@@ -69,6 +69,8 @@ def expert_pairs_triton(
     path: MatrixPath | None = None,
 ) -> tuple[Tensor, ExpertRows]:
     """The rows that ``experts_triton`` adds up, [R, d] bf16; at least one pair."""
+    check_members("gate_up", gate_up)
+    check_members("down", down)
     num_experts = len(down.values)
     if isinstance(x, Tensor):
         check_operands(x, gate_up, gate_up.values[0])
@@ -115,9 +117,11 @@ def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
 def sum_rows_triton(
     rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """As ``sum_rows_reference``."""
+    """As ``sum_rows_reference``.  Raises: TensorError, also for rows that are not so many each."""
     check_tensor("rows", rows, torch.bfloat16, (None, None), row)
     check_tensor("row", row, torch.int32, (None,), rows)
+    if per_token < 1 or len(row) % per_token:
+        raise TensorError(f"row: expected {per_token} of each token, found {describe(row)}")
     tokens, width = len(row) // per_token, rows.shape[1]
     out = torch.empty(tokens, width, dtype=dtype, device=rows.device)
     is_bf16 = dtype is torch.bfloat16

@@ -212,10 +212,10 @@ good = torch.zeros(64 * 64 + 4)[4:].view(64, 64)
 tensors = torch.zeros(64 * 64 + 1)[1:].view(64, 64), wide[:, :256], good, torch.zeros(7)
 found = []
 with rehearsal.pretend(device):
-    for x in tensors:
+    for x, grid in [*zip(tensors, [(1,)] * 4), (good, (1, 65535)), (good, (1, 65536))]:
         args = [floats[1:], described_tiles(x, *[16] * x.dim()), *range(2, count)]
         try:
-            launch(row_kernel, (1,))(*args, **named)
+            launch(row_kernel, grid)(*args, **named)
         except Exception as error:
             found.append([type(error).__name__, str(error)])
 print(json.dumps(found))
@@ -223,12 +223,15 @@ print(json.dumps(found))
 )
 
 
-def test_what_tma_cannot_copy_is_named(in_own_process: Callable[..., Any]) -> None:
-    """Only what is at fault, and only once the driver refused the launch."""
-    address, stride, *others = in_own_process(_REFUSED)
+def test_what_the_driver_refuses_is_named(in_own_process: Callable[..., Any]) -> None:
+    """What TMA cannot copy, and too many programs: only what is at fault, and only once the driver
+    refused the launch."""
+    address, stride, *others, grid = in_own_process(_REFUSED)
+    assert grid[0] == "TensorError" and "row_kernel: expected a grid of at most" in grid[1]
+    assert "found [1, 65536]" in grid[1]
     assert address[0] == stride[0] == "TensorError"
     for message in address[1], stride[1]:
         assert ": row_kernel has it copied by TMA" in message
         assert "multiples of 16 bytes" in message
     assert address[1].endswith("4 bytes past one") and "strides [258, 1]" in stride[1]
-    assert others == [["RuntimeError", "Triton Error [CUDA]: invalid argument"]] * 2
+    assert others == [["RuntimeError", "Triton Error [CUDA]: invalid argument"]] * 3

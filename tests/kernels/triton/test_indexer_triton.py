@@ -288,3 +288,15 @@ def test_pool_rows(is_listed: bool, k: int, device: torch.device) -> None:
     arguments = (picks, requests, table, 12, *lists)
     assert_bitwise_equal(pool_rows_triton(*arguments), pool_rows_reference(*arguments))
     assert pool_rows_triton(picks[:0], requests[:0], table, 12).shape == (0, k)
+
+
+def test_picks_without_blocks_are_refused(device: torch.device) -> None:
+    """Before the kernel looks into a table or a list that has nothing."""
+    picks = torch.zeros(2, 3, dtype=torch.int64, device=device)
+    table, rows = picks[:1, :2].contiguous(), picks[:, 0].contiguous()
+    for empty, size in ((table[:0], 8), (table[:, :0].contiguous(), 8), (table, 0), (table, -1)):
+        with pytest.raises(TensorError, match="block_table: expected blocks of 1 entry or more"):
+            pool_rows_triton(picks, rows, empty, size)
+    for lists, size in ((picks[:, :0].contiguous(), 8), (picks, 0)):
+        with pytest.raises(TensorError, match="blocks: expected lists of blocks"):
+            pool_rows_triton(picks, rows, table, 8, lists, block_size=size)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from operand_entries import BF16, ENTRIES, F32, U8, fp4_scales, new, weight_of
+from operand_entries import BF16, ENTRIES, F32, I32, U8, fp4_scales, new, weight_of
 from torch import Tensor
 
 from deepinfer.errors import TensorError
@@ -22,6 +22,7 @@ from deepinfer.kernels.gemm import triton_kernel as gemm
 from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
+from deepinfer.kernels.moe.triton_kernel import sum_rows_triton
 from deepinfer.kernels.rows import triton_kernel as rows
 from deepinfer.kernels.testing import assert_bitwise_equal
 
@@ -70,6 +71,23 @@ def test_rotation_is_by_pairs_of_the_row() -> None:
     for rotary in (15, 66):
         with pytest.raises(TensorError, match="even number of at most 64"):
             rows.apply_rope_triton(x, new(F32, 3, rotary), new(F32, 3, rotary))
+
+
+@pytest.mark.parametrize("name, tensor", [("groups", "values"), ("experts", "values")])
+def test_there_is_a_weight(name: str, tensor: str) -> None:
+    tensors = ENTRIES[name].tensors
+    for values in (tensors[tensor][:0], tensors[tensor].flatten()[0]):
+        with pytest.raises(TensorError, match="expected one .N, K. or more"):
+            ENTRIES[name].call(**tensors | {tensor: values})
+
+
+def test_rows_are_of_whole_tokens_and_parts() -> None:
+    for per_token in (0, -1, 4):
+        with pytest.raises(TensorError, match=f"row: expected {per_token} of each token"):
+            sum_rows_triton(new(BF16, 6, 64), new(I32, 6), per_token)
+    for parts, n in ((0, 32), (-1, 32), (3, 32), (2, 0)):
+        with pytest.raises(TensorError, match=f"weight: .* {parts} parts divide"):
+            gemm.fp32_linear_parts_triton(new(BF16, 3, 64), Weight(new(F32, n, 64)), parts)
 
 
 def test_compressed_rows_come_with_their_list() -> None:
