@@ -71,10 +71,10 @@ def bench(request: BenchRequest, console: Console) -> int:
     Raises: ConfigError, OSError.
     """
     old = None if request.compare is None else BenchRecord.load(request.compare)
-    if request.output is not None:
-        request.output.mkdir(parents=True, exist_ok=True)
     flash = ModelConfig.flash()
     device = resolve_device(request.device)
+    if request.output is not None:
+        request.output.mkdir(parents=True, exist_ok=True)
     is_on_gpu = device != "cpu" and request.model is None
     unused = () if is_on_gpu else tuple(_unused(request.flags))
     for note in unused:

@@ -160,9 +160,11 @@ def test_refusals(cli, in_tmp: Path, arguments: list[str], message: str) -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_without_a_gpu_it_says_so(cli) -> None:
-    outcome = cli("bench", "--device", "cuda")
+def test_without_a_gpu_it_says_so(cli, in_tmp: Path) -> None:
+    """Before it makes a folder."""
+    outcome = cli("bench", "--device", "cuda", "-o", "launch")
     assert outcome.exit_code == 2 and "torch sees no such device; deepinfer doctor" in outcome.err
+    assert not (in_tmp / "launch").exists()
 
 
 def test_the_link_is_told_with_what_it_is_modelled_by() -> None:
