@@ -172,7 +172,7 @@ class DecodeWorker:
         block, counts = step.plan.block, step.plan.counts
         assert block is not None and block.logits is not None
         lens = [
-            len(ids) if usable and _is_free(state) else 0
+            _num_drawn(ids) if usable and _is_free(state) else 0
             for state, ids, usable in zip(
                 step.plan.batch.states, block.token_ids, is_usable, strict=True
             )
@@ -202,6 +202,11 @@ class DecodeWorker:
         at, values = send([places, new], drawn.device)
         drawn[at] = values
         return drawn
+
+
+def _num_drawn(ids: list[int]) -> int:
+    """Drafts before the first that was drawn from no usable logits, which is -1."""
+    return ids.index(-1) if -1 in ids else len(ids)
 
 
 def _is_free(state: RequestState) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.execution import decode
+from deepinfer.engine.execution.batch import DraftOutput
 from deepinfer.errors import ConfigError
 from deepinfer.kernels.dspark.verify_reference import drawn_probs, verify_drafts_reference
 from deepinfer.kernels.sampling import exponential_noise, sample
@@ -125,6 +128,32 @@ def test_the_least_temperature_and_share_leave_the_likeliest() -> None:
     )
     assert len({c.output_token_ids for c in done.values()}) == 1
     assert engine.stats().num_draft_tokens
+
+
+def test_damaged_drafts_end_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft stages' logits are no numbers from some place on, the model's are; -1, which stands
+    for no token, is not verified."""
+
+    class Damaged(FakeModel):
+        def draft(self, *given: Any, **named: Any) -> DraftOutput:
+            found = super().draft(*given, **named)
+            assert found.logits is not None
+            found.token_ids[:, 1:], found.logits[:, 1:] = -1, math.nan
+            return found
+
+    def verify(target: Tensor, draft: Tensor, ids: Tensor, *rest: Tensor) -> Tensor:
+        is_verified = torch.arange(ids.shape[1]) < rest[1][:, None]
+        assert bool((ids[is_verified] >= 0).all())
+        return verify_drafts_reference(target, draft, ids, *rest)
+
+    monkeypatch.setattr(decode, "verify_drafts", verify)
+    config = FakeConfig(vocab_size=VOCAB, eos_token_id=VOCAB - 1)
+    engine = make_engine(Damaged(config), num_speculative_tokens=3, rejection_sampling=True)
+    params = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    asked = [request(str(seed), [2, 3], seed=seed, **params) for seed in range(9)]
+    for answer in run(engine, asked).values():
+        assert answer.finish_reason == "length" and min(answer.output_token_ids) >= 0
+    assert engine.stats().num_accepted_tokens
 
 
 def test_rejection_contradicts_batch_invariance() -> None:
