@@ -123,6 +123,7 @@ def _draw(
         top = best * log_scale
         slack = 0.01 + 2e-6 * tl.abs(top)
         least = tl.where(temperature > 1e-29, top - slack, float("-inf"))
+        least = tl.where(tl.abs(top) < float("inf"), least, float("-inf"))  # no bound is one then
         is_filtered = (top_p < 1.0) | (top_k > 0) | (min_p > 0.0)
         # Only tokens above the weight of the last dropped winner are looked at.
         floor, is_searching = -1.0, 1
@@ -164,7 +165,8 @@ def _bounds(logits, log_scale, word, vocab_size, TILE: tl.constexpr, TILES: tl.c
         num_nan += (x != x).to(tl.int32)
         uniform = ((_hash(word, token) >> 8) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
         log = uniform.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07
-        bound = tl.max(x * log_scale - log, 0) + 127.0
+        # Finite where it is not +inf: tiles of logits that fall below fp32 here are looked at, too.
+        bound = tl.maximum(tl.max(x * log_scale - log, 0) + 127.0, -3e38)
         bounds = tl.where(tile == first // TILE, bound, bounds)
     return tl.max(best, 0), tl.max(num_nan, 0), bounds
 

@@ -93,6 +93,21 @@ def test_unusable_and_infinite_rows(temperature: float, device: torch.device) ->
     assert chosen[[0, 1, 4]].tolist() == [-1, -1, -1]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 1e-30])
+def test_logits_whose_scores_leave_fp32_are_drawn_from(
+    temperature: float, device: torch.device
+) -> None:
+    """Far below zero, the row had no winner at all; at infinity, only the first tile was seen."""
+    logits = torch.randn(4, 1100, device=device)
+    logits[0] = -3e38
+    logits[1] -= 1e9
+    logits[2, :-1], logits[2, -1] = -math.inf, -1e10
+    logits[3, [5, -1]] = math.inf
+    for _ in range(3):
+        parameters = _parameters(device, 4, temperature)
+        assert_bitwise_equal(sample_triton(logits, *parameters), sample(logits, *parameters))
+
+
 def test_rows_with_gaps(device: torch.device) -> None:
     logits, parameters = torch.randn(3, 200, device=device), _parameters(device, 3)
     assert_bitwise_equal(
