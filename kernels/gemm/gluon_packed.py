@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_decode import code_layout, decoded_operand, in_memory_order, in_thread_order
-from .gluon_ring import fetch_rows, place_in_band, wait_empty, weight_row
+from .gluon_ring import fetch_rows, jobs_of, place_in_band, tile_of, wait_empty, weight_row
 
 
 @gluon.jit
@@ -31,10 +31,13 @@ def fetch_packed(
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     num_columns = gl.cdiv(N, COLUMNS)
+    num_tiles = num_row_tiles * num_columns
     pair = 0
-    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+    for job in range(gl.program_id(0), jobs_of(num_tiles, True), gl.num_programs(0)):
+        tile, is_half, half = tile_of(job, num_tiles, True)
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
+        row = row_tile * x_tiles.shape[1] + half * 128
         for part in range(K // 256):
             slot = pair % c_tiles.shape[0]
             bar = c_full.index(slot)
@@ -42,12 +45,12 @@ def fetch_packed(
             mbarrier.expect(bar, w.block_type.nbytes + steps.block_type.nbytes)
             load_tile(w, [w_row, part * 32], bar, c_tiles.index(slot))
             load_tile(steps, [w_row // 64, part * 128], bar, d_tiles.index(slot))
-            for half in gl.static_range(2):
-                step = 2 * pair + half
+            for turn in gl.static_range(2):
+                step = 2 * pair + turn
                 stage = step % STAGES
                 wait_empty(empty, step)
                 mbarrier.expect(full.index(stage), x.block_type.nbytes + s_tiles.shape[1] * 4)
-                fetch_rows(x, x_scales, tiles, row_tile, 2 * part + half, scale_stride, stage)
+                fetch_rows(x, x_scales, tiles, row, 2 * part + turn, scale_stride, stage)
             pair += 1
 
 
@@ -61,7 +64,8 @@ def decode(work, tiles, packed):
     step_layout: gl.constexpr = gl.BlockedLayout([COLUMNS // 64, 1], [1, 32], [1, 4], [1, 0])
     num_columns = gl.cdiv(N, COLUMNS)
     pair = 0
-    for _ in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+    jobs = jobs_of(num_row_tiles * num_columns, True)
+    for _ in range(gl.program_id(0), jobs, gl.num_programs(0)):
         for _part in range(K // 256):
             slot = pair % SLOTS
             mbarrier.wait(c_full.index(slot), (pair // SLOTS) & 1)

@@ -37,6 +37,24 @@ def place_in_band(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
 
 
 @gluon.jit
+def jobs_of(num_tiles, SPLIT: gl.constexpr):
+    """How many jobs the programs share: tiles, or with SPLIT halves of those that come last, if
+    that gives no program a second one."""
+    left = num_tiles % gl.num_programs(0) if SPLIT else 0
+    return num_tiles + gl.where(2 * left <= gl.num_programs(0), left, 0)
+
+
+@gluon.jit
+def tile_of(job, num_tiles, SPLIT: gl.constexpr):
+    """(tile, whether half of it, which half) of one of the jobs of ``jobs_of``."""
+    whole = num_tiles - num_tiles % gl.num_programs(0)
+    jobs = jobs_of(num_tiles, SPLIT)
+    is_half = (job >= whole) & (jobs > num_tiles)
+    tile = gl.where(is_half, whole + (job - whole) // 2, job)
+    return tile, is_half, gl.where(is_half, (job - whole) % 2, 0)
+
+
+@gluon.jit
 def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
     """First row of the weight's tile."""
     row = column
@@ -52,10 +70,9 @@ def first_input(column, K, GROUP_COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def fetch_rows(x, x_scales, tiles, row_tile, group, scale_stride, stage):
-    """128 inputs of a tile of rows, and their scales."""
+def fetch_rows(x, x_scales, tiles, row, group, scale_stride, stage):
+    """128 inputs of a tile's rows from ``row`` on, and their scales."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    row = row_tile * x_tiles.shape[1]
     bar = full.index(stage)
     load_tile(x, [row, group * 128], bar, x_tiles.index(stage))
     load_tile(x_scales, [group * scale_stride + row], bar, s_tiles.index(stage))

@@ -25,7 +25,16 @@ from .gluon_gated import UNGATED, multiply_gated
 from .gluon_packed import decode, fetch_packed
 from .gluon_quantize import store_quantized_tile
 from .gluon_results import send_piece
-from .gluon_ring import barriers, fetch_rows, first_input, place_in_band, wait_empty, weight_row
+from .gluon_ring import (
+    barriers,
+    fetch_rows,
+    first_input,
+    jobs_of,
+    place_in_band,
+    tile_of,
+    wait_empty,
+    weight_row,
+)
 from .gluon_sums import (
     factors_ahead,
     has_pair,
@@ -123,13 +132,14 @@ def fetch_wide(
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         first = first_input(column * COLUMNS, K, GROUP_COLUMNS) // 128
+        row = row_tile * x_tiles.shape[1]
         for group in range(K // 128):
             stage = step % STAGES
             bar = full.index(stage)
             wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
             load_tile_once(w, [w_row, group * 128], bar, w_tiles.index(stage), True, ONCE)
-            fetch_rows(x, x_scales, tiles, row_tile, first + group, scale_stride, stage)
+            fetch_rows(x, x_scales, tiles, row, first + group, scale_stride, stage)
             step += 1
 
 
@@ -168,16 +178,19 @@ def _multiply(
     ROWS: gl.constexpr = x_tiles.shape[1]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     FIRST: gl.constexpr = HALF * 64
+    SPLIT: gl.constexpr = ROWS == 256
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, COLUMNS)
     groups = K // 128
+    num_tiles = num_row_tiles * num_columns
     buffer = o_tiles.index(HALF)
     step = 0
-    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+    for job in range(gl.program_id(0), jobs_of(num_tiles, SPLIT), gl.num_programs(0)):
+        tile, is_half, half = tile_of(job, num_tiles, SPLIT)
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         n = column * COLUMNS
         w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
-        row = row_tile * ROWS + FIRST
+        row = row_tile * ROWS + half * 128 + FIRST
         place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
             factor = factors_ahead(factors, w_row)
@@ -188,7 +201,7 @@ def _multiply(
             factor, next_factor = gl.load(place), gl.load(place + 128)
             _store(sums, gate, buffer, left * factor[None, :], row, n, N, CHOICES)
             _store(sums, gate, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
-        elif has_pair(row_pair, row + 128, GROUPED):
+        elif has_pair(row_pair, row_tile * ROWS + FIRST + 128, GROUPED) & ~is_half:
             upper, lower = sum_both_pieces(tiles, step, groups, FIRST, layout)
             factor = gl.load(place)
             _store(sums, gate, buffer, upper * factor[None, :], row, n, N, CHOICES)

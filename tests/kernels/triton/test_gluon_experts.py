@@ -58,13 +58,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("needs_sm90")]
 _LIMIT = 10.0
 
 
-@pytest.mark.parametrize("tokens", [7, 90, 400, 1300])
-def test_every_tile_of_experts_has_the_same_bits(tokens: int) -> None:
-    """Experts with few, many and no rows."""
+# With 5,600 tokens, and with 150 of 2,000, the last tiles of 256 rows are shared by two programs.
+@pytest.mark.parametrize(
+    "tokens, here", [(7, 7), (90, 90), (400, 400), (1300, 1300), (5600, 5600), (2000, 150)]
+)
+def test_every_tile_of_experts_has_the_same_bits(tokens: int, here: int) -> None:
+    """Experts with few, many and no rows; of all tokens the first ``here`` choose any."""
     packed = native_weight(random_fp4(5, 768, 512))
     assert isinstance(packed, HopperWeight)
     ids = random_choices(tokens, 2, 7) - 1  # -1 and 5 are elsewhere
     ids[ids == 3] = -1
+    ids[here:] = -1
     x = random_rows(tokens, 512)
     results = []
     for weight, tiles in ((packed, FP4_TILES), (recast_weight(packed), FP8_TILES)):
@@ -72,13 +76,12 @@ def test_every_tile_of_experts_has_the_same_bits(tokens: int) -> None:
             path = MatrixPath.FP8
             rows, acts = order_tokens(x, ids, 5, tile.rows, path, weight.order)
             out = linear_rows_gluon(acts, weight, rows, tile)
-            here = rows.row >= 0
-            results.append((str(tile), out[rows.row[here].long()]))
+            results.append((str(tile), out[rows.row[rows.row >= 0].long()]))
     for name, result in results[1:]:
         assert_bitwise_equal(result, results[0][1], name)
 
 
-@pytest.mark.parametrize("tokens", [6, 64, 700])
+@pytest.mark.parametrize("tokens", [6, 64, 700, 2800])
 def test_every_tile_sends_results_back(tokens: int) -> None:
     """Rows of two ranks' tokens, to the buffers of both, which are on this GPU here."""
     packed = native_weight(random_fp4(5, 768, 512))
