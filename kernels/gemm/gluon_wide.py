@@ -62,7 +62,8 @@ def wide_kernel(
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
     GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
     ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
-    walk over tiles in bands of BAND row tiles that share columns.
+    walk over tiles in bands of BAND row tiles that share columns.  Of tiles of 256 rows that are
+    left after whole rounds two programs take 128 each, if there are enough.
     GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
     CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
     GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].  For
