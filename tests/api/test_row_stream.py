@@ -271,7 +271,7 @@ FIELDS = [field.name for field in fields(SamplingParams)]
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     base=st.sampled_from(

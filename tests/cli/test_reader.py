@@ -272,7 +272,7 @@ _LINES = st.one_of(
 
 
 @given(lines=st.lists(_LINES, max_size=12), limit=st.integers(1, 60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_bytes_give_one_row_for_each_line_that_is_not_blank(
     lines: list[bytes], limit: int, tmp_path_factory: Any
 ) -> None:

@@ -37,7 +37,7 @@ def reference_answer(asked, step: int, max_tokens: int) -> list[int]:
     return rule.tokens
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     prompt=st.lists(st.integers(2, 49), min_size=1, max_size=9),

@@ -21,7 +21,7 @@ ONE_EACH = StepTimes(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=24),
     slots=st.integers(1, 5),

@@ -52,7 +52,7 @@ def answers(done: dict[str, Completion]) -> dict[str, Answer]:
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(prompts, st.integers(14, 40), st.booleans())
 def test_answers_do_not_depend_on_it(
     asked: list[tuple[list[int], int, str]], num_blocks: int, invariant: bool
@@ -81,7 +81,7 @@ class SometimesDrafts(VerifyAll):
         return next(self.choices)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     prompts, st.integers(14, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.booleans()
 )

@@ -84,7 +84,7 @@ def watch(engine: LLMEngine) -> list[Batch]:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(workload=workloads(), mode=st.sampled_from(["default", "batch_invariant", "exact"]))
 def test_every_request_gets_the_answer_it_gets_alone(workload: Workload, mode: str) -> None:
     """Whatever the batch, the chunks, the hits and the preemptions; and within all limits.
@@ -115,7 +115,7 @@ def test_every_request_gets_the_answer_it_gets_alone(workload: Workload, mode: s
     assert stats.num_preemptions == sum(c.num_preemptions for c in done.values())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(workload=workloads(), data=st.data())
 def test_requests_may_come_and_be_aborted_at_any_time(
     workload: Workload, data: st.DataObject

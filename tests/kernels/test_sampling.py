@@ -71,7 +71,7 @@ def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     assert draw(wide, temperature=0.0).tolist() == [0, 77, 63]
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.sampled_from([1, 2, 7, 64, 130]),

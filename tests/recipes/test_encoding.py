@@ -351,7 +351,7 @@ ROWS = st.dictionaries(NAMES, VALUES, max_size=6) | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(row=ROWS | VALUES, raw=st.booleans())
 def test_any_json_gives_a_row_or_a_row_error(tiny_encoder, row, raw):
     try:

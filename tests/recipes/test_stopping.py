@@ -109,7 +109,7 @@ def is_comparable(stops):
 OFFICIAL_STOPS = STOPS.filter(is_comparable)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(pieces=PIECES, stops=OFFICIAL_STOPS, form=st.sampled_from([CHAT, THINKING]))
 def test_equals_the_official_parser(tiny, pieces, stops, form):
     token_ids = tiny.encode_with_control("".join(pieces))
@@ -121,7 +121,7 @@ def test_equals_the_official_parser(tiny, pieces, stops, form):
         assert count <= official_count
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(data=st.data(), form=st.sampled_from([CHAT, THINKING, TOOLS]))
 def test_any_ids_give_the_official_text(tiny, data, form):
     """Only a tail that ends inside a character differs: the official parser drops its token."""

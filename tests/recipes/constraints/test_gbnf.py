@@ -227,7 +227,7 @@ def _mutated(text: str, choice: random.Random) -> str:
     return text[:at] + choice.choice(["", *_LETTERS]) + text[kept_from:]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rules=_grammars, seed=st.integers(0, 2**32))
 def test_language_is_unchanged(rules: tuple[Part, ...], seed: int) -> None:
     choice = random.Random(seed)
