@@ -35,7 +35,8 @@ _CLOSED_PIPE = 141
 _SHOWN_NAME = 200  # characters of a file's
 
 Config = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="Settings; else ./deepinfer.yaml.")
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Settings file; default ./deepinfer.yaml."),
 ]
 
 
@@ -82,11 +83,13 @@ def make_program(make_engine: MakeEngine = load_engine) -> Any:
 def _add_config_verbs(config: typer.Typer) -> None:
     @config.command("show", cls=Command)
     def show_verb(
-        origin: Annotated[bool, typer.Option("--origin", help="Say where each is from.")] = False,
+        origin: Annotated[
+            bool, typer.Option("--origin", help="Show where each value comes from.")
+        ] = False,
         config: Config = None,
         json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
     ) -> None:
-        """Print every setting as a run would use it.
+        """Print every setting with the value that a run would use.
 
         Examples:
           deepinfer config show
@@ -102,7 +105,7 @@ def _add_config_verbs(config: typer.Typer) -> None:
         path: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("deepinfer.yaml"),
         force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     ) -> None:
-        """Write a settings file with every key, its default and what it does.
+        """Write a settings file with every key, its default and a comment.
 
         Examples:
           deepinfer config init
@@ -172,7 +175,7 @@ def _fail(message: str, exit_code: int) -> int:
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 _HELP = """\
-Answers prompt files with DeepSeek-V4.1-Flash on this machine.
+Answer files of prompts with DeepSeek-V4.1-Flash on this machine.
 
 Examples:
   deepinfer run prompts.jsonl
@@ -182,11 +185,11 @@ Examples:
   deepinfer doctor
   deepinfer run --help
 
-Completion of verbs and flags in your shell: deepinfer --install-completion
+Shell completion: deepinfer --install-completion
 """
 
 _CONFIG_HELP = """\
-Shows the settings in force, or writes a file of all of them.
+Show the settings in effect, or write a file with all of them.
 
 Examples:
   deepinfer config init

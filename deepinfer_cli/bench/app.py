@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from deepinfer_cli.run.job import MakeEngine
 
 _HELP = """\
-Measures this machine, and says what a deployment could do at most.
+Measure this machine, and compute the limits of a deployment.
 
-On each GPU one rank's share of DeepSeek-V4.1-Flash runs with random weights;
-the link to ranks that are not here is modelled. On a CPU the engine answers
-with the embedded model. Beside it stand the limits of the full model on a
-named device.
+Each GPU runs one rank's share of DeepSeek-V4.1-Flash with random weights; the
+link to ranks that are not present is modelled. On a CPU, the engine answers
+with the embedded model. Results are shown beside the limits of the full model
+on a named device.
 
 Examples:
   deepinfer bench
@@ -51,76 +51,82 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
                                 "NAME")
         ] = None,
         ep: Annotated[
-            str | None, option("--ep", "Ranks that share the experts, a list. [8]", "N,N")
+            str | None, option("--ep", "Ranks that split the experts, a list. [8]", "N,N")
         ] = None,
         requests: Annotated[
             str | None, option("--requests", "Requests per rank, a list. [8,16,60,128,256]", "N,N")
         ] = None,
         context_length: Annotated[
-            str | None, option("--context", "Tokens of a request. [131072]", "N")
+            str | None, option("--context", "Context length of each request. [131072]", "N")
         ] = None,
         tokens: Annotated[
             str | None, option("--tokens", "Prompt tokens per rank, a list. [4096,16384,65536]",
                                 "N,N")
         ] = None,
         drafts: Annotated[
-            str | None, option("--drafts", "Drafts verified per step, a list; auto: as many as "
-                                "pay. [auto,5]", "N,N")
+            str | None, option("--drafts", "Drafts verified per request and step, a list; auto: as "
+                                "many as pay off. [auto,5]", "N,N")
         ] = None,
         modes: Annotated[
-            str | None, option("--modes", "Prefill rows more: exact, batch-invariant, or none. "
-                                "[both]", "LIST")
+            str | None, option("--modes", "More prefill modes to time: exact, batch-invariant or "
+                                "none. [exact,batch-invariant]", "LIST")
         ] = None,
         routing: Annotated[
             str | None, option("--routing", "even, skewed, balanced (by EPLB), a list. [even]",
                                 "LIST")
         ] = None,
         acceptance: Annotated[
-            str | None, option("--acceptance", "Chance that a draft is accepted. [75%]", "SHARE")
+            str | None, option("--acceptance", "Probability that a draft is accepted. [75%]",
+                                "SHARE")
         ] = None,
         expert_weights: Annotated[
-            str | None, option("--expert-weights", "auto (where many rows meet each expert, fp8), "
-                               "fp4 or fp8.", "FORM")
+            str | None, option("--expert-weights", "fp4, fp8, or auto (fp8 where each expert gets "
+                               "many tokens). [auto]", "FORM")
         ] = None,
         output_projection: Annotated[
-            str | None, option("--output-projection", "bf16 or fp8: inputs of the product after "
-                               "attention. [bf16]", "FORM")
+            str | None, option("--output-projection", "Inputs of attention's output projection: "
+                               "bf16 or fp8. [bf16]", "FORM")
         ] = None,
         link: Annotated[
-            str | None, option("--link", "nvlink, nvlink5, rdma400 or rdma800. [the device's]",
+            str | None, option("--link", "nvlink, nvlink5, rdma400 or rdma800. [that of the "
+                                "device]",
                                 "NAME")
         ] = None,
         device_profile: Annotated[
-            str, option("--device-profile", "h200, b200, gb300 or ascend950dt.", "NAME")
+            str, option("--device-profile", "Device whose limits to compute: h200, b200, gb300 or "
+                                "ascend950dt. [h200]", "NAME")
         ] = "h200",
         model: Annotated[
-            str | None, option("--model", "Measure this checkpoint, not the embedded one.",
+            str | None, option("--model", "Checkpoint to measure instead of the embedded model.",
                                 "FOLDER")
         ] = None,
         device: Annotated[
-            str, option("--device", "auto (an H100 or H200, else the CPU), cpu or cuda.", "NAME")
+            str, option("--device", "auto (an H100 or H200 if there is one, else the CPU), "
+                                "cpu or cuda. [auto]", "NAME")
         ] = "auto",
         steps: Annotated[
-            str | None, option("--steps", "Steps per row on a GPU. [20]", "N")
+            str | None, option("--steps", "Steps timed per row, on a GPU. [20]", "N")
         ] = None,
         prompts: Annotated[
-            Path | None, option("--prompts", "Measure with these prompts (JSONL).", "FILE")
+            Path | None, option("--prompts", "Take prompts or their lengths from this JSONL "
+                                "file.", "FILE")
         ] = None,
         gpu_hour_price: Annotated[
-            str | None, option("--gpu-hour-price", "Adds cost per million tokens.", "PRICE")
+            str | None, option("--gpu-hour-price", "Add the cost per million tokens.", "PRICE")
         ] = None,
         output: Annotated[
-            Path | None, option("--output", "Keep bench.json and bench.md here.", "FOLDER", "-o")
+            Path | None, option("--output", "Write bench.json and bench.md to this folder.",
+                                "FOLDER", "-o")
         ] = None,
         plots: Annotated[
-            bool, typer.Option("--plots", help="And pictures (needs matplotlib).")
+            bool, typer.Option("--plots", help="Write plots, too (needs matplotlib).")
         ] = False,
         compare: Annotated[
-            Path | None, option("--compare", "Ratios to an earlier result.", "FOLDER")
+            Path | None, option("--compare", "Show ratios to this earlier result.", "FOLDER")
         ] = None,
-        seed: Annotated[str | None, option("--seed", "Of everything random.", "N")] = None,
+        seed: Annotated[str | None, option("--seed", "Seed of everything random.", "N")] = None,
         json: Annotated[bool, typer.Option("--json", help="Print bench.json on stdout.")] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     ) -> None:  # fmt: skip
         if context.invoked_subcommand is not None:

@@ -13,11 +13,12 @@ from deepinfer_cli.run.console import make_console
 from .options import check_file, count, option
 
 _HELP = """\
-Times the kernels of each family at the model's shapes, on one GPU, beside what
-plain library calls reach on it in the same run.
+Time the kernels of each family at the model's shapes, on one GPU.
 
-FAMILY is any of attention, indexer, gemm, moe, rows (norms, streams, Engram),
-sampling, drafts; all without one.
+A plain copy and library GEMMs are timed beside them.
+
+FAMILY is attention, indexer, gemm, moe, rows (norms, streams, Engram),
+sampling or drafts. Default: all.
 
 Examples:
   deepinfer bench kernels
@@ -30,12 +31,12 @@ def add_kernels(bench_app: typer.Typer) -> None:
         families: Annotated[
             list[str] | None, typer.Argument(metavar="[FAMILY]...", show_default=False)
         ] = None,
-        seed: Annotated[str, option("--seed", "Of the operands.", "N")] = "0",
+        seed: Annotated[str, option("--seed", "Seed of the operands. [0]", "N")] = "0",
         output: Annotated[
-            Path | None, option("--output", "Keep all times here.", "FILE", "-o")
+            Path | None, option("--output", "Write all times here, as JSON.", "FILE", "-o")
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     ) -> None:
         from .collected import exit_code

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from deepinfer_cli.run.job import MakeEngine
 
 _RUN_HELP = """\
-Answers INPUT several times and throws the answers away: the speed of reading,
-encoding, the model, parsing and writing together.
+Time whole runs over INPUT: reading, encoding, model, parsing and writing.
 
 Examples:
   deepinfer bench run prompts.jsonl
@@ -31,12 +30,12 @@ def add_run(bench_app: typer.Typer, make_engine: MakeEngine) -> None:
         source: Annotated[
             str, typer.Argument(metavar="INPUT", help="A prompt file.", show_default=False)
         ],
-        rounds: Annotated[str, option("--rounds", "How often. [3]", "N")] = "3",
+        rounds: Annotated[str, option("--rounds", "How many runs. [3]", "N")] = "3",
         output: Annotated[
-            Path | None, option("--output", "Keep the reports of all rounds here.", "FILE", "-o")
+            Path | None, option("--output", "Write the reports of all rounds here.", "FILE", "-o")
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
         *,
         flags: dict[str, object],

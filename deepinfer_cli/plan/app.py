@@ -13,18 +13,17 @@ from deepinfer_cli.settings.users_words import in_users_words
 from deepinfer_cli.settings.values import SECONDS
 
 _HELP = """\
-Says what a run would do: rows, errors, lengths, memory, steps and time.
+Predict what a run would do: rows, errors, lengths, memory, steps and time.
 
 Examples:
   deepinfer plan prompts.jsonl
   deepinfer plan prompts.jsonl --max-tokens 512 --calibrate 30s
   deepinfer plan prompts.jsonl --like yesterday.jsonl --json | jq .estimate
 
-Every row is read and encoded as a run would do it, with the same flags; no
-answer is written. Then some rows are answered for a few seconds to measure
-this machine (--calibrate), or the numbers of an earlier run are taken
-(--like). Exit codes: 0 all rows can be answered, 3 some cannot, 2 and 4 as
-for run.
+Reads and encodes every row as a run with the same flags would, and writes
+nothing. Then it answers some of them for a few seconds to measure this
+machine (--calibrate), or takes the times of an earlier run (--like). Exit
+codes: 0 all rows can be answered, 3 some cannot, 2 and 4 as for run.
 """
 
 
@@ -32,23 +31,24 @@ def add_plan(app: typer.Typer) -> None:
     def plan_verb(
         source: Annotated[
             str,
-            typer.Argument(metavar="INPUT", help="What deepinfer run takes.", show_default=False),
+            typer.Argument(metavar="INPUT", help="Any input of deepinfer run.", show_default=False),
         ],
         calibrate: Annotated[
             str,
-            typer.Option(metavar="TIME", help="Answer rows for so long to measure; 0 measures "
-                         "nothing and loads no weights. Default: 10s.", show_default=False),
+            typer.Option(metavar="TIME", help="Time to spend on measuring; 0 measures nothing and "
+                         "loads no weights. Default: 10s.", show_default=False),
         ] = "10s",
         like: Annotated[
             str | None,
-            typer.Option(metavar="RUN", help="Take times and answer lengths from this run instead.",
-                         show_default=False),
+            typer.Option(metavar="RUN", help="Use the times and answer lengths of this run "
+                         "instead.", show_default=False),
         ] = None,
         config: Annotated[
-            str | None, typer.Option(metavar="FILE", help="Settings; else ./deepinfer.yaml.")
+            str | None,
+            typer.Option(metavar="FILE", help="Settings file; default ./deepinfer.yaml."),
         ] = None,
-        json: Annotated[bool, typer.Option("--json", help="JSON instead of words.")] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
         *,
         flags: dict[str, object],

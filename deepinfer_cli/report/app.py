@@ -14,20 +14,20 @@ def add_report(app: typer.Typer) -> None:
     def report_verb(
         run: Annotated[
             str,
-            typer.Argument(metavar="RUN", help="The output of a run, its .report.json or its "
-                           ".partial folder; two of them are compared.", show_default=False),
+            typer.Argument(metavar="RUN", help="Output of a run, its .report.json or its "
+                           ".partial folder; two runs are compared.", show_default=False),
         ],
         other: Annotated[str | None, typer.Argument(metavar="[RUN]", show_default=False)] = None,
         output: Annotated[
             list[str] | None,
             typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                         help="Write FILE.html, .md, .json or .prom, or Markdown to stdout (-). "
-                         "Repeatable. Without it: RUN.report.html and RUN.report.md."),
+                         help="An .html, .md, .json or .prom file, or - for Markdown on stdout. "
+                         "Repeatable. Default: RUN.report.html and RUN.report.md."),
         ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
         json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
     ) -> None:  # fmt: skip
-        """Makes a page of a finished or stopped run, or compares two runs.
+        """Turn the report of a run into a page, or compare two runs.
 
         Examples:
           deepinfer report answers.jsonl
@@ -35,8 +35,8 @@ def add_report(app: typer.Typer) -> None:
           deepinfer report monday.jsonl tuesday.jsonl -o compared.html
           deepinfer report answers.jsonl -o /var/lib/node_exporter/answers.prom --force
 
-        The page is one file without scripts; the numbers are those of RUN.report.json
-        (docs/reports.md).
+        The page is a single file without scripts and has the numbers of
+        RUN.report.json (docs/reports.md).
         """
         from .verb import compare_runs, report_run
 

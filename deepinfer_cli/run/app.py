@@ -1,4 +1,4 @@
-"""Verbs about runs that are there: ``deepinfer status`` and ``deepinfer merge``."""
+"""Verbs for existing runs: ``deepinfer status`` and ``deepinfer merge``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def add_run_verbs(app: typer.Typer) -> None:
     def status_verb(
         run: Annotated[
             str,
-            typer.Argument(metavar="OUTPUT", help="The output of the run; its input or its "
-                           ".partial folder do as well.", show_default=False),
+            typer.Argument(metavar="OUTPUT", help="Output of the run; its input or its .partial "
+                           "folder work, too.", show_default=False),
         ],
-        json: Annotated[bool, typer.Option("--json", help="JSON instead of words.")] = False,
+        json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:  # fmt: skip
         from .status import show_status
 
@@ -26,8 +26,8 @@ def add_run_verbs(app: typer.Typer) -> None:
     def merge_verb(
         shards: Annotated[
             list[str] | None,
-            typer.Argument(metavar="[SHARD]...", help="The results of all shards; without them, "
-                           "those beside FILE that are named after it.", show_default=False),
+            typer.Argument(metavar="[SHARD]...", help="Results of all shards. Default: the files "
+                           "beside FILE that --shard names after it.", show_default=False),
         ] = None,
         output: Annotated[
             str, typer.Option("--output", "-o", metavar="FILE", help="A .jsonl or .parquet file.")
@@ -49,26 +49,26 @@ def add_run_verbs(app: typer.Typer) -> None:
 
 
 _STATUS_HELP = """\
-Says how far a run is, whether it is alive, and how to go on.
+Show how far a run is, whether it is alive, and how to resume it.
 
 Examples:
   deepinfer status answers.jsonl
   watch -n 5 deepinfer status answers.jsonl
   deepinfer status prompts.jsonl --json | jq .rows
 
-Works from any shell, while the run goes on and after it was stopped, killed
-or finished. Nothing is changed.
+Works from any shell, during the run and after it was stopped, was killed or
+has finished. Changes nothing.
 """
 
 _MERGE_HELP = """\
-Puts the outputs of all shards together, in the order of the input.
+Combine the outputs of all shards, in the order of the input.
 
 Examples:
   deepinfer run prompts.jsonl -o out.jsonl --shard 1/2   # on one machine
   deepinfer run prompts.jsonl -o out.jsonl --shard 2/2   # on another
   deepinfer merge -o out.jsonl                           # out.1-of-2.jsonl ...
 
-A shard that is missing, unfinished, given twice or from another run is
-refused. Exit codes: 0 all rows answered, 2 usage, 3 some rows failed,
-4 unusable shards, 5 output in use.
+Refuses shards that are missing, unfinished, given twice or from another run.
+Exit codes: 0 all rows answered, 2 usage error, 3 some rows failed, 4 unusable
+shards, 5 output in use.
 """

@@ -19,14 +19,14 @@ def add_run(app: typer.Typer, make_engine: MakeEngine) -> None:
         context: typer.Context,
         source: Annotated[
             str,
-            typer.Argument(metavar="INPUT", help="JSONL (also .gz, .zst), CSV, Parquet, a saved "
-                           "dataset's folder, or - for stdin.", show_default=False),
+            typer.Argument(metavar="INPUT", help="JSONL (also .gz, .zst), CSV, Parquet, the folder "
+                           "of a saved dataset, or - for stdin.", show_default=False),
         ],
         output: Annotated[
             str | None,
             typer.Option("--output", "-o", metavar="FILE", show_default=False,
-                         help="A .jsonl or .parquet file, or - for stdout. Without it: "
-                         "prompts.jsonl gives prompts.out.jsonl beside it, - gives stdout."),
+                         help="A .jsonl or .parquet file, or - for stdout. Default: "
+                         "prompts.out.jsonl beside prompts.jsonl; stdout for stdin."),
         ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace existing output.")] = False,
         retry_failed: Annotated[
@@ -34,12 +34,13 @@ def add_run(app: typer.Typer, make_engine: MakeEngine) -> None:
         ] = False,
         config: Annotated[
             str | None,
-            typer.Option("--config", metavar="FILE", help="Settings; else ./deepinfer.yaml."),
+            typer.Option("--config", metavar="FILE",
+                         help="Settings file; default ./deepinfer.yaml."),
         ] = None,
         json: Annotated[
             bool, typer.Option("--json", help="Print the report as JSON on stdout.")
         ] = False,
-        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors.")] = False,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
         *,
         flags: dict[str, object],
@@ -67,17 +68,17 @@ def add_run(app: typer.Typer, make_engine: MakeEngine) -> None:
 
 
 _RUN_HELP = """\
-Answers every row of INPUT: result rows, error rows and a report.
+Answer every row of INPUT; write results, failed rows and a report.
 
 Examples:
   deepinfer run prompts.jsonl -o answers.jsonl --max-tokens 256
   deepinfer run qa.csv --map prompt=question --carry answer -o out.parquet
   cat prompts.jsonl | deepinfer run - --temperature 0 | jq .content
 
-The results go to FILE, rows that failed to FILE.errors.jsonl, the report to
-FILE.report.json. A run that was stopped goes on when the same command is
-given again; deepinfer status tells how far it is. What holds without a flag:
-deepinfer config show. Exit codes: 0 all rows answered, 1 failure, 2 usage,
-3 some rows failed, 4 unusable input, 5 output in use, 6 no progress,
-75/129/130/143 stopped early.
+Results go to FILE, failed rows to FILE.errors.jsonl and the report to
+FILE.report.json. Give the same command again to resume a run that was
+stopped; deepinfer status shows its progress, deepinfer config show all
+defaults. Exit codes: 0 all rows answered, 1 failure, 2 usage error, 3 some
+rows failed, 4 unusable input, 5 output in use, 6 no progress, 75/129/130/143
+stopped early.
 """
