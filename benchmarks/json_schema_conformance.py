@@ -246,7 +246,7 @@ def table() -> str:
     """The conformance table as Markdown."""
     tokenizer = Tokenizer.from_file(embedded_model_path() / "tokenizer.json")
     vocabulary = ConstraintVocabulary(tokenizer, tokenizer.size)
-    lines = ["| keyword | result | how the row is told |", "| --- | --- | --- |"]
+    lines = ["| keyword | result | error |", "| --- | --- | --- |"]
     with ConstraintCompiler(vocabulary) as compiler:
         for case in CASES:
             result, reason = run_case(compiler, tokenizer, case)
