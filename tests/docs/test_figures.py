@@ -15,7 +15,7 @@ def _numbers(text: str) -> set[str]:
 
 def _summary_and_sections(root: Path) -> tuple[str, str]:
     page = (root / "docs" / "performance.md").read_text(encoding="utf-8")
-    summary, sections = page.split("## Wanted and reached")[1].split("## Whole steps", 1)
+    summary, sections = page.split("## Targets and results")[1].split("## Whole steps", 1)
     return summary, sections
 
 
@@ -43,7 +43,7 @@ def test_figures_of_the_summary_are_in_a_section(root: Path) -> None:
 
 
 def test_what_was_missed_is_said_in_every_row_of_the_summary(root: Path) -> None:
-    """The last cell of a row says whether what was wanted is reached."""
+    """The last cell of a row says whether the target is reached."""
     summary, _ = _summary_and_sections(root)
     for line in summary.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
