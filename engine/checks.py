@@ -1,4 +1,4 @@
-"""Whether a value that a user gave can be computed with.  Exact types: a bool is no number here."""
+"""Type and range checks of values from users.  Types are exact: a bool is not a number here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``EngineConfig``: the sizes and promises of one engine, validated once, never changed."""
+"""``EngineConfig``: limits and modes of one engine, validated once, immutable."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ class EngineConfig:
     """Limits and modes of one engine.
 
     max_num_seqs            requests that hold cache state at once (prefilling or decoding)
-    max_num_batched_tokens  tokens of one step
+    max_num_batched_tokens  tokens per step
     block_size              tokens per block of the global KV, even
-    num_blocks              blocks of the global KV; None takes what ``cache_memory_gib`` holds
-    cache_memory_gib        memory for the blocks when ``num_blocks`` is None; None means what
+    num_blocks              blocks of the global KV; None means what ``cache_memory_gib`` holds
+    cache_memory_gib        memory for the blocks if ``num_blocks`` is None; None means what
                             ``gpu_memory`` leaves on a GPU, and 1 on a CPU
-    gpu_memory              share of a GPU's memory that may be in use
+    gpu_memory              fraction of a GPU's memory to use
     max_model_len           prompt plus answer; None means the model's context, or what fits
     batch_invariant         answers do not depend on batch, order, chunks, preemption, prefix hits
     exact                   run every layer on every prompt token (no bounded replay)
-    enable_prefix_caching   share blocks between prompts with equal beginnings
+    enable_prefix_caching   share blocks between prompts with a common prefix
     num_snapshots           saved ring states for exact prefix hits; None means 2 * max_num_seqs
-    num_speculative_tokens  most drafts verified per step; 0 switches speculation off
-    schedule_drafts         verify as many drafts as pay, by confidence and measured step times
-    rejection_sampling      accept drafts by rejection: more survive, answers cannot be repeated
-    expert_weights          fp4: routed experts as they are stored.  fp8: the same numbers in twice
-                            the memory, faster where each meets many rows (NVIDIA SM90 only).
-                            auto: fp8 where steps are that large and the caches still fit
-    output_projection       inputs of the first product after attention.  bf16: as in the official
-                            model.  fp8: rounded like those of all other products, which is faster
-                            and gives other answers now and then
-    device                  where weights and caches live
+    num_speculative_tokens  maximum drafts verified per request and step; 0 disables speculation
+    schedule_drafts         verify as many drafts as pay off, by confidence and measured step times
+    rejection_sampling      accept drafts by rejection sampling: more are accepted, but sampled
+                            answers are not reproducible
+    expert_weights          fp4: routed experts as stored.  fp8: the same numbers in twice the
+                            memory, faster with many tokens per expert (NVIDIA SM90 only).
+                            auto: fp8 if steps are that large and the caches still fit
+    output_projection       inputs of attention's output projection.  bf16: as in the official
+                            model.  fp8: quantized like those of all other linear layers, which is
+                            faster and sometimes changes answers
+    device                  device of weights and caches
 
     Raises: ConfigError when values are out of range or contradict each other.
     """
@@ -75,7 +76,7 @@ class EngineConfig:
         if self.rejection_sampling and self.batch_invariant:
             raise ConfigError(
                 "rejection_sampling=True: answers then depend on where blocks of drafts begin, "
-                "which batch_invariant forbids; switch one of the two off"
+                "which batch_invariant forbids; disable one of the two"
             )
         if self.batch_invariant and self.device.startswith("npu"):
             raise ConfigError(
@@ -85,19 +86,19 @@ class EngineConfig:
 
     @property
     def restores_snapshots(self) -> bool:
-        """Whether a prefix hit restores saved rings (exact) instead of re-running a window."""
+        """Whether a prefix hit restores saved rings (exact) instead of recomputing a window."""
         return self.batch_invariant or self.exact
 
     @property
     def most_snapshots(self) -> int:
-        """Saved ring states that are kept at a time."""
+        """Maximum number of saved ring states."""
         return 2 * self.max_num_seqs if self.num_snapshots is None else self.num_snapshots
 
     def with_environment(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
         """This configuration, batch-invariant if ``DEEPINFER_BATCH_INVARIANT`` says so.
 
-        The variable can only switch the mode on (1, true, yes, on); 0 and the empty string leave
-        the field as it is.  Raises: ConfigError on any other value.
+        The variable can only enable the mode (1, true, yes, on); 0 and the empty string leave the
+        field as it is.  Raises: ConfigError on any other value.
         """
         variables = os.environ if environment is None else environment
         value = variables.get(BATCH_INVARIANT_VARIABLE, "").strip().lower()
@@ -109,7 +110,7 @@ class EngineConfig:
 
 
 def check_fields(fields: Mapping[str, object]) -> None:
-    """Check fields of ``EngineConfig``, each for itself.  Raises: ConfigError that names one."""
+    """Check fields of ``EngineConfig`` one by one.  Raises: ConfigError that names the field."""
     for name, value in fields.items():
         if name in _WHOLE_NUMBERS:
             low, high = _WHOLE_NUMBERS[name]

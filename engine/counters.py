@@ -1,4 +1,4 @@
-"""What the engine has done so far."""
+"""Counters behind ``EngineStats``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import EngineStats
 
 
 class Counters:
-    """Sums over the steps; ``stats`` gives them as the public ``EngineStats``."""
+    """Sums over steps; ``stats`` returns them as the public ``EngineStats``."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -44,11 +44,11 @@ class Counters:
             self.decode_batches.add(len(batch.states), 1)
 
     def add_drafts(self, result: DecodeResult) -> None:
-        """Count the drafts of a step; a step without drafting only shows in the verify budget."""
+        """Count the drafts of a step; one without drafting only enters ``verify_lengths``."""
         self.drafts.add(result.num_proposed, result.num_drafts, result.tokens, result.survival)
 
     def add_ended(self, state: RequestState) -> None:
-        """Count a request that finished, or that somebody dropped."""
+        """Count a request that finished or was aborted."""
         self.num_decode_tokens += _decoded(state)
         self.num_cached_tokens += state.num_cached_tokens
 

@@ -49,16 +49,16 @@ Result = TypeVar("Result")
 class LLMEngine:
     """The engine of one device.
 
-    ``model`` is ``engine.model.model.Model`` (anything with its ``forward``); ``cache`` is made
-    from the model's sizes unless one is given, then ``config.num_blocks`` says how large it is.
-    ``calibration`` and ``profile`` serve the choice of drafts; a profile is measured if the
-    configuration needs one and none is given.  ``observer`` sees every decode step's result.
-    ``is_alone``: False for ranks that make every pass together.  Alone, a step that does not fit
-    into memory is undone and smaller ones follow.
-    ``remote_prefill`` replaces the worker that it is given by others on other ranks.
-    ``overlaps_steps``: launch a decode step before the results of the one before it are read, where
+    ``model`` is ``engine.model.model.Model`` (or anything with its ``forward``).  Without ``cache``
+    one is allocated from the model's sizes; with it, ``config.num_blocks`` must say its size.
+    ``calibration`` and ``profile`` are for planning drafts; if the configuration needs a profile
+    and none is given, it is measured.  ``observer`` is called with every decode step's result.
+    ``is_alone``: False for ranks that run every pass together.  An engine that is alone undoes a
+    step that does not fit into memory and continues with smaller ones.
+    ``remote_prefill`` is given the local prefill worker and returns one that uses other ranks.
+    ``overlaps_steps``: launch a decode step before the results of the previous one are read, if
     that cannot change an answer; by default on a GPU only.
-    ``captures``: decode steps become CUDA graphs on a GPU, unless the model's turn forbids it.
+    ``captures``: capture decode steps as CUDA graphs on a GPU, unless the model's turn forbids it.
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
@@ -139,13 +139,13 @@ class LLMEngine:
 
     @property
     def max_model_len(self) -> int:
-        """The longest prompt plus answer, in tokens."""
+        """Maximum tokens of prompt plus answer."""
         assert self.config.max_model_len is not None
         return self.config.max_model_len
 
     def add_request(self, request: Request) -> None:
         """Queue a request.  One that can never run (too long, empty, a token id outside the
-        vocabulary) comes back from ``step`` as an error completion.
+        vocabulary) is returned by ``step`` as an error completion.
         Raises: EngineError if the id is in use or the engine is closed."""
         self._open_workers()
         if request.request_id in self._states:
@@ -162,7 +162,7 @@ class LLMEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Run one prefill or decode step; return the requests that are known to have finished."""
+        """Run one prefill or decode step; return the requests that have finished by now."""
         with current_device(self.config.device):
             return self._step()
 
@@ -180,7 +180,7 @@ class LLMEngine:
         return [self._complete(state, now) for state in finished]
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request and free what it holds; no completion follows.  False if unknown."""
+        """Drop a request and free its blocks and slot, without a completion.  False if unknown."""
         state = self._states.pop(request_id, None)
         if state is None:
             return False
@@ -195,20 +195,20 @@ class LLMEngine:
         return bool(self._states)
 
     def unfinished_lengths(self) -> dict[str, int]:
-        """Answer tokens so far of every request that is not finished."""
+        """Number of answer tokens so far, for each request that is not finished."""
         return {name: state.num_output_tokens for name, state in self._states.items()}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether all that is left to do is on its way from other ranks."""
+        """Whether all unfinished requests are waiting for prefill on other ranks."""
         return len(self.scheduler.transferring) == len(self._states) > 0
 
     def plan_drafts_anew(self) -> None:
-        """Choose drafts as a new engine would: what was learned from steps so far is forgotten."""
+        """Plan drafts as a new engine would: forget what was learned from earlier steps."""
         self._open_workers()[1].drafter.planner = self._new_planner()
 
     def stats(self) -> EngineStats:
-        """Counters since the engine was made.  From any thread."""
+        """Counters since the engine was created.  May be called from any thread."""
         return self._counters.stats(
             unfinished=list(self._states.values()),
             num_preemptions=self.scheduler.num_preemptions,
@@ -223,14 +223,14 @@ class LLMEngine:
         self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """Let go of model, cache and requests.  Idempotent; using it afterwards is an error."""
+        """Release model, cache and requests.  Idempotent; later use is an error."""
         self._workers = None
         self._drawn = None
         for request_id in list(self._states):
             self.abort(request_id)
 
     def _first_steps(self, step: DecodeStep, chooses_drafts: bool) -> dict[StepSize, float]:
-        """Steps of all sizes before the first request; none if one did not fit into memory."""
+        """Run and time steps of all sizes before the first request; empty if out of memory."""
         started = time.monotonic()
         try:
             return time_first_steps(step, chooses_drafts=chooses_drafts)
@@ -243,10 +243,10 @@ class LLMEngine:
             self._counters.capture_s = time.monotonic() - started
 
     def _run(self, batch: Batch | None) -> list[RequestState]:
-        """Run a batch and note what it computed; the requests that finished.
+        """Run a batch and record its results; returns the requests that finished.
 
-        A decode step that may be followed at once is only launched; the results noted are then
-        those of the step before it.
+        A decode step that can be overlapped is only launched; the results recorded are then those
+        of the previous step.
         """
         prefill, decode = self._open_workers()
         if isinstance(batch, DecodeBatch) and self._overlaps and can_follow(batch.states):
@@ -264,10 +264,10 @@ class LLMEngine:
         return finished
 
     def _run_ahead(self, decode: DecodeWorker, batch: DecodeBatch) -> list[RequestState]:
-        """Launch a step, note the one before it, then draw: the host works while the model runs.
+        """Launch a step, record the previous one, then sample: the host works while the model runs.
 
-        Drafts continue from tokens that are known, so a step with them is run after the one before
-        it was noted, and is noted at once.
+        Drafting starts from known tokens, so a step with drafts is run after the previous one was
+        recorded, and is recorded at once.
         """
         finished: list[RequestState] = []
         if depth := decode.drafter.depth(batch):
@@ -286,7 +286,7 @@ class LLMEngine:
         return finished
 
     def _finish_drawn(self) -> list[RequestState]:
-        """Read and note the step on its way, if there is one."""
+        """Read and record the step in flight, if there is one."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
             return []
@@ -299,7 +299,7 @@ class LLMEngine:
         return complete_decode(self.scheduler, batch, result)
 
     def _try(self, run: Callable[[], Result], batch: Batch) -> Result | None:
-        """The result; None if the memory was too small, then less runs from now on."""
+        """The result; None if out of memory, in which case later steps are smaller."""
         try:
             return run()
         except Exception as error:
@@ -319,7 +319,7 @@ class LLMEngine:
 
     @property
     def prefill_worker(self) -> PrefillWorker:
-        """The worker of this rank's own prefill, for a rank that does nothing else."""
+        """The local prefill worker, for a rank that only prefills."""
         worker = self._open_workers()[0]
         assert isinstance(worker, PrefillWorker)
         return worker
@@ -333,7 +333,7 @@ class LLMEngine:
 def _make_step(
     model: Runner, cache: Cache, config: EngineConfig, graphs: GraphCache, keeps_draft_logits: bool
 ) -> DecodeStep:
-    """The steps of a device, and what they keep on it for each slot."""
+    """The decode steps of a device, with their state for each slot."""
     num_slots, device = config.max_num_seqs, config.device
     num_drafts = config.num_speculative_tokens
     assert config.max_model_len is not None

@@ -1,4 +1,4 @@
-"""Which kernels a model launches, found by rehearsing its passes: nothing is listed twice."""
+"""Finds the kernels that a model launches by rehearsing its forward passes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from .model.tensors import expected_tensors
 from .parallel.exchange_plan import rehearse_exchanges
 
 _BLOCK_SIZE = 64
-_MOST_BYTES = 1 << 40  # above every tensor: the largest is an Engram table of 98 GB
-# Requests and new tokens of each: decoding and verifying from one request to many, prompts from one
-# token to large chunks.  Sizes on both sides of every choice that launchers make by rows.
+_MOST_BYTES = 1 << 40  # more than any tensor: the largest is an Engram table of 98 GB
+# Requests, and new tokens of each: decoding and verifying with one request to many, prompts of one
+# token to large chunks.  There are sizes on both sides of every threshold in the launchers.
 _SHAPES = (
     (1, 1), (16, 1), (17, 1), (40, 6), (128, 1), (128, 6), (256, 6), (1, 129), (1, 360), (1, 512),
     (1, 1280), (4, 512), (6, 440), (8, 512), (16, 512), (32, 384),
 )  # fmt: skip
 _FEW = (3, 1)
-_PROMPT = (1, 1024)  # whole: its compressed rows are listed many times
-_LONG = 16384  # entries; launchers cut what is longer into pieces
+_PROMPT = (1, 1024)  # a whole prompt: its compressed rows are used many times
+_LONG = 16384  # entries; launchers split longer contexts
 
 
 def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]:
-    """Every kernel that prompts, decoding, drafts and sampling of this model launch on ``device``,
-    and exchanges between GPUs of one host.
+    """Every kernel that prefill, decode, drafts and sampling of this model launch on ``device``,
+    and those of the exchange between GPUs of one host.
 
-    The same kernel for the same kind of arguments comes once.  Needs no weights and little memory.
+    Each specialization of a kernel is listed once.  Needs no weights and little memory.
     """
     share = _OneOfEachKind(config)
     model = model_of_zeros(config, device, share)
@@ -70,17 +70,17 @@ def model_launches(config: ModelConfig, device: PretendedDevice) -> list[Launch]
 
 
 def _experts(model: Model) -> list[MoE]:
-    """One layer's of each number of choices."""
+    """One layer's experts for each number of experts per token."""
     drafts = model.draft_model.blocks if model.draft_model is not None else []
     layers = [block.moe for block in (*model.blocks, *drafts)]
     return list({layer.num_experts_per_tok: layer for layer in layers}.values())
 
 
 def _contexts(config: ModelConfig) -> list[int]:
-    """Tokens before the new ones, from a few to so many that candidates must be chosen.
+    """Context lengths, from a few tokens to so many that candidate blocks must be selected.
 
-    Entries, and blocks of candidates, come in numbers that are and that are not whole sixteens:
-    Triton tells the two apart.
+    The numbers of entries and of candidate blocks include multiples of 16 and others: Triton
+    specializes on that.
     """
     ratio = max(config.compress_ratios)
     pool = config.candidate_topk_blocks * config.candidate_block_size
@@ -91,7 +91,7 @@ def _contexts(config: ModelConfig) -> list[int]:
 
 
 class _OneOfEachKind(WholeModel):
-    """The last layer of each kind, those that it reads from, and those that drafts read."""
+    """A model with one layer of each kind, their KV sources, and the taps of the draft stages."""
 
     def __init__(self, config: ModelConfig) -> None:
         last = {_kind(plan): plan for plan in config.layers}.values()
@@ -136,8 +136,8 @@ def run_pass(
     piece_keys: int | None = None,
     device: torch.device | str = "cpu",
 ) -> None:
-    """``length`` tokens at the same place of requests that share all blocks, a draw, and drafts:
-    all that the workers ask of a model."""
+    """A pass with ``length`` tokens for each of several requests that share all blocks, sampling,
+    and drafting: everything that the workers run."""
     config = model.config
     starts = np.zeros(num_requests, dtype=np.int64)
     token_ids = np.zeros(num_requests * length, dtype=np.int64)
@@ -190,9 +190,9 @@ def model_of_zeros(
     *,
     as_fp8: bool = False,
 ) -> Model:
-    """A model whose weights are all the same zeros, which no memory is spent on.
+    """A model whose weights are all views of the same zeros, which take no memory.
 
-    ``as_fp8``: with what an engine has as FP8 only if it is asked to.
+    ``as_fp8``: with the weights in FP8 that an engine has only on request.
     """
     specs = expected_tensors(config)
     tensors = {
@@ -200,7 +200,7 @@ def model_of_zeros(
         for name, spec in specs.items()
     }
     token_map = torch.zeros(config.vocab_size, dtype=torch.int64)
-    with pretend(device):  # weights take the form that the device wants
+    with pretend(device):  # weights are converted to the device's format
         model = Model(
             config,
             tensors,
@@ -217,7 +217,7 @@ def model_of_zeros(
 
 
 def _materialise(owner: object, memory: Tensor) -> None:
-    """Replace every meta tensor that ``owner`` holds by a view of ``memory``."""
+    """Replace every meta tensor that ``owner`` has by a view of ``memory``."""
     for name, value in _attributes(owner).items():
         real = _real(value, memory)
         if real is not value:

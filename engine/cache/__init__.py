@@ -1,1 +1,1 @@
-"""The packed caches of running requests, and who holds which block."""
+"""The packed KV cache: blocks, rings, prefix hits, and who holds which block."""

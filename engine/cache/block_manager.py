@@ -1,7 +1,7 @@
-"""Blocks of the global KV: who holds them, which prefix they hold, which may be taken again.
+"""Blocks of the global KV: reference counts, cached prefixes, eviction.
 
-A block that nobody holds keeps its content for later prefix hits until its space is needed; the one
-unused longest goes first.  No tensors: block ids only.
+A block without holders keeps its content for later prefix hits until its space is needed; eviction
+is least recently used.  No tensors: block ids only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def block_digests(
 ) -> list[bytes]:
     """One digest per full block, each over the block's tokens and the digest before it.
 
-    Equal digests mean equal beginnings (192 bits of BLAKE2b).  ``known`` are the first digests,
-    already computed.
+    Equal digests mean equal prefixes (192 bits of BLAKE2b).  ``known`` are the first digests, if
+    they were computed already.
     """
     digests = list(known)
     for end in range((len(digests) + 1) * block_size, len(token_ids) + 1, block_size):
@@ -36,7 +36,7 @@ def block_digests(
 class BlockManager:
     """Reference counts, prefix index and least-recently-used order of ``num_blocks`` blocks.
 
-    ``on_evict`` hears the digest of a block whose content is about to be lost.
+    ``on_evict`` is called with the digest of a block whose content is about to be lost.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[bytes], None] = lambda _: None) -> None:
@@ -51,11 +51,11 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that ``allocate`` can hand out, cached ones included."""
+        """Blocks that ``allocate`` can hand out, including cached ones without a holder."""
         return len(self._free) + len(self._cached)
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Blocks that hold the longest known beginning of ``digests``.  Takes no reference."""
+        """Blocks that hold the longest cached prefix of ``digests``.  Takes no reference."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -93,13 +93,13 @@ class BlockManager:
                     self._cached[block] = None
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Offer a held, full block for prefix hits.  The first block of a digest stays the one."""
+        """Offer a held, full block for prefix hits.  The first block with a digest is kept."""
         if digest not in self._block_of and self._digest[block] is None:
             self._block_of[digest] = block
             self._digest[block] = digest
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise EngineError unless holders, free and cached blocks account for every block once."""
+        """Raise EngineError unless held, free and cached blocks account for every block once."""
         held = Counter(block for table in tables for block in table)
         for block in range(self.num_blocks):
             if self._holders[block] != held[block]:

@@ -3,7 +3,7 @@
 Two kinds of state.  *Global KV* lives in blocks that requests share by reference: compressed main
 entries and index keys of each producing layer.  *Rings* belong to a state slot and hold the recent
 past at ``position % ring_size``: window rows, unpooled (key, gate) pairs, n-gram history.
-Everything has its absolute position as its address, so rejected drafts need no undo: the same
+Everything is addressed by absolute position, so rejected drafts need no rollback: the same
 positions are simply written again.
 """
 
@@ -106,11 +106,11 @@ class KVCache:
         return self.history.shape[0]
 
     def snapshot(self, slot: int) -> RingSnapshot:
-        """A copy of all that belongs to a slot, for ``restore`` into this or another slot."""
+        """A copy of all state of a slot, to ``restore`` into this or another slot."""
         return RingSnapshot(tuple(ring.clone() for ring in self._rings(slot)))
 
     def restore(self, slot: int, snapshot: RingSnapshot) -> None:
-        """Put a slot back to what it was when the snapshot was made."""
+        """Set a slot's state to that of a snapshot."""
         for ring, saved in zip(self._rings(slot), snapshot.rings, strict=True):
             ring.copy_(saved)
 
@@ -124,10 +124,10 @@ class KVCache:
 
 
 def ring_size(config: ModelConfig) -> int:
-    """Slots of a window ring: the window, and as many as a step may write beyond what it keeps.
+    """Rows of a window ring: the window, and as many as a step may write that are then rejected.
 
-    So tokens that may be rejected (an anchor and its drafts) must be at most
-    ``dspark_block_size + 1`` per request and pass; else they overwrite rows still needed.
+    So a pass may bring at most ``dspark_block_size + 1`` tokens of a request that can be rejected
+    (the newest token and its drafts); more would overwrite rows that are still needed.
     """
     return config.sliding_window + config.dspark_block_size
 

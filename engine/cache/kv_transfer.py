@@ -1,4 +1,4 @@
-"""Handing a prefilled request over to the worker that decodes it."""
+"""Hand-over of a prefilled request to the worker that decodes it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class KVTransfer(Protocol):
     """Moves a request's packed state from where it was prefilled to where it is decoded."""
 
     def arrived(self, transferring: Sequence[RequestState]) -> list[RequestState]:
-        """Those of the transferring requests that can be decoded: all their state is here."""
+        """The transferring requests whose state has arrived completely: they can be decoded."""
         ...
 
     def lost(self) -> list[RequestState]:
-        """Requests whose state will never arrive; they have to be prefilled again."""
+        """Requests whose state will never arrive and that must be prefilled again."""
         ...
 
     def ended(self) -> list[RequestState]:
-        """Requests that arrived since the last call and ended with their first token."""
+        """Requests that have arrived since the last call and ended with their first token."""
         ...
 
 
 class RemotePrefill(KVTransfer, Protocol):
-    """Prefill on other ranks, and the way of its results to this one."""
+    """Prefill on other ranks, and the transfer of its results to this one."""
 
     def run(self, batch: PrefillBatch) -> PrefillResult: ...
 
 
 class LocalTransfer:
-    """Both workers use one pool: block table and slot stay what they are, nothing is copied."""
+    """Both workers share one pool: block table and slot stay the same, nothing is copied."""
 
     def arrived(self, transferring: Sequence[RequestState]) -> list[RequestState]:
         return list(transferring)

@@ -1,4 +1,4 @@
-"""``PrefixForecast``: which prompt tokens the prefix cache will save, from token ids alone."""
+"""``PrefixForecast``: predicts the tokens that the prefix cache will save, from token ids alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .snapshots import SnapshotStore
 
 
 class PrefixForecast:
-    """Prompts in the order in which they run.  Blocks are forgotten as if prompts alone filled the
-    cache, so a full cache saves somewhat less than this says."""
+    """Takes prompts in the order in which they run.  Eviction is modelled as if only prompts filled
+    the cache, so a full cache saves somewhat less than predicted."""
 
     def __init__(self, config: EngineConfig, window: int) -> None:
         assert config.num_blocks is not None

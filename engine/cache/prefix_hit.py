@@ -1,8 +1,9 @@
-"""How much of a prompt a prefix hit may take, and what has to be run again for it.
+"""How much of a prompt a prefix hit may skip, and what has to be recomputed for it.
 
-Blocks bring back the global KV but not the window rings.  Either the last window before the hit is
-run again (default: its own windows are cut at their start, the production approximation), or the
-rings saved at that boundary are restored (batch-invariant and exact mode: nothing is approximated).
+Blocks hold the global KV but not the window rings.  Either the last window before the end of the
+hit is recomputed (default; its own windows begin there, an approximation that production makes,
+too), or the rings saved at that boundary are restored (batch-invariant and exact mode: no
+approximation).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ NO_HIT = PrefixHit()
 def replayed_hit(
     num_matched_tokens: int, num_tokens: int, decoder_start: int, window: int, block_size: int
 ) -> PrefixHit:
-    """The longest hit that leaves the last token, and everything the decoder layers run on from
-    ``decoder_start`` on, to be computed.  A hit within the first window would save nothing."""
+    """The longest hit that leaves the last token, and all tokens from ``decoder_start`` on, to be
+    computed.  A hit within the first window would save nothing."""
     limit = min(num_matched_tokens, num_tokens - 1, decoder_start + window)
     hit = limit // block_size * block_size
     return PrefixHit(num_tokens=hit, start=hit - window) if hit > window else NO_HIT
@@ -52,7 +53,7 @@ def restored_hit(
 
 
 def snapshot_boundaries(num_matched_tokens: int, limit: int, block_size: int) -> tuple[int, ...]:
-    """Where a prefill stops to save rings: at the end of what others share already, so that the
-    next such prompt can start there, and at the last boundary that a hit could use."""
+    """Where a prefill stops to save rings: at the end of the shared prefix, so that the next prompt
+    with it can start there, and at the last boundary that a hit could use."""
     last = limit // block_size * block_size
     return tuple(sorted({min(num_matched_tokens, last), last} - {0}))

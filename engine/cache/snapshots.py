@@ -1,4 +1,4 @@
-"""Saved ring states at block boundaries, for exact prefix hits.  Bounded, oldest use goes first."""
+"""Saved ring states at block boundaries, for exact prefix hits.  A bounded LRU cache."""
 
 from __future__ import annotations
 

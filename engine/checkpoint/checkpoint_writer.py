@@ -27,9 +27,9 @@ def write_checkpoint(
 ) -> None:
     """Write ``tensors`` (checked against ``config``) into ``folder``, made if needed.
 
-    ``max_shard_bytes`` limits the tensor data of a shard; a larger tensor gets its own.  A single
-    shard is ``model.safetensors`` without an index, as usual on the Hub.  The same input gives the
-    same bytes.  Raises: CheckpointError when a tensor is missing, unexpected or wrong.
+    ``max_shard_bytes`` limits the tensor data of a shard; a larger tensor gets a shard of its own.
+    A single shard is ``model.safetensors`` without an index, as usual on the Hub.  The same input
+    gives the same bytes.  Raises: CheckpointError when a tensor is missing, unexpected or wrong.
     """
     folder = Path(folder)
     check_tensors(expected_tensors(config), tensors, where=lambda name: f"writing {folder}")

@@ -1,7 +1,7 @@
-"""Where Engram tables lie: on the device if they are small, else in host memory.
+"""Where Engram tables are kept: on the device if they are small, else in host memory.
 
-A GPU reads a few kilobytes per token of them, so they may stay on the other side of its link; but a
-CUDA graph only holds reads that the GPU makes itself.
+A GPU reads only a few kilobytes of them per token, so the host link is fast enough; but a CUDA
+graph can only contain reads that the GPU makes itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .weights import Checkpoint
 
 # Larger tables would take the room of weights and caches on a GPU.
 MOST_DEVICE_BYTES = 4 * 2**30
-# What else a run needs of the host once the tables cannot be swapped or dropped.
+# Host memory left for the rest of a run, since pages of pinned tables cannot be swapped or dropped.
 _HOST_SPARE_BYTES = 8 * 2**30
 
 
@@ -35,12 +35,12 @@ class PlacedTables:
 def place_tables(
     checkpoint: Checkpoint, device: torch.device | str, *, may_copy: bool = True
 ) -> PlacedTables:
-    """The tables of a checkpoint where kernels of ``device`` read them, or mapped on the host.
+    """The tables of a checkpoint where kernels of ``device`` can read them, or mapped on the host.
 
-    Large ones stay in the mapped files, whose pages a GPU then reads, or else in a pinned copy
-    (``may_copy``: ranks of one host would each make one).  Both keep the host's memory, so tables
-    that it cannot hold are looked up by the CPU, as by a device that reads no host memory.
-    Processes that share nothing may each make a copy, as many as there is room for.
+    Large tables stay in the mapped files, whose pages a GPU then reads, or else in a pinned copy
+    (``may_copy``; off for ranks of one host, which would make one each).  Both occupy host memory.
+    If it is too small, or the device cannot read it, the CPU looks up rows in the mapped files.
+    Processes that share nothing may each make a copy, as long as there is room.
     """
     tables = checkpoint.load(is_engram_table)
     size = sum(table.nbytes for table in tables.values())
@@ -87,9 +87,9 @@ def _mapped(
 def _copied(
     tables: Mapping[str, Tensor], size: int, device: torch.device | str
 ) -> dict[str, Tensor] | None:
-    """The same tables in registered memory of this process, None if it gets none."""
+    """The same tables in registered memory of this process, None if there is not enough."""
     copies = {}
-    with taking_host_memory():  # what is free now, others may have thought theirs before
+    with taking_host_memory():  # what is free now may already be claimed by others
         if not _has_room(size):
             return None
         for name, table in tables.items():

@@ -1,4 +1,4 @@
-"""Where a model name points on this machine: a folder, or a Hub id in the local Hugging Face cache.
+"""Resolves a model name to a folder: a path, or a Hub id in the local Hugging Face cache.
 
 Path logic only; nothing here opens a network connection.
 """
@@ -20,7 +20,7 @@ def resolve_model_folder(model: Path | str) -> Path:
     Raises: CheckpointError that says how to get the model.
     """
     if not isinstance(model, Path | str):
-        raise CheckpointError(f"model {model!r}: expected a path or a name, not its type")
+        raise CheckpointError(f"model={model!r}: expected a path or a name")
     try:
         path = Path(model).expanduser()
         is_folder, exists = path.is_dir(), path.exists()

@@ -1,7 +1,7 @@
 """Random tensors in the checkpoint's formats, scaled so that activations stay well-behaved.
 
-Every tensor depends on (seed, its name) only: a rank that makes a slice gets what the whole
-checkpoint would hold.
+Every tensor depends only on the seed and its name, so a rank that makes a part of them gets the
+same tensors as the whole checkpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def random_tensor(
 def random_linear(
     name: str, spec: TensorSpec, seed: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor]:
-    """The codes and scales of one quantised weight of ``random_tensors``: normal numbers."""
+    """Codes and scales of one quantized weight of ``random_tensors``, normally distributed."""
     return _quantised(name, spec, _generator(seed, name, device))
 
 
@@ -97,7 +97,7 @@ def _plain(config: ModelConfig, name: str, spec: TensorSpec, generator: torch.Ge
 
 
 def _mixing(config: ModelConfig, name: str, noise: Tensor) -> Tensor:
-    """Stream mixing: mostly each stream to itself, so that depth does not average them away."""
+    """Stream mixing close to the identity, so that the streams stay apart through all layers."""
     if name.endswith("_scale"):
         return 0.5 + 0.1 * noise
     streams = config.hc_mult

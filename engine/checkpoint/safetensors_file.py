@@ -1,7 +1,7 @@
 """One safetensors file: header checked in full, data memory-mapped and read only when asked for.
 
-Read by hand because the format is small (8-byte length, JSON header, data) and every fault must
-become one clear error; the library also lacks FP8 scales in some versions.
+Parsed here because the format is small (8-byte length, JSON header, data) and every fault must give
+a clear error; some versions of the library also lack the dtype of FP8 scales.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-# Address space without the promise of memory.  Python names it from 3.13 on; the value is that of
+# Address space without reserved memory.  Python has the name from 3.13 on; this is the value of
 # Linux on x86-64 and arm64.
 MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 MAX_HEADER_BYTES = 100_000_000
@@ -44,7 +44,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies: ``begin`` is its byte offset in the file."""
+    """A tensor's dtype, shape and place: ``begin`` is its byte offset in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -65,8 +65,8 @@ class SafetensorsFile:
 
     @cached_property
     def _bytes(self) -> Tensor:
-        # Private: pages come from the file on first touch, and a write stays in memory.  Nothing
-        # is reserved: an Engram table alone is larger than the memory of most machines.
+        # Private: pages are read from the file on first touch, writes stay in memory.  No memory is
+        # reserved: an Engram table alone is larger than the memory of most machines.
         flags = mmap.MAP_PRIVATE | MAP_NORESERVE
         try:
             with self.path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Weights into the checkpoint's number formats: FP8 in 32 x 32 tiles, FP4 in rows of 32.
+"""Encodes weights in the checkpoint's number formats: FP8 in 32 x 32 tiles, FP4 in rows of 32.
 
-Scales are powers of two, stored as E8M0; the smallest one that lets every value fit.  Unlike the
-activation quantiser, FP8 here has no floor under small blocks: a weight keeps its precision.
+A scale is the smallest power of two with which every value fits, stored as E8M0.  Unlike in the
+quantization of activations, there is no minimum scale, so small weights keep their precision.
 """
 
 from __future__ import annotations

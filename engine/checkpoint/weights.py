@@ -1,7 +1,7 @@
 """A checkpoint in the official format, checked in full before any data is read.
 
-Opening reads config.json, the index and the shard headers; tensors stay on disk until asked for,
-so a rank maps only what it needs.
+Opening reads config.json, the index and the shard headers; tensors stay on disk until they are
+used, so a rank maps only what it needs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The two workers, and what they launch in a step."""
+"""The prefill and decode workers, and the forward passes and graphs that they launch."""

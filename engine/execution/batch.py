@@ -1,12 +1,12 @@
-"""What one forward pass gets and returns: flat tokens of many requests at absolute positions.
+"""Input and output of one forward pass: flat tokens of many requests at absolute positions.
 
-Prefill chunks, decode steps and draft verification are all this one thing; they differ in how many
-tokens a request brings.  Every cached state is addressed by absolute position (rings by
-``position % ring_size``, blocks through the block table), so nothing has to be undone when drafts
-are rejected: the same positions are simply written again.  For the same reason a request may be in
-a batch twice with the same tokens, and a token twice in it: that is how batches are padded.
+Prefill chunks, decode steps and draft verification all have this form; they differ in the number of
+tokens per request.  All cached state is addressed by absolute position (rings by
+``position % ring_size``, blocks through the block table), so rejected drafts need no rollback: the
+same positions are simply written again.  For the same reason a request may be in a batch twice with
+the same tokens, or a token twice in its request, which is how batches are padded.
 
-What decides shapes is known on the host, so that a pass never waits for its device.
+Everything that determines shapes is known on the host, so a pass never waits for its device.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class ForwardBatch:
     token_ids      [T] i64
     positions      [T] i64    absolute position of each token
     request_rows   [T] i64    row (0..R-1) of each token's request in the tensors below
-    places         [T] i64    0 to T-1; in padding, the place of the token that is repeated
+    places         [T] i64    0 to T-1; for padding, the index of the repeated token
     query_lens     R ints     tokens per request, on the host
     context_lens   R ints     at least the position after each request's last token, on the host
-    decoder_lens   R ints     how many of them, the last ones, go through the decoder layers
-    block_table    [R, B] i64 blocks of the global KV; past a request's need any block of the pool
+    decoder_lens   R ints     tokens per request, the last ones, that the decoder layers compute
+    block_table    [R, B] i64 blocks of the global KV; unused entries may be any block of the pool
     state_slots    [R] i64    slot of each request in the ring pools
     first          [R] i64    position of each request's first token here
     encoder_start  [R] i64    encoder window keys before this position do not exist
     decoder_start  [R] i64    decoder layers run from this position on; their window starts there
     write_start    [R] i64    global KV before this position is already cached: read, never written
     logit_rows     [N] i64    indices into the T tokens whose logits are wanted
-    may_have_images           False if it is known that no token is an image's
-    piece_keys                how many of a query's keys a GPU works on at once, None: all
-    logits_out     [N, V] f32 where a model may put the logits, None: anywhere
+    may_have_images           False if it is known that no token belongs to an image
+    piece_keys                split of a query's keys: this many per program, None: no split
+    logits_out     [N, V] f32 buffer for the logits, None: the model allocates it
     """
 
     token_ids: Tensor
@@ -79,9 +79,9 @@ class ForwardBatch:
         device: torch.device | str = "cpu",
         image_token_id: int | None = None,
     ) -> ForwardBatch:
-        """A batch from what the host knows of R requests; fields mean what they mean above.
+        """A batch from the host's arrays for R requests; parameters are named like the fields.
 
-        Raises: ValueError if logits are asked for a token that does not reach the decoder layers.
+        Raises: ValueError if ``logit_rows`` has a token that does not reach the decoder layers.
         """
         ids, lens, begins = _ints(token_ids), _ints(query_lens), _ints(first)
         ends, starts, wanted = begins + lens, _ints(decoder_start), _ints(logit_rows)
@@ -141,8 +141,8 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftOutput:
-    """token_ids [R, D] i64, confidence [R, D] f32 (after the sigmoid), and where they are kept
-    logits [R, D, V] f32 (Markov bias included): the first D drafts of a block for R requests."""
+    """The first D drafts of a block for R requests: token_ids [R, D] i64, confidence [R, D] f32
+    (after the sigmoid), and logits [R, D, V] f32 (with Markov bias) if they were requested."""
 
     token_ids: Tensor
     logits: Tensor | None

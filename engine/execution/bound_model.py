@@ -1,4 +1,4 @@
-"""A model together with the cache it reads and writes, as both workers use it."""
+"""A model together with the cache that it reads and writes, as both workers use it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runner import Cache, Runner
 
 
 class BoundModel:
-    """``backlog``: what the draft stages have not seen yet; None for a model that never drafts."""
+    """``backlog``: tokens that the draft stages have not seen yet; None without drafting."""
 
     def __init__(self, model: Runner, cache: Cache, *, backlog: DraftBacklog | None = None) -> None:
         self.model = model
@@ -22,12 +22,11 @@ class BoundModel:
         self.backlog = backlog
 
     def forward(self, batch: ForwardBatch, *, is_plain: bool = False) -> ForwardOutput:
-        """One pass, its state in the cache; ``note`` must follow.  Device work only.
+        """One forward pass; ``note`` or ``note_plain`` must follow.  Device work only.
 
         ``is_plain``: a decode step without drafts.  The draft stages see its tokens only if
-        drafting comes back.  Rows that rejected drafts leave in the draft rings are harmless: no
-        draft looks beyond the verified tokens, and their positions are written again when they are
-        run again.
+        drafting resumes.  Rows of rejected drafts in the draft rings are harmless: no draft looks
+        beyond the verified tokens, and their positions are overwritten when they are run again.
         """
         output = self.model.forward(batch, self.cache)
         if not is_plain:
@@ -35,7 +34,7 @@ class BoundModel:
         return output
 
     def prefill(self, batch: ForwardBatch, graphs: ReplayGraphs) -> ForwardOutput:
-        """``forward`` of prompts, with ``graphs`` where the model can be taken apart for them."""
+        """``forward`` of prompts; the decoder layers use ``graphs`` if the model allows it."""
         if graphs.is_enabled and isinstance(self.model, HasHalves):
             output = graphs.forward(self.model, batch, self.cache)
         else:
@@ -44,7 +43,7 @@ class BoundModel:
         return output
 
     def _seed(self, batch: ForwardBatch, output: ForwardOutput) -> None:
-        """Let the draft stages see the tokens of a pass that went through the decoder layers."""
+        """Feed the draft stages the tokens of a pass that went through the decoder layers."""
         if self.backlog is not None and len(output.main_rows):
             positions = batch.positions[output.main_rows]
             slots = batch.state_slots[batch.request_rows[output.main_rows]]
@@ -52,23 +51,23 @@ class BoundModel:
             self.model.seed_draft(output.main_hidden, positions, slots, lens, self.cache)
 
     def note(self, slots: Tensor) -> None:
-        """The draft stages have seen a pass of these slots [R] i64."""
+        """Record that the draft stages have seen a pass of these slots [R] i64."""
         if self.backlog is not None:
             self.backlog.forget(slots)
 
     def note_plain(self, main_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """They have not seen these tokens; shapes as in ``DraftBacklog.keep``."""
+        """Record tokens that the draft stages have not seen; shapes as in ``DraftBacklog``."""
         if self.backlog is not None:
             self.backlog.keep(main_hidden, positions, slots)
             if self.backlog.is_full:
                 self.catch_up()
 
     def catch_up(self) -> None:
-        """Let the draft stages see what they have missed; before ``draft``."""
+        """Feed the draft stages the tokens they have missed; must precede ``draft``."""
         missed = None if self.backlog is None else self.backlog.take()
         if missed is not None:
             hidden, positions, slots = missed
-            ones = (1,) * len(positions)  # at most a window of each request: all of it counts
+            ones = (1,) * len(positions)  # at most a window of each request, all of which is needed
             self.model.seed_draft(hidden, positions, slots, ones, self.cache)
 
     def draft(
@@ -82,8 +81,8 @@ class BoundModel:
         keeps_logits: bool,
     ) -> DraftOutput:
         """``depth`` drafts after each anchor; all [R] i64 as in ``Model.draft``.  ``sample`` maps
-        logits [R, V] f32, slots [R] and the positions [R] of the drawn tokens to ids [R], -1 where
-        there is no usable logit."""
+        logits [R, V] f32, slots [R] and the positions [R] of the sampled tokens to ids [R], -1 for
+        rows without a usable logit."""
         return self.model.draft(
             anchors,
             positions,

@@ -1,4 +1,4 @@
-"""After a step: append its tokens to the requests and tell the scheduler what was computed."""
+"""After a step: appends its tokens to the requests and tells the scheduler what was computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .prefill import PrefillResult
 def complete_prefill(
     scheduler: Scheduler, batch: PrefillBatch, result: PrefillResult, started_s: float
 ) -> list[RequestState]:
-    """Note the chunks and append first tokens; returns the requests that ended with theirs."""
+    """Record chunks and append first tokens; returns the requests that ended with them."""
     now = time.monotonic()
     finished = []
     for chunk, tokens, logprobs, snapshot in zip(
@@ -37,7 +37,7 @@ def complete_decode(
 ) -> list[RequestState]:
     """Append each request's new tokens up to the one that ends it; returns those that ended.
 
-    Tokens of a request that ended or lost its state after the step was launched are dropped: they
+    Tokens of a request that ended or was preempted after the step was launched are dropped: they
     come after its end, or will be drawn again.
     """
     finished = []

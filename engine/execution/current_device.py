@@ -1,4 +1,4 @@
-"""Which of several GPUs a thread's kernels run on."""
+"""Selects the GPU on which a thread's kernels run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def current_device(device: torch.device | str) -> AbstractContextManager[Any]:
-    """Inside, what this thread launches runs on ``device``: kernels take the thread's current one,
-    which an accelerator without a number is already."""
+    """Context in which this thread's kernels run on ``device``; without an index the current device
+    is the right one already."""
     device = torch.device(device)
     if device.type == "cpu" or device.index is None:
         return nullcontext()

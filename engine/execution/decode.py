@@ -1,4 +1,4 @@
-"""``DecodeWorker``: the next tokens of every decoding request, with or without drafts."""
+"""``DecodeWorker``: computes the next tokens of decoding requests, with or without drafts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from .turns import TakesTurns
 
 
 class DecodeWorker:
-    """The decode role: continues from the caches that a prefill left.
+    """The decode role: continues from the caches that prefill filled.
 
-    A step without drafts can be launched before the tokens of the one before it are read, if the
-    requests allow it (``can_follow``); its own are drawn after that, as rules and constraints have
-    to know them.  With ``waits_for_drafts`` the host reads drafts before they are verified; without
-    it only where it has to choose, and else reads them while the device verifies, and lets it draft
-    for the next step before this one is read: the device goes on while the host notes what came.
+    A step without drafts can be launched before the tokens of the previous one are read, if the
+    requests allow it (``can_follow``).  Its own tokens are sampled after that, since penalties and
+    constraints depend on the previous ones.
+
+    With ``waits_for_drafts`` the host reads drafts before they are verified.  Otherwise it does so
+    only if it has to select them; else it reads them while the device verifies, and the device
+    drafts for the next step before this one is read, so that it never waits for the host.
     """
 
     def __init__(
@@ -47,16 +49,16 @@ class DecodeWorker:
         self.step = step
         self.sampler = step.sampler
         self.rejects = rejects
-        # A device that computes by itself is set to work before anything else is; on the CPU,
-        # launching a model is running it.
+        # An asynchronous device gets its work before the host does anything else; on the CPU,
+        # launching the model is running it.
         self._runs_beside = torch.device(step.table.device).type != "cpu"
         self.waits_for_drafts = not step.graphs.is_enabled
         self.drafter = Drafter(
             step,
             planner or VerifyAll(step.num_drafts),
             calibration or Calibration(),
-            # Rejection may keep other tokens than the device knows of; passes of several ranks are
-            # agreed upon, and the last request's end leaves none to make.
+            # Rejection sampling may keep other tokens than the device has computed; and several
+            # ranks must agree on every pass, which a rank without requests would not make.
             goes_ahead=not rejects and not isinstance(step.model.model, TakesTurns),
         )
         self._clock = step_clock(step.table.device)
@@ -76,7 +78,8 @@ class DecodeWorker:
         return self.finish(drawn)
 
     def plan(self, batch: DecodeBatch, depth: int | None = None) -> PlannedDecode:
-        """Waits for the device if it drafts; ``depth`` is what was asked for already."""
+        """Draft if there is something to draft, which waits for the device; ``depth``: the result
+        of ``Drafter.depth`` if the caller has asked already."""
         started = self._clock()
         depth = self.drafter.depth(batch) if depth is None else depth
         block = self.drafter.block(batch, depth) if depth else None
@@ -84,19 +87,19 @@ class DecodeWorker:
         return PlannedDecode(batch=batch, block=block, counts=counts, started=started)
 
     def start_masks(self, plan: PlannedDecode) -> StepMasks:
-        """Begin with the masks; the tokens before the step are known."""
+        """Start computing masks; the tokens before the step must be known."""
         constraints = [state.constraint for state in plan.batch.states]
         step = self.step
         return StepMasks(constraints, plan.counts, plan.drafts, step.vocab_size, step.table.device)
 
     def launch(self, plan: PlannedDecode) -> LaunchedDecode:
-        """Start the model; nothing waits for the device."""
+        """Launch the model, without waiting for the device."""
         states = plan.batch.states
         output = self.step.run(states, [state.next_position for state in states], plan.drafts)
         return LaunchedDecode(plan=plan, output=output)
 
     def draw(self, launched: LaunchedDecode, masks: StepMasks) -> DrawnDecode:
-        """Draw from the logits once the masks are there; nothing waits for the device."""
+        """Sample from the logits once the masks are ready, without waiting for the device."""
         plan, output = launched.plan, launched.output
         states, counts = plan.batch.states, plan.counts
         used = self.sampler.adjust(output.logits, states, counts, plan.drafts, masks)
@@ -108,7 +111,7 @@ class DecodeWorker:
         )
 
     def finish(self, step: DrawnDecode) -> DecodeResult:
-        """What a step gave; waits for the device."""
+        """The results of a step; waits for the device."""
         states, block, counts = step.plan.batch.states, step.plan.block, step.plan.counts
         drawn = step.drawn
         if block is not None and not self.drafter.is_ahead:
@@ -122,7 +125,7 @@ class DecodeWorker:
             if not self.drafter.is_ahead:
                 self.step.note_newest(states, [ids[-1] for ids in tokens])
         num_drafts = [count - 1 for count in counts]
-        # A step launched early has waited for the one before it.
+        # A step that was launched early waited for the previous one.
         begun, self._finished = max(step.plan.started, self._finished), self._clock()
         seconds = self._finished - begun
         self.drafter.planner.took(seconds, len(states), sum(num_drafts) if block else None)
@@ -135,8 +138,8 @@ class DecodeWorker:
         )
 
     def _draw_unread(self, batch: DecodeBatch, depth: int, budget: int) -> DrawnDecode:
-        """Draft, choose ``budget`` drafts on the device, verify and draw: the host reads the drafts
-        while the device verifies them."""
+        """Draft, select ``budget`` drafts on the device, verify and sample; the host reads the
+        drafts while the device verifies them."""
         started, states = self._clock(), batch.states
         drafted, most = self.drafter.drafts(batch, depth)
         first = [state.next_position for state in states]
@@ -163,11 +166,11 @@ class DecodeWorker:
     def _reject(
         self, step: DrawnDecode, tokens: list[list[int]], is_usable: Sequence[bool]
     ) -> Tensor:
-        """Replace ``tokens`` of the requests that draw at random by those that rejection gives;
-        returns the drawn tokens [N] i64 with them.
+        """Replace the ``tokens`` of randomly sampled requests by those of rejection sampling;
+        returns the drawn tokens [N] i64 with the same replacements.
 
-        Greedy requests need no chance, and a constraint cuts drafts by what they are, which
-        rejection does not allow for: both keep their tokens, as do requests without usable logits.
+        Greedy requests, constrained requests (whose drafts were truncated depending on their
+        values, which would bias rejection sampling) and requests without usable logits keep theirs.
         """
         block, counts = step.plan.block, step.plan.counts
         assert block is not None and block.logits is not None
@@ -205,7 +208,7 @@ class DecodeWorker:
 
 
 def _num_drawn(ids: list[int]) -> int:
-    """Drafts before the first that was drawn from no usable logits, which is -1."""
+    """Drafts before the first -1, which stands for a draft without usable logits."""
     return ids.index(-1) if -1 in ids else len(ids)
 
 
@@ -215,13 +218,13 @@ def _is_free(state: RequestState) -> bool:
 
 
 def can_follow(states: Sequence[RequestState]) -> bool:
-    """Whether a step of these requests may be launched before the one before it is read: no
-    log-probability is read from logits that the next step overwrites."""
+    """Whether a step may be launched before these requests' previous step is read: it overwrites
+    the logits, from which log-probabilities might still be needed."""
     return not any(state.request.sampling.logprobs for state in states)
 
 
 def _is_unruled(state: RequestState) -> bool:
-    """Whether no rule and no constraint has to see drafts before they are verified."""
+    """Whether neither penalties nor a constraint must see drafts before they are verified."""
     return state.rules is None and state.constraint is None
 
 

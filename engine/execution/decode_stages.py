@@ -1,4 +1,4 @@
-"""What a decode step is known by on its way: planned, launched, drawn, read."""
+"""The stages of a decode step: planned, launched, drawn, finished."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .staging import Returned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBlock:
-    """By request: the drafts to verify, and how likely each was thought to survive.
+    """Per request: the drafts to verify, and the predicted probability that each survives.
 
-    logits [R, D, V] f32, where they are kept, is what drafts were drawn from; num_proposed counts
-    all that were drafted.
+    logits [R, D, V] f32: what the drafts were sampled from, if kept.  num_proposed counts all
+    drafts, verified or not.
     """
 
     token_ids: list[list[int]]
@@ -29,10 +29,10 @@ class DraftBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeResult:
-    """Per request: the new tokens in order, their log-probabilities where asked for, how many
-    drafts were verified, and how likely each of those was thought to survive.
+    """Per request: the new tokens in order, their log-probabilities if requested, the number of
+    verified drafts, and the predicted probability that each of these survives.
 
-    ``num_proposed`` counts the drafts of the step, verified or not; 0 for a step without drafting.
+    ``num_proposed`` counts all drafts of the step, verified or not; 0 for a step without drafting.
     """
 
     tokens: list[list[int]]
@@ -44,7 +44,7 @@ class DecodeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDecode:
-    """A step before the model runs: how many rows of logits each request gets."""
+    """A step before the model runs; ``counts``: rows of logits per request."""
 
     batch: DecodeBatch
     block: DraftBlock | None
@@ -58,7 +58,7 @@ class PlannedDecode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedDecode:
-    """A step whose logits are on their way."""
+    """A step whose logits are being computed."""
 
     plan: PlannedDecode
     output: StepOutput
@@ -66,9 +66,9 @@ class LaunchedDecode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnDecode:
-    """A step whose tokens are on their way.
+    """A step whose tokens are being sampled and copied to the host.
 
-    ``used`` are the logits that they were drawn from, after rules and constraints.
+    ``used`` are the logits that they are sampled from, after penalties and constraints.
     """
 
     plan: PlannedDecode

@@ -1,8 +1,8 @@
 """One decode step on the device: newest tokens and drafts in, logits out, in fixed shapes.
 
-Requests and tokens are padded to sizes of a ladder, so that few CUDA graphs serve every step.  A
-padded request is the last one again, a padded token the last token again: both compute and store
-what the original does, which changes nothing.
+Requests and tokens are padded to a few sizes, so that few CUDA graphs serve every step.  Padding
+repeats the last request and the last token: both compute and store the same as the original, which
+changes nothing.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _FEW_TOKENS, _PIECE_KEYS = 16, 128
 
 
 def pieces_for(most_tokens: int) -> int | None:
-    """``ForwardBatch.piece_keys`` of steps of at most so many tokens on a GPU.
+    """``ForwardBatch.piece_keys`` for steps of at most ``most_tokens`` on a GPU.
 
-    Very few queries leave most of its 132 multiprocessors idle unless their keys are shared out;
-    from 48 on, adding up the pieces took longer than that saved.  One value for all steps of an
-    engine, because the bits depend on it.
+    Very few queries leave most of the 132 SMs idle unless their keys are split; from 48 queries on,
+    combining the pieces took longer than the split saved.  One value for all steps of an engine,
+    because the bits depend on it.
     """
     return _PIECE_KEYS if most_tokens <= _FEW_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """logits [T, V] f32 after the T tokens of a step, valid until the next one; slots [T] i64 and
-    positions [T] i64 of what is drawn from them."""
+    """logits [T, V] f32 after the T tokens of a step, valid until the next step; slots [T] i64 and
+    positions [T] i64 of the tokens to be sampled from them."""
 
     logits: Tensor
     slots: Tensor
@@ -52,11 +52,12 @@ class StepOutput:
 
 
 class DecodeStep:
-    """Steps over one model, cache and slot table; at most ``num_drafts`` drafts per request.
-    ``piece_keys`` as in ``ForwardBatch``; ``keeps_draft_logits``: with drafts comes what they were
-    drawn from.
+    """Steps over one model, cache and slot table, with at most ``num_drafts`` drafts per request.
+    ``piece_keys`` as in ``ForwardBatch``; ``keeps_draft_logits``: return drafts with the logits
+    that they were sampled from.
 
-    newest [num_slots] i64 on the device: the last token of each slot's request, drawn but not run.
+    newest [num_slots] i64 on the device: the last token of each slot's request, sampled but not yet
+    run through the model.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class DecodeStep:
         first: Sequence[int],
         drafts: Sequence[Sequence[int]] | ChosenDrafts | None = None,
     ) -> StepOutput:
-        """Logits after each request's newest token, which stands at ``first``, and after each of
-        its drafts; requests one after the other.  Nothing waits for the device, but for the numbers
-        of drafts that it chose where steps are no graphs."""
+        """Logits after each request's newest token, whose position is in ``first``, and after each
+        of its drafts, request by request.  Waits for the device only if it selected the drafts and
+        steps are not graphs, for their numbers."""
         self.table.send_new_blocks(states)
         slots = np.array([state.slot for state in states])
         requests = np.stack([slots, np.asarray(first), *self.table.starts(slots)])
@@ -111,7 +112,7 @@ class DecodeStep:
         query_lens, context_lens = lens.tolist(), (requests[1] + lens).tolist()
         has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
-            # As many requests as tokens, which costs nothing: one ladder of sizes, fewer graphs.
+            # As many requests as tokens, which costs nothing and needs fewer graphs.
             tokens = padded(tokens, ladder_size(num_tokens))
             requests = padded(requests, min(self._most_requests, tokens.shape[1]))
             query_lens = [1 if is_plain else 1 + self.num_drafts] * requests.shape[1]
@@ -135,8 +136,8 @@ class DecodeStep:
     def draft(
         self, states: Sequence[RequestState], depth: int, num_new: Tensor | None = None
     ) -> DraftOutput:
-        """``depth`` drafts after each request's newest token, drawn with the noise of their
-        positions; ``num_new`` [R] i64: tokens that the device knows and the host does not."""
+        """``depth`` drafts after each request's newest token, sampled with the noise of their
+        positions; ``num_new`` [R] i64: tokens that only the device knows yet."""
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
@@ -158,7 +159,7 @@ class DecodeStep:
         )
 
     def note_newest(self, states: Sequence[RequestState], token_ids: Sequence[int]) -> None:
-        """Tokens that the host chose, as the newest of their requests."""
+        """Set tokens that the host chose as the newest of their requests."""
         slots, ids = send([[state.slot for state in states], token_ids], self.table.device)
         self.newest[slots] = ids
 
@@ -170,8 +171,8 @@ class DecodeStep:
         may_have_images: bool,
         is_plain: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits and, where the draft stages did not read it here, what they may have to read: a
-        graph keeps the memory of what it returns."""
+        """Logits, and the input of the draft stages unless they have consumed it here: a graph
+        keeps the memory of everything it returns."""
         slots, first, encoder_start, decoder_start, write_start = inputs[:5]
         token_ids, positions, rows, places = inputs[5:]
         num_blocks = -(-max(context_lens) // self.table.block_size)
@@ -223,7 +224,7 @@ class DecodeStep:
     def _may_have_images(
         self, states: Sequence[RequestState], token_ids: NDArray[np.int64] | Tensor
     ) -> bool:
-        """Whether one of these tokens may be an image's; a graph must be right for any tokens."""
+        """Whether a token may belong to an image; a graph must be correct for any tokens."""
         image = self.table.image_token_id
         if image is None or self.graphs.is_enabled:
             return image is not None
@@ -235,7 +236,7 @@ class DecodeStep:
         )
 
     def _keep(self, name: str, value: Tensor, *most: int) -> Tensor:
-        """A result where the memory of graphs does not reach it; ``most``: its largest sizes."""
+        """A copy of a result outside the graphs' memory pool; ``most``: its maximum sizes."""
         place = self._place(name, value.shape, *most, dtype=value.dtype)
         if place is None or place.data_ptr() == value.data_ptr():
             return value
@@ -244,10 +245,10 @@ class DecodeStep:
     def _place(
         self, name: str, shape: Sequence[int], *most: int, dtype: torch.dtype = torch.float32
     ) -> Tensor | None:
-        """That memory; None where steps are no graphs."""
+        """The buffer for that copy; None if steps are not graphs."""
         if not self.graphs.is_enabled:
             return None
-        if name not in self._kept:  # before anything is captured, as every key first runs plainly
+        if name not in self._kept:  # never during a capture: every key first runs without one
             sizes = *most, *shape[len(most) :]
             self._kept[name] = torch.empty(sizes, dtype=dtype, device=self.table.device)
         return self._kept[name][tuple(map(slice, shape))]

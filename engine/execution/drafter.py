@@ -1,4 +1,4 @@
-"""``Drafter``: guesses what follows each request's newest token; ``DecodeWorker`` verifies it."""
+"""``Drafter``: proposes tokens after each request's newest one; ``DecodeWorker`` verifies them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .drafts_ahead import Drafted, accepted_ends
 
 
 class Drafter:
-    """Drafts as many as ``planner`` wants.  ``goes_ahead``: for the next step as soon as the device
-    knows where it begins, where ``draft_ahead`` is called."""
+    """Proposes as many drafts as ``planner`` wants.  ``goes_ahead``: ``draft_ahead`` drafts for the
+    next step as soon as the device knows where it starts; otherwise it does nothing."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Drafter:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether drafts of the next step are there or on their way."""
+        """Whether drafts for the next step have been launched already."""
         return self._ahead is not None
 
     def depth(self, batch: DecodeBatch) -> int:
-        """How many drafts to guess for every request of the next step; asked once a step."""
+        """Drafts to propose for every request of the next step; call it once per step."""
         depth, self._next_depth = self._next_depth, None
         if not any(batch.num_drafts):
             depth = 0
@@ -54,7 +54,7 @@ class Drafter:
         return depth
 
     def drafts(self, batch: DecodeBatch, depth: int) -> tuple[Drafted, list[int]]:
-        """Drafts for a step, and how many of each request it may verify; nothing waits for the
+        """Drafts for a step, and how many of each request may be verified, without waiting for the
         device."""
         ahead, self._ahead = self._ahead, None
         found = None if ahead is None else ahead.of(batch.states)
@@ -67,7 +67,7 @@ class Drafter:
     def draft_ahead(
         self, batch: DecodeBatch, drafted: Drafted, lens: Tensor, output: StepOutput, drawn: Tensor
     ) -> None:
-        """Draft for the step after this one, which nobody has read yet; arguments as those of
+        """Draft for the next step before the host has read this one; arguments as in
         ``accepted_ends``."""
         if not self._goes_ahead:
             return
@@ -78,8 +78,8 @@ class Drafter:
             self._ahead = self._draft(batch.states, self._next_depth, num_new)
 
     def block(self, batch: DecodeBatch, depth: int) -> DraftBlock:
-        """Drafts worth verifying, drawn with the noise that the target will use there; waits for
-        the device."""
+        """Drafts worth verifying, sampled with the same noise that the target will use there; waits
+        for the device."""
         states = batch.states
         drafted, most = self.drafts(batch, depth)
         constraints = [state.constraint for state in states]
@@ -113,8 +113,8 @@ class Drafter:
 def _to_stops(
     token_ids: Sequence[Sequence[int]], states: Sequence[RequestState], most: Sequence[int]
 ) -> Sequence[int]:
-    """How many of each request's drafts can be part of its answer: up to ``most``, and to the first
-    that ends it."""
+    """How many of each request's drafts can be part of its answer: at most ``most``, and none after
+    a stop token."""
     stops: set[int] = set().union(*(state.stop_token_ids for state in states))
     if stops.isdisjoint(chain.from_iterable(token_ids)):
         return most

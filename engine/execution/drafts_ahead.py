@@ -1,10 +1,10 @@
 """Drafts made before the host has read the step that they follow.
 
-The device knows first which drafts were accepted.  It notes each request's newest token and drafts
-after it, while the host still works on what came.  Requests that end with that step leave their
-drafts unused.  Those that join have none in their first step: a pass of the draft stages for them
-alone would wait for nothing, but it reads all weights of these stages, as one for everybody does,
-and that takes longer than the one or two tokens that it could bring to each.
+The device knows first which drafts were accepted.  It stores each request's newest token and drafts
+after it while the host still processes the results.  Drafts of requests that end with that step are
+unused.  Requests that join have none in their first step: drafting for them alone would read all
+weights of the draft stages, which costs more time than the one or two tokens that it could add to
+each.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .staging import send
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drafted:
-    """Drafts of R requests: token_ids [R, D] i64 and survival [R, D] f32; where they are kept,
-    logits [R, D, V] f32 that they were drawn from.
+    """Drafts of R requests: token_ids [R, D] i64, survival [R, D] f32, and if kept, the logits
+    [R, D, V] f32 that they were sampled from.
 
-    ``num_preemptions`` of each until now.  One that is preempted draws a token when its prefill is
-    done again: drafts from before do not follow that.
+    ``num_preemptions`` of each request so far: a request that was preempted since samples a token
+    at the end of its repeated prefill, which these drafts do not follow.
     """
 
     states: Sequence[RequestState]
@@ -37,7 +37,7 @@ class Drafted:
     logits: Tensor | None = None
 
     def of(self, states: Sequence[RequestState]) -> tuple[Drafted, list[bool]] | None:
-        """The drafts of these requests, and which of them have any; None if less than half do."""
+        """Drafts for these requests, and which of them have any; None if fewer than half do."""
         known = enumerate(zip(self.states, self.num_preemptions, strict=True))
         row_of = {id(s): row for row, (s, count) in known if s.num_preemptions == count}
         rows = [row_of.get(id(state)) for state in states]
@@ -58,11 +58,11 @@ class Drafted:
 def accepted_ends(
     token_ids: Tensor, lens: Tensor, output: StepOutput, drawn: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What ``accepted_tokens`` finds, on the device: of R requests the slots, the newest tokens and
-    how many are new, each [R] i64.
+    """``accepted_tokens`` on the device: slots, newest tokens and numbers of new tokens of R
+    requests, each [R] i64.
 
-    Shapes: token_ids [R, D] i64 with the drafts of each first, lens [R] i64 those that were
-    verified and one more, drawn [T] i64 for the tokens of ``output``.
+    Shapes: token_ids [R, D] i64, of which the first ``lens - 1`` were verified (lens [R] i64);
+    drawn [T] i64, one for each token of ``output``.
     """
     depth = token_ids.shape[1]
     starts = lens.cumsum(0) - lens

@@ -1,4 +1,4 @@
-"""CUDA graphs of functions whose tensors never move: what was launched once is replayed."""
+"""CUDA graphs of functions whose tensors keep their addresses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ class _Graph:
 
 
 class GraphCache:
-    """One graph for each key, all in one memory pool; without ``captures`` functions just run, as
-    they do on a CPU.
+    """One graph per key, all in one memory pool; without ``captures``, and on a CPU, functions just
+    run.
 
-    The first call of a key runs the function, which also compiles its kernels; the second captures
-    it, unless there is no memory for that.  A function must do the same work on the same addresses
-    whenever its key is the same, keep what it returns valid until the next call, and let the host
-    wait for nothing.
+    The first call with a key runs the function, which also compiles its kernels; the second one
+    captures it, unless there is not enough memory.  With the same key a function must do the same
+    work on the same addresses, keep its results valid until the next call, and never synchronize.
     """
 
     def __init__(self, device: torch.device | str, *, captures: bool = True) -> None:
@@ -42,8 +41,8 @@ class GraphCache:
         return len(self._graphs)
 
     def run(self, key: Hashable, function: Callable[[], Result], turn: Turn = ALONE) -> Result:
-        """The function's result; tensors in it are overwritten by the next call of the key.
-        ``turn`` says what other ranks add to the key, and when all graphs are out of date."""
+        """The function's result, whose tensors are overwritten by the next call with the same key.
+        ``turn``: what other ranks add to the key, and an epoch that invalidates all graphs."""
         if not self.is_enabled or turn.key is None:
             return function()
         if turn.epoch != self._epoch:
@@ -60,7 +59,7 @@ class GraphCache:
             try:
                 self._graphs[key] = self._capture(function)
             except torch.OutOfMemoryError:
-                # The plain run had room; a graph, which keeps its memory, has not.
+                # There was room to run it, but not for a graph, which keeps its memory.
                 self._plain.add(key)
                 return function()
         captured = self._graphs[key]
@@ -70,7 +69,7 @@ class GraphCache:
 
     def _capture(self, function: Callable[[], Any]) -> _Graph:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the device: they read rows and never touch these tensors.
+        # Other threads may use the device meanwhile: they never touch these tensors.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
         self._pool = graph.pool()

@@ -1,4 +1,4 @@
-"""``PrefillWorker``: prompt chunks through the model; the last chunk of a prompt yields a token."""
+"""``PrefillWorker``: runs prompt chunks; the last chunk of a prompt yields its first token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .staging import send
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
-    """Per chunk: the first token in a list (empty if more chunks follow), its log-probabilities if
-    asked for, and the saved rings if asked for."""
+    """Per chunk: a list with the first token (empty if more chunks follow), its log-probabilities
+    and a ring snapshot, if requested."""
 
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprobs]]
@@ -30,7 +30,7 @@ class PrefillResult:
 
 
 class PrefillWorker:
-    """The prefill role: computes what a prompt leaves in the caches."""
+    """The prefill role: computes prompts and fills the caches."""
 
     def __init__(self, step: DecodeStep) -> None:
         self.model = step.model
@@ -51,8 +51,8 @@ class PrefillWorker:
         return PrefillResult(tokens=tokens, logprobs=logprobs, snapshots=snapshots)
 
     def compute(self, batch: PrefillBatch) -> tuple[Tensor, list[int], list[object]]:
-        """Logits [N, V] f32 after the N chunks that end a prompt, which chunks these are, and the
-        saved rings of all chunks, None where none are asked for."""
+        """Logits [N, V] f32 after the N chunks that end a prompt, the indices of these chunks, and
+        the ring snapshot of each chunk, None if it was not requested."""
         chunks = batch.chunks
         self.begin([chunk.state for chunk in chunks if chunk.is_first])
         for chunk in chunks:
@@ -75,7 +75,7 @@ class PrefillWorker:
         return raw, last, saved
 
     def begin(self, states: Sequence[RequestState]) -> None:
-        """Take over the slots of requests that start."""
+        """Set up the slots of requests that start."""
         for state in states:
             self.table.assign(state)
         if states:
@@ -84,8 +84,8 @@ class PrefillWorker:
     def first_tokens(
         self, raw: Tensor, states: Sequence[RequestState]
     ) -> tuple[list[list[int]], list[list[TokenLogprobs]]]:
-        """Draw from logits [R, V] f32 after R whole prompts: the token and what was asked about it,
-        each in a list."""
+        """Sample from logits [R, V] f32 after R whole prompts: the token of each in a list, and its
+        log-probabilities if requested."""
         ones = [1] * len(states)
         constraints = [state.constraint for state in states]
         with StepMasks(constraints, ones, None, raw.shape[1], raw.device) as masks:

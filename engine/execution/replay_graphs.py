@@ -1,7 +1,7 @@
 """Bounded replay as CUDA graphs: the decoder layers on the last window of each prompt.
 
-A window is few tokens for a GPU and as many launches as any pass, so that launching takes several
-times as long as computing.  What the encoder layers leave is copied to where a graph reads it.
+A window has few tokens but takes as many launches as any other pass, so launching takes several
+times as long as computing.  The results of the encoder layers are copied to a graph's inputs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from deepinfer.engine.model.halfway import Halfway
     from deepinfer.engine.model.narrowed import Narrowed
 
-_MOST_TOKENS = 1024  # with more a GPU computes for as long as the host launches
+_MOST_TOKENS = 1024  # with more, computing takes as long as launching
 
 
 @runtime_checkable
 class HasHalves(Protocol):
-    """A model whose pass can be taken apart before the decoder layers."""
+    """A model whose forward pass can be split before the decoder layers."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -39,9 +39,9 @@ class HasHalves(Protocol):
 
 
 class ReplayGraphs:
-    """Graphs for each number of prompts and bound of their lengths; ``table`` knows the latter.
+    """One graph per number of prompts and bound on their lengths, which ``table`` gives.
 
-    One runs at a time: those of as many prompts read from the same memory.
+    Only one runs at a time: graphs with the same number of prompts share their input buffers.
     """
 
     def __init__(self, graphs: GraphCache, table: SlotTable) -> None:
@@ -75,7 +75,7 @@ class ReplayGraphs:
         return replace(output, logits=output.logits.clone(), main_rows=start.main_rows)
 
     def _reaching(self, place: Narrowed, context: int) -> Narrowed:
-        """The same memory with block tables of its own, of as many blocks as ``context`` takes."""
+        """The same buffers with a block table of its own, as long as ``context`` needs."""
         count = len(place.batch.decoder_lens)
         num_blocks = -(-context // self._table.block_size)
         batch = replace(

@@ -1,4 +1,4 @@
-"""What the workers need of a model and a cache.  ``model.Model`` and ``KVCache`` have it."""
+"""The protocols of model and cache that workers use; ``Model`` and ``KVCache`` implement them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-slot rows of what every forward pass needs again, kept from step to step as arrays."""
+"""Per-slot data that every forward pass needs: block tables and start positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_CONTEXT = 512
 class SlotTable:
     """Block tables and start positions by slot; turns requests into a ``ForwardBatch``.
 
-    blocks [num_slots, most blocks] i64 lies on the device: a step sends only what is new.
+    blocks [num_slots, max blocks] i64 is on the device: a step sends only new blocks.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SlotTable:
         self._starts = np.zeros((3, num_slots), dtype=np.int64)
 
     def assign(self, state: RequestState) -> None:
-        """Take over a request that has just got its slot."""
+        """Set up the slot of a request that has just been assigned to it."""
         self._num_blocks[state.slot] = 0
         starts = (state.encoder_start, state.decoder_start, state.write_start)
         self._starts[:, state.slot] = starts
@@ -53,7 +53,7 @@ class SlotTable:
         query_lens: Sequence[int],
         logit_rows: NDArray[np.int64],
     ) -> ForwardBatch:
-        """The batch in which request i brings ``query_lens[i]`` tokens from ``starts[i]`` on."""
+        """The batch of ``query_lens[i]`` tokens from position ``starts[i]`` for request i."""
         self.send_new_blocks(states)
         slots = np.asarray([state.slot for state in states], dtype=np.int64)
         longest = max(start + n for start, n in zip(starts, query_lens, strict=True))
@@ -77,12 +77,12 @@ class SlotTable:
         return self._starts[:, slots]
 
     def context_bound(self, length: int) -> int:
-        """The power of two that bounds a context, within what a slot has room for."""
+        """The next power of two above a context length, at most the capacity of a slot."""
         most = self.blocks.shape[1] * self.block_size
         return min(most, max(_LEAST_CONTEXT, 1 << (length - 1).bit_length()))
 
     def send_new_blocks(self, states: Sequence[RequestState]) -> None:
-        """Blocks are only ever appended while a request keeps its slot."""
+        """Send blocks that were added since; a request's blocks only grow while it has a slot."""
         places: list[int] = []
         blocks: list[int] = []
         for state in states:

@@ -1,6 +1,6 @@
-"""From arrays of the host to tensors of a device, without waiting for either.
+"""Asynchronous copies between host arrays and device tensors.
 
-A GPU copies from pinned memory in stream order; torch keeps that memory until it has.
+A GPU copies from pinned memory in stream order; torch keeps that memory until the copy is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def send(values: ArrayLike, device: torch.device | str, dtype: Any = np.int64) -
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros on the host, to be filled there and then copied to the device without waiting
+    """Zeros in host memory, pinned if there is a device, for asynchronous copies
     (``.to(device, non_blocking=True)``)."""
     is_cpu = torch.device(device).type == "cpu"
     return torch.zeros(shape, dtype=dtype, pin_memory=not is_cpu)
@@ -35,7 +35,7 @@ def send_all(
 ) -> dict[str, Tensor]:
     """Several i64 arrays in one transfer.
 
-    Each begins at 16 bytes: Triton makes other variants of a kernel for pointers that do not.
+    Each is aligned to 16 bytes: Triton compiles other variants of a kernel for unaligned pointers.
     """
     if torch.device(device).type == "cpu":
         return {name: send(array, device) for name, array in arrays.items()}
@@ -44,8 +44,8 @@ def send_all(
 
 
 class StagedInts:
-    """A place on the device for the i64 inputs of a step: those of equal shapes lie where the last
-    ones of these shapes did, as CUDA graphs want them.  On a CPU they lie anywhere."""
+    """A device buffer for the i64 inputs of a step: arrays of the same shapes get the same
+    addresses each time, as CUDA graphs require.  On a CPU addresses are not fixed."""
 
     def __init__(self, most: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -53,8 +53,8 @@ class StagedInts:
         self._buffer = torch.empty(size, dtype=torch.int64, device=device)
 
     def send(self, *arrays: NDArray[np.int64] | Tensor) -> list[Tensor]:
-        """The arrays on the device, those of the host, which come first, in one transfer;
-        overwritten by the next call."""
+        """The arrays on the device, overwritten by the next call.  Host arrays, which must come
+        first, are sent in one transfer."""
         on_host = [array for array in arrays if not isinstance(array, Tensor)]
         on_device = [array for array in arrays if isinstance(array, Tensor)]
         if self._device.type == "cpu":
@@ -87,20 +87,20 @@ def _split(flat: Tensor, *arrays: NDArray[np.int64] | Tensor) -> list[Tensor]:
 
 
 def _room(shape: Sequence[int]) -> int:
-    """Integers that an array takes, an even number: the next one begins at 16 bytes."""
+    """Size of an array in integers, rounded up to even: the next one is aligned to 16 bytes."""
     size = prod(shape)
     return size + size % 2
 
 
 def wait_for(device: torch.device | str) -> None:
-    """Until the device has nothing left to do."""
+    """Wait until the device is idle."""
     device = torch.device(device)
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 class Returned:
-    """A tensor on its way to the host."""
+    """An asynchronous copy of a tensor to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._event: Any = None
@@ -112,7 +112,7 @@ class Returned:
             self._event.record()
 
     def tolist(self) -> list[Any]:
-        """Its values, as soon as they are there."""
+        """The values; waits for the copy."""
         if self._event is not None:
             self._event.synchronize()
         values: list[Any] = self._host.tolist()

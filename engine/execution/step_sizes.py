@@ -1,7 +1,6 @@
-"""Decode steps of every size before the first request: compiled, captured and timed.
+"""Warm-up: decode steps of every size are compiled, captured and timed before the first request.
 
-What a size costs when it is met for the first time is over when answers begin, and a planner of
-drafts knows how long each takes.
+So no answer waits for the first use of a size, and the draft planner knows how long each takes.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _IN_A_ROW = 4
 
 
 class StepSize(NamedTuple):
-    """``kind`` is plain, a step of ``size`` requests without drafts; verify, one of ``size`` tokens
-    that the draft stages see; draft, ``depth`` drafts for each of ``size`` requests; or host, what
-    a step with drafts takes beside these two."""
+    """``kind`` is plain, a step of ``size`` requests without drafts; verify, a step of ``size``
+    tokens that the draft stages see; draft, ``depth`` drafts for each of ``size`` requests; or
+    host, the additional time of a step with drafts."""
 
     kind: str
     size: int
@@ -49,11 +48,11 @@ def time_sizes(
     repeats: int = 1,
     budget_s: float = float("inf"),
 ) -> dict[StepSize, float]:
-    """Seconds of steps of ``least`` to all of ``states``, which hold slots, and of their drafts,
-    ``depths`` of each, at every size of the ladder: the largest and smallest, and then all others
-    until ``budget_s`` are over, the largest first.
+    """Seconds of steps with ``least`` to all of ``states``, which hold slots, and of drafting with
+    each of ``depths``, at every padded size: first the largest and smallest, then the others from
+    the largest down until ``budget_s`` is spent.
 
-    The caches are written where the requests stand.
+    The steps write to the requests' caches.
     """
     found: dict[StepSize, float] = {}
     device = torch.device(step.table.device)
@@ -67,7 +66,7 @@ def time_sizes(
                 deadline = min(deadline, time.perf_counter() + budget_s)
                 if time.perf_counter() > deadline:
                     break
-            # Steps without drafts follow each other without waiting.
+            # Consecutive steps without drafts do not wait for each other.
             count = _IN_A_ROW if kind.kind == "plain" else 1
             for _ in range(_WARM_RUNS):
                 calls[kind]()
@@ -81,8 +80,8 @@ def time_sizes(
 def _host_s(
     step: DecodeStep, states: Sequence[RequestState], found: Mapping[StepSize, float]
 ) -> float:
-    """Seconds of a step with all drafts of all requests beside drafting and verification, where
-    steps follow each other."""
+    """Seconds that a step with all drafts of all requests takes in addition to drafting and
+    verification, when steps follow each other."""
     count, depth = len(states), step.num_drafts
     worker = DecodeWorker(step)
     batch = DecodeBatch(states=list(states), num_drafts=[depth] * count)
@@ -121,15 +120,15 @@ def _calls(
 
 
 def time_first_steps(step: DecodeStep, *, chooses_drafts: bool) -> dict[StepSize, float]:
-    """``time_sizes`` of an engine that has no requests yet; sizes for which there is no time are
-    captured when they are met.  Drafts of every depth are met only where they are chosen."""
+    """``time_sizes`` for an engine without requests; sizes beyond the time budget are captured when
+    they first occur.  Drafts of every depth can occur only if a planner chooses them."""
     depths = range(1, step.num_drafts + 1) if chooses_drafts else (step.num_drafts,)
     states = _dummy_states(step)
     return time_sizes(step, states, depths if step.num_drafts else (), budget_s=BUDGET_S)
 
 
 def _dummy_states(step: DecodeStep) -> list[RequestState]:
-    """A request in every slot; they share a block, because what they write is never read."""
+    """A request in every slot; all share one block, since nothing reads what they write."""
     longest = step.table.blocks.shape[1] * step.table.block_size
     position = max(0, min(_POSITION, longest - step.num_drafts - 1))
     num_blocks = -(-(position + step.num_drafts + 1) // step.table.block_size)
@@ -141,7 +140,7 @@ def _dummy_states(step: DecodeStep) -> list[RequestState]:
 
 
 def _seconds(call: Callable[[], object], device: torch.device, count: int = 1) -> float:
-    """Of each of ``count`` calls that follow each other, from an idle device to an idle one."""
+    """Seconds per call of ``count`` consecutive calls, from idle device to idle device."""
     wait_for(device)
     started = time.perf_counter()
     for _ in range(count):

@@ -1,7 +1,7 @@
 """The tokens of a decode step: each request's newest one and the drafts to verify after it.
 
-Laid out by the host where it knows the drafts, else by the device.  Columns of [4, T] are tokens:
-id, position, row of its request, place among the T.
+Laid out by the host if it knows the drafts, else by the device.  The rows of a [4, T] array are the
+tokens' ids, positions, request rows, and indices among the T.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from .staging import send
 
-NEWEST = -1  # in place of a token id: the slot's newest token, which only the device may know
+NEWEST = -1  # instead of a token id: the slot's newest token, which only the device may know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenDrafts:
-    """T tokens of R requests, chosen by the device: tokens [4, T] i64; lens [R] i64, the newest
-    token of each counted; most_lens [R]: what those are at most, on the host."""
+    """T tokens of R requests, selected by the device: tokens [4, T] i64; lens [R] i64, including
+    the newest token of each; most_lens [R]: upper bounds of these, on the host."""
 
     tokens: Tensor
     lens: Tensor
@@ -37,11 +37,11 @@ def choose_drafts(
     most: Sequence[int],
     budget: int,
 ) -> ChosenDrafts:
-    """The ``budget`` drafts that are likeliest to survive, at most ``most`` of each request; which
-    of equally likely ones is left open.  Nothing waits for the device.
+    """Select the ``budget`` drafts most likely to survive, at most ``most`` of each request; ties
+    are broken arbitrarily.  Does not wait for the device.
 
-    Shapes: token_ids [R, D] i64, survival [R, D] f32 without NaN, each row falling; ``first``: the
-    positions of the newest tokens.  ``budget`` is at most what the limits allow.
+    Shapes: token_ids [R, D] i64, survival [R, D] f32 without NaN, each row descending; ``first``:
+    positions of the newest tokens.  ``budget`` must not exceed what the limits allow.
     """
     device, (count, depth) = survival.device, token_ids.shape
     begins, limits = send([first, most], device)
@@ -64,7 +64,7 @@ def choose_drafts(
 def known_drafts(
     first: Sequence[int], drafts: Sequence[Sequence[int]] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """[4, T] with all ``drafts``, if any, of R requests, and their numbers of tokens [R]."""
+    """[4, T] with all ``drafts``, if any, of R requests, and the tokens per request [R]."""
     begins = np.asarray(first, dtype=np.int64)
     lens = np.ones(len(begins), dtype=np.int64)
     token_ids = np.full(len(begins), NEWEST)

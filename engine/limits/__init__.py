@@ -1,1 +1,1 @@
-"""The least time a step can take on a device, and the time it will take."""
+"""Lower bounds of step times on a device, and estimates of run times."""

@@ -1,6 +1,6 @@
-"""Peak figures of the devices that plans and benchmarks compare against.
+"""Peak rates of the devices that plans and benchmarks compare with.
 
-Dense rates as the vendors publish them, read on secondary pages; none of them was measured here.
+Dense rates as published by the vendors, quoted from secondary sources; none was measured here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from deepinfer.errors import ConfigError, nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """FLOP/s without sparsity, bytes and bytes/s; the link counts one direction.
+    """FLOP/s without sparsity, bytes and bytes/s; the rate of the link is for one direction.
 
-    ``fp4_flops`` is the rate at which FP4 x FP4 products run: that of FP8 where FP4 is not native.
+    ``fp4_flops`` is the rate of FP4 x FP4 GEMMs: that of FP8 where FP4 is not native.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How long a run will take: the scheduler's policy played through with step times, no model."""
+"""How long a run will take: a simulation of the scheduler's policy with measured step times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .step_times import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One answer.  ``num_computed`` are the prompt tokens that no prefix hit saves."""
+    """One answer.  ``num_computed``: prompt tokens that no prefix hit saves."""
 
     num_prompt: int
     num_computed: int
@@ -43,17 +43,17 @@ def estimate_run(
     max_num_batched_tokens: int,
     cache_tokens: int,
 ) -> RunEstimate:
-    """Play ``requests`` through: prefill as long as a request can start, else decode.
+    """Simulate ``requests``: prefill as long as a request can start, else decode.
 
-    As in the scheduler, prompts are taken in groups, the longest of a group first, and those that
-    can start share prefill steps up to their limit, in parts where need be.  Requests that
-    decode together advance by equally many tokens.  One that does not fit the caches with its whole
-    answer waits; preemption is not played.
+    As in the scheduler, prompts are taken in groups, the longest of a group first, and share
+    prefill steps up to the token limit, chunked if necessary.  All requests of a decode step
+    advance by the same number of tokens.  A request waits until its whole answer fits into the
+    caches; preemption is not simulated.
     """
     waiting = _longest_first(requests, 2 * max_num_seqs)
     following = next(waiting, None)
-    running: list[tuple[float, int]] = []  # (position of the clock where it ends, its tokens)
-    clock = 0.0  # tokens that a request running from the start would have by now
+    running: list[tuple[float, int]] = []  # (clock at which it ends, its tokens)
+    clock = 0.0  # tokens that a request running since the start would have
     held = num_prefills = num_decodes = num_rows = 0
     prefill_s = decode_s = 0.0
     while following is not None or running:

@@ -1,4 +1,4 @@
-"""How fast ranks reach each other: what plans and benchmarks model the expert exchange with."""
+"""Models of the links between ranks, for the expert exchange in plans and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .device_profiles import DeviceProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One direction of the way out of a rank.
+    """The outgoing direction of one rank's link.
 
-    bytes_per_s     payload of one rank
-    latency_s       one exchange of almost nothing
-    ranks_per_node  ranks behind one receiver: a token is sent once to each node that wants it
+    bytes_per_s     payload rate of one rank
+    latency_s       time of an almost empty exchange
+    ranks_per_node  ranks behind one receiver: a token is sent once to each node that needs it
     """
 
     name: str
@@ -25,7 +25,7 @@ class Link:
     source: str
 
     def num_receivers(self, num_ranks: int) -> int:
-        """Places a token can be sent to, its own included.  Raises: ConfigError."""
+        """Receivers a token can be sent to, including its own.  Raises: ConfigError."""
         if self.ranks_per_node > 1 and num_ranks > 1 and num_ranks % self.ranks_per_node:
             raise ConfigError(
                 f"{num_ranks} ranks over {self.name}: expected a multiple of the "
@@ -76,7 +76,7 @@ def link(name: str) -> Link:
 
 
 def device_link(device: DeviceProfile) -> Link:
-    """The fabric of a device's own node, wide enough for all ranks."""
+    """The fabric inside a node of this device, as if it connected all ranks."""
     return Link(
         name=f"{device.name} fabric",
         bytes_per_s=device.link_bytes_per_s,

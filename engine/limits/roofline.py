@@ -1,6 +1,6 @@
-"""The limits of a device: the least time in which a decode step or a prefill can be done.
+"""Roofline limits: the minimum time of a decode step or a prefill on a device.
 
-Divides the work of one rank (``step_work``) by peak rates.  Figures are per rank and step.
+Divides the work of one rank (``step_work``) by peak rates.  Numbers are per rank and step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .step_work import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """``overlap_s`` lets compute, memory and link run at the same time; ``serial_s`` lets only each
-    computation hide its own reads.  ``local_s`` is ``overlap_s`` without the link, ``link_s`` the
-    link alone.  ``num_tokens`` is what the step yields."""
+    """``overlap_s``: compute, memory and link run concurrently; ``serial_s``: each computation only
+    hides its own reads.  ``local_s`` is ``overlap_s`` without the link, ``link_s`` the link alone.
+    ``num_tokens``: tokens that the step yields."""
 
     work: Work
     num_tokens: float
@@ -58,11 +58,11 @@ def decode_limit(
     link: Link | None = None,
     experts_as_fp8: bool = False,
 ) -> Limit:
-    """One decode step of ``num_requests`` per rank, each verifying that many drafts.
+    """One decode step of ``num_requests`` per rank, each verifying ``num_verified_drafts``.
 
-    ``acceptance`` is the chance that a draft is accepted once those before it were.
+    ``acceptance`` is the probability that a draft is accepted if those before it were.
     ``link`` carries the exchange; the device's own fabric if None.  ``experts_as_fp8``: FP4 weights
-    of experts are read in twice the bytes, as a device without FP4 products may keep them.
+    of experts are stored, and read, as FP8 in twice the bytes.
     """
     link = link or device_link(device)
     _check_positive(num_requests=num_requests, context=context, ranks=expert_parallel_size)
@@ -95,7 +95,7 @@ def decode_limit(
 
 
 def accepted_length(num_verified_drafts: int, acceptance: float) -> float:
-    """Expected tokens of a request and step: the first, and each draft that all before it reach."""
+    """Expected tokens per request and step: one, plus each draft if all before it are accepted."""
     return float(sum(acceptance**position for position in range(num_verified_drafts + 1)))
 
 
@@ -110,8 +110,8 @@ def prefill_limit(
     link: Link | None = None,
     experts_as_fp8: bool = False,
 ) -> Limit:
-    """One prefill of whole prompts: the encoder on every token, then the decoder layers on the
-    last ``replay_tokens`` (one window if None) of each.  ``experts_as_fp8`` as in a decode step."""
+    """One prefill of whole prompts: the encoder on every token, then the decoder layers on the last
+    ``replay_tokens`` of each (one window if None).  ``experts_as_fp8`` as in ``decode_limit``."""
     link = link or device_link(device)
     replay = min(prompt_len, config.sliding_window if replay_tokens is None else replay_tokens)
     ranks = expert_parallel_size
@@ -131,7 +131,7 @@ def prefill_limit(
         for plan in config.layers[split:]
     ]
     decoder.append(head_work(config, num_prompts))
-    # The decoder can only start when the encoder is through, so their limits add up.
+    # The decoder can only start when the encoder is done, so their limits add up.
     return _limit([Work.total(encoder), Work.total(decoder)], rows, device, link)
 
 
@@ -142,7 +142,7 @@ def _check_positive(**values: int) -> None:
 
 
 def _limit(passes: list[Work], num_tokens: float, device: DeviceProfile, link: Link) -> Limit:
-    """The sum of passes of which each waits for the one before."""
+    """The sum of passes, each of which waits for the one before."""
     times = [_times(work, device, link) for work in passes]
     local_s, link_s, overlap_s, serial_s = (sum(column) for column in zip(*times, strict=True))
     return Limit(

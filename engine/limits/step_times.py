@@ -1,4 +1,4 @@
-"""``StepTimes``: how long prefill and decode steps take, fitted to steps that were timed."""
+"""``StepTimes``: times of prefill and decode steps, fitted to measurements."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_GROUP_RATIO = 1.25  # decode steps of about equally many requests are averaged
+_GROUP_RATIO = 1.25  # decode steps with similar numbers of requests are averaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Seconds of steps, and the tokens that a decode step gives each request.
+    """Seconds per step, and tokens that a decode step adds to each request.
 
-    A prefill step takes ``prefill_base_s`` and ``prefill_token_s`` for each of its tokens.  Decode
-    steps are known for some rising ``num_requests`` and interpolated between them.
+    A prefill step takes ``prefill_base_s`` plus ``prefill_token_s`` per token.  Decode steps are
+    known for some ascending ``num_requests`` and interpolated between them.
     """
 
     prefill_base_s: float
@@ -28,8 +28,8 @@ class StepTimes:
         return self.prefill_base_s + self.prefill_token_s * num_tokens
 
     def decode_s(self, num_requests: int) -> float:
-        """Beyond the largest number that was timed along the last line, but neither less than for
-        that number nor more than in proportion."""
+        """Beyond the largest number that was timed it is extrapolated linearly, but neither below
+        the time for that number nor above proportional growth."""
         last, last_s = self.num_requests[-1], self.decode_step_s[-1]
         if num_requests <= last:
             return float(np.interp(num_requests, self.num_requests, self.decode_step_s))
@@ -46,9 +46,9 @@ class StepTimes:
 def fit_step_times(
     prefills: Sequence[tuple[int, float]], decodes: Sequence[tuple[int, int, float]]
 ) -> StepTimes:
-    """Fit steps that were timed: ``(tokens, seconds)`` of prefill steps and ``(requests, new
-    tokens, seconds)`` of decode steps.  There must be a prefill step; without a decode step, one
-    is taken to last as long as a prefill of one token.
+    """Fit measured steps: ``(tokens, seconds)`` of prefill steps and ``(requests, new tokens,
+    seconds)`` of decode steps.  There must be a prefill step; without decode steps, one is assumed
+    to take as long as a prefill of one token.
     """
     base_s, token_s = _fit_line(prefills)
     groups = _groups(decodes) or [(1.0, base_s + token_s, 1.0)]
@@ -62,7 +62,7 @@ def fit_step_times(
 
 
 def _fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """``seconds = base + slope * tokens``, neither negative, with the sum of all seconds right."""
+    """``seconds = base + slope * tokens``, neither negative, that reproduces the total seconds."""
     tokens, seconds = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     mean_tokens, mean_s = tokens.mean(), seconds.mean()
     spread = ((tokens - mean_tokens) ** 2).sum()
@@ -74,7 +74,7 @@ def _fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _groups(decodes: Sequence[tuple[int, int, float]]) -> list[tuple[float, float, float]]:
-    """(mean requests, mean seconds, tokens per request) of groups of about equal requests."""
+    """(mean requests, mean seconds, tokens per request) of groups of similar batch sizes."""
     groups: list[list[tuple[int, int, float]]] = []
     for step in sorted(decodes):
         if not groups or step[0] > groups[-1][0][0] * _GROUP_RATIO:

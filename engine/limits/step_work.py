@@ -1,6 +1,6 @@
 """The work of one rank in a step: FLOP and bytes of each part of the model, from the config alone.
 
-Experts are taken as evenly loaded.
+Experts are assumed to be evenly loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFILL_ONLY = (".compressor.", ".indexer.wk.")  # what the split layer computes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """gemm_flops       products with weights, at the FP8 rate
+    """gemm_flops       GEMMs with weights, at the FP8 rate
     attention_flops  scores and values, bf16
     index_flops      index scores, FP4
     weight_bytes     weights read once per step
@@ -79,10 +79,10 @@ def dense_work(
     *,
     experts_as_fp8: bool = False,
 ) -> Work:
-    """Everything of a layer but attention itself, for ``rows`` tokens on each of ``ranks``.
+    """Everything in a layer except attention itself, for ``rows`` tokens on each of ``ranks``.
 
-    A token is sent once to each of the ``receivers`` that hold one of its experts: other ranks, or
-    nodes of ranks.  Routed experts are read as they are stored, or as one byte for each weight."""
+    A token is sent once to each of the ``receivers`` (other ranks, or nodes) that have one of its
+    experts.  Routed experts are read as stored, or as one byte per weight."""
     layer = _footprint(config, plan)
     expert_bytes = layer.expert_parameters if experts_as_fp8 else layer.expert_bytes
     chosen = plan.num_experts_per_tok / plan.n_routed_experts
@@ -98,7 +98,7 @@ def dense_work(
 
 
 def _gemm_parameters(specs: dict[str, TensorSpec]) -> int:
-    """Parameters of matrix products; the small mHC products are counted as memory traffic."""
+    """Parameters of GEMMs; the small ones of mHC are counted as memory traffic."""
     return sum(
         spec.num_parameters
         for name, spec in specs.items()
@@ -111,7 +111,7 @@ def _num_bytes(specs: dict[str, TensorSpec]) -> int:
 
 
 def _remote_receivers(plan: LayerPlan, receivers: int) -> float:
-    """Expected number of the others that hold at least one of a token's experts."""
+    """Expected number of other receivers that have at least one of a token's experts."""
     experts, local = plan.n_routed_experts, plan.n_routed_experts / receivers
     none_there = prod(
         max(0.0, experts - local - i) / (experts - i) for i in range(plan.num_experts_per_tok)
@@ -124,8 +124,8 @@ def attention_work(
 ) -> Work:
     """Attention and indexer of the last ``positions`` tokens of each request.
 
-    The index scan of a request is shared by its positions; selected entries are counted per
-    position, windows once.
+    The positions of a request share its index scan; selected entries are counted per position,
+    windows once.
     """
     rows = num_requests * positions
     window = min(context, config.sliding_window)
@@ -146,8 +146,8 @@ def attention_work(
 
 
 def scan_work(config: ModelConfig, plan: LayerPlan, num_prompts: int, prompt_len: int) -> Work:
-    """The same over a whole prompt, where each position sees what came before it.  Keys are read
-    once per tile of queries, mostly from the on-chip cache: no memory traffic is counted."""
+    """The same over whole prompts with causal attention.  Keys are read once per tile of queries,
+    mostly from the on-chip cache: no memory traffic is counted."""
     window = _mean_visible(prompt_len, 1, config.sliding_window)
     selected = _mean_visible(prompt_len, plan.ratio, config.index_topk) if plan.ratio else 0.0
     pool = _scored_entries(config, plan, prompt_len // plan.ratio) if plan.ratio else 0
@@ -173,7 +173,7 @@ def _scored_entries(config: ModelConfig, plan: LayerPlan, entries: int) -> int:
 
 
 def _flops_per_key(config: ModelConfig) -> int:
-    """A product with the key and one with the value, for every head."""
+    """Q K and P V for every head."""
     return 4 * config.num_attention_heads * config.head_dim
 
 
@@ -182,7 +182,7 @@ def _flops_per_entry(config: ModelConfig) -> int:
 
 
 def global_kv_work(config: ModelConfig, rows: int) -> Work:
-    """What the split layer does for every prompt token: produce the decoder's global KV."""
+    """The split layer's work for every prompt token: producing the decoder's global KV."""
     specs = layer_tensors(config, config.layers[config.split_layer], "layer")
     used = {n: s for n, s in specs.items() if any(part in n for part in PREFILL_ONLY)}
     return Work(gemm_flops=2 * rows * _gemm_parameters(used), weight_bytes=_num_bytes(used))
@@ -202,7 +202,7 @@ def draft_work(
     *,
     experts_as_fp8: bool = False,
 ) -> Work:
-    """One block per request, and the taps of all verified ``rows`` into the draft rings."""
+    """One block per request, and feeding all verified ``rows`` to the draft stages."""
     block = config.dspark_block_size
     drafted = num_requests * block
     parts = [
@@ -218,7 +218,7 @@ def draft_work(
         Work(
             gemm_flops=2 * (rows * taps + drafted * (markov + head)),
             attention_flops=stages * drafted * keys * _flops_per_key(config),
-            # The head's weights are in the step already; a pipelined step could read them once.
+            # The step counts the head's weights already; a pipelined step could read them once.
             weight_bytes=taps + 2 * markov,
             kv_bytes=stages * num_requests * config.sliding_window * config.window_slot_bytes,
         )

@@ -1,1 +1,1 @@
-"""What fits into the memory of a device."""
+"""Memory planning: what fits on a device and on its host."""

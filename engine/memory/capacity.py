@@ -1,4 +1,4 @@
-"""How many blocks and how much context an engine gets."""
+"""Sizes the KV cache: number of blocks and maximum context of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CPU_CACHE_GIB = 1.0
 def plan_cache(
     model: Runner, config: EngineConfig, cache: Cache | None
 ) -> tuple[EngineConfig, Cache]:
-    """The configuration as ``size_cache`` completes it, and the cache.  Raises: ConfigError."""
+    """The configuration completed by ``size_cache``, and the cache.  Raises: ConfigError."""
     sizes = model.config
     memory = DeviceMemory.of(config.device) if cache is None else None
     config = size_cache(sizes, config, memory)
@@ -32,8 +32,8 @@ def size_cache(
 ) -> EngineConfig:
     """The configuration with ``num_blocks`` and ``max_model_len`` filled in; allocates nothing.
 
-    ``memory`` is that of the GPU with the weights in it, None on a CPU.
-    Raises: ConfigError when the memory, the model's context and the wanted context do not agree.
+    ``memory`` is that of the GPU after loading the weights, None on a CPU.
+    Raises: ConfigError if memory, the model's context and the requested context contradict.
     """
     _check_drafts(config.num_speculative_tokens, sizes)
     context = config.max_model_len or sizes.max_position_embeddings
@@ -63,7 +63,7 @@ def size_cache(
 
 
 def wanted_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
-    """Of the cache blocks that ``config`` asks for, whatever there is room for."""
+    """Bytes of the cache blocks that ``config`` asks for, whether or not they fit."""
     per_block = block_bytes(sizes, config.block_size)
     if config.num_blocks is not None:
         return config.num_blocks * per_block
@@ -74,7 +74,7 @@ def wanted_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
 
 
 def _block_memory(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory | None) -> int:
-    """Bytes for cache blocks."""
+    """Bytes available for cache blocks."""
     if config.cache_memory_gib is None and memory is not None:
         return bytes_for_blocks(sizes, config, memory)
     gib = _CPU_CACHE_GIB if config.cache_memory_gib is None else config.cache_memory_gib
@@ -82,7 +82,7 @@ def _block_memory(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory
 
 
 def _allocate(sizes: ModelConfig, config: EngineConfig, num_blocks: int) -> KVCache:
-    """The cache tensors.  Raises: ConfigError with their size if the device cannot hold them."""
+    """The cache tensors.  Raises: ConfigError with their size if they do not fit."""
     try:
         return KVCache.allocate(
             sizes,

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory the caches may take, after weights and beside the largest step."""
+"""How much of a GPU's memory is left for caches besides the weights and the largest step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.indexer import GPU_SCORES_AT_ONCE
 from deepinfer.errors import ConfigError
 
-# What allocators round up, kernels keep as scratch, and captured graphs hold beside results.
+# Rounding by allocators, scratch memory of kernels, and memory of captured graphs.
 _SPARE = 1.25
 _CONTEXT_BYTES = 1 << 30
 _SCORE_BYTES = 2 * GPU_SCORES_AT_ONCE
@@ -20,28 +20,28 @@ _SCORE_BYTES = 2 * GPU_SCORES_AT_ONCE
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one GPU, and those that nothing holds now."""
+    """Total and free bytes of one GPU."""
 
     total_bytes: int
     free_bytes: int
 
     @classmethod
     def of(cls, device: str) -> DeviceMemory | None:
-        """Of an accelerator; None for a CPU, whose memory is not ours to plan."""
+        """The memory of an accelerator; None for a CPU, which is not planned."""
         if torch.device(device).type == "cpu":
             return None
         free, total = torch.get_device_module(device).mem_get_info(device)
         return cls(total, free)
 
     def less(self, num_bytes: int) -> DeviceMemory:
-        """The same with something more in it, such as weights that are yet to come."""
+        """The same with ``num_bytes`` less free, such as for weights not loaded yet."""
         return replace(self, free_bytes=max(0, self.free_bytes - num_bytes))
 
 
 def bytes_for_blocks(sizes: ModelConfig, config: EngineConfig, memory: DeviceMemory) -> int:
-    """What is left for cache blocks when ``config.gpu_memory`` of the GPU may be in use.
+    """Bytes left for cache blocks if the fraction ``config.gpu_memory`` may be used.
 
-    Raises: ConfigError with all parts if nothing is left.
+    Raises: ConfigError with the breakdown if nothing is left.
     """
     limit = int(memory.total_bytes * config.gpu_memory)
     used = memory.total_bytes - memory.free_bytes
@@ -62,20 +62,20 @@ def bytes_for_blocks(sizes: ModelConfig, config: EngineConfig, memory: DeviceMem
 def step_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
     """An upper estimate of what the largest prefill or decode step allocates."""
     rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
-    # The results of a step are kept apart from the memory of graphs: twice the logits.
+    # The results of a step are copied out of the graphs' memory: twice the logits.
     logits = 2 * 4 * sizes.vocab_size * rows
     if config.num_speculative_tokens:
         logits += 2 * 4 * sizes.vocab_size * config.max_num_seqs * sizes.dspark_block_size
-    seen = 4 * sizes.vocab_size * config.max_num_seqs  # of requests with penalties
+    seen = 4 * sizes.vocab_size * config.max_num_seqs  # token counts of requests with penalties
     tokens = max(config.max_num_batched_tokens, rows)
     passes = tokens * _token_bytes(sizes) + _SCORE_BYTES
     return int(_SPARE * (logits + passes)) + seen + _CONTEXT_BYTES
 
 
 def _token_bytes(sizes: ModelConfig) -> int:
-    """Of one token of a pass: streams before and after a block, queries and attention output,
-    lists of keys and a sixteenth of their rows (copied and decoded), pairs of token and expert with
-    their hidden rows, taps of the draft stages."""
+    """Bytes per token of a pass: streams before and after a block, queries and attention output,
+    key lists and a sixteenth of their rows (copied and decoded), (token, expert) pairs with their
+    hidden rows, taps of the draft stages."""
     streams = 4 * sizes.hc_mult * sizes.hidden_size * 2
     attention = 3 * sizes.num_attention_heads * sizes.head_dim * 2
     num_keys = sizes.sliding_window + sizes.index_topk

@@ -1,4 +1,4 @@
-"""Whether a rank keeps the FP4 weights of routed experts as FP8: results are the same bits."""
+"""Decides whether a rank stores the routed experts' FP4 weights as FP8; results are the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .capacity import wanted_bytes
 from .device_memory import DeviceMemory, bytes_for_blocks
 from .weight_bytes import weight_bytes
 
-# Rows for each expert from which FP8 is faster in both products (docs/performance.md).
+# Tokens per expert from which FP8 is faster in both GEMMs (docs/performance.md).
 ROWS_WORTH_FP8 = 128
 
 
@@ -26,12 +26,12 @@ def with_expert_form(
     held: float = 1.0,
     tokens: int,
 ) -> EngineConfig:
-    """``config`` with ``expert_weights`` fp4 or fp8.
+    """``config`` with ``expert_weights`` resolved to fp4 or fp8.
 
-    ``auto`` is fp8 where a step of ``tokens`` tokens, of all ranks that share experts, brings
-    enough rows to each, and the caches that ``config`` asks for still fit beside the weights.
-    ``memory`` is that of the GPU before they are loaded, None where FP8 is no faster: anywhere but
-    on an NVIDIA SM90.  ``held``: the part of all experts that is here.
+    ``auto`` becomes fp8 if a step of ``tokens`` tokens, over all expert-parallel ranks, brings
+    enough to each expert, and the requested caches still fit besides the weights.  ``memory`` is
+    that of the GPU before loading, None where FP8 is not faster: anywhere but on NVIDIA SM90.
+    ``held``: the fraction of all experts on this rank.
     """
     is_fp8 = memory is not None and (
         config.expert_weights == "fp8"
@@ -43,13 +43,13 @@ def with_expert_form(
 
 
 def is_worth_fp8(sizes: ModelConfig, tokens: int) -> bool:
-    """Whether so many tokens in all bring enough rows to each expert."""
+    """Whether ``tokens`` in all bring enough to each expert."""
     return tokens * sizes.num_experts_per_tok >= ROWS_WORTH_FP8 * sizes.n_routed_experts
 
 
 @cache
 def more_bytes_as_fp8(sizes: ModelConfig) -> int:
-    """What FP8 takes more than FP4 for the routed experts of all ranks."""
+    """Additional bytes of FP8 over FP4 for the routed experts of all ranks."""
     experts = (spec for name, spec in expected_tensors(sizes).items() if ".experts." in name)
     # Twice the codes, and no scales of 32 inputs each.
     return sum(-spec.num_bytes if spec.is_scale else spec.num_bytes for spec in experts)

@@ -1,6 +1,4 @@
-"""How much of the host's memory a process may still fill: what the system can give, and what the
-control groups around the process let it take.
-"""
+"""Host memory that a process may still use: free memory of the system, and cgroup limits."""
 
 from __future__ import annotations
 
@@ -12,28 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _PROC = Path("/proc")
-# By version of control groups: the file of the limit, and the lines of memory.stat that count what
-# a group and those within it hold.
+# By cgroup version: the file with the limit, and the lines of memory.stat that count what a group
+# and its children use.
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _HELD = {1: ("total_rss", "total_shmem"), 2: ("anon", "shmem")}
 
 
 def total_host_bytes() -> int | None:
-    """The memory of the machine; None where nobody knows."""
+    """The memory of the machine; None if unknown."""
     return _kibibytes("MemTotal")
 
 
 def host_memory_limit() -> int | None:
-    """The least limit of the control groups around this process; None if none is below the memory
-    of the machine."""
+    """The lowest limit of this process's cgroups; None if none is below the machine's memory."""
     limit = min((group.limit_bytes for group in _groups()), default=None)
     total = total_host_bytes()
     return None if limit is None or (total is not None and limit >= total) else limit
 
 
 def available_host_bytes() -> int | None:
-    """What the system can give without swapping, within the limits of all groups around this
-    process; None where nobody knows.  Cached pages of files count as available."""
+    """Memory available without swapping, within the limits of all cgroups of this process; None if
+    unknown.  Cached pages of files count as available."""
     available = _kibibytes("MemAvailable")
     if available is None:
         return None
@@ -42,17 +39,17 @@ def available_host_bytes() -> int | None:
 
 @contextmanager
 def taking_host_memory() -> Iterator[None]:
-    """One process of a machine at a time is in here: else several would count the same free memory
-    as theirs before any of them has filled it."""
+    """A lock between processes of a machine, so that no two of them claim the same free memory
+    before either has filled it."""
     with (_PROC / "meminfo").open() as file:
-        with suppress(OSError):  # no locks there: no worse than without
+        with suppress(OSError):  # no file locks here: continue without
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A control group with a limit, and what its processes hold that is no cache of a file."""
+    """A cgroup with a limit, and the memory of its processes without cached files."""
 
     limit_bytes: int
     held_bytes: int
@@ -63,7 +60,7 @@ class _Group:
 
 
 def _groups() -> Iterator[_Group]:
-    """The limited group of this process, if there is one, and the limited ones that it lies in."""
+    """This process's cgroup and its parents, those that have a limit."""
     for version, mount, folder in _memory_hierarchies():
         for place in (folder, *folder.parents):
             if not place.is_relative_to(mount):
@@ -75,7 +72,7 @@ def _groups() -> Iterator[_Group]:
 
 
 def _memory_hierarchies() -> Iterator[tuple[int, Path, Path]]:
-    """(version, mount point, folder of this process's group) of what limits memory here."""
+    """(version, mount point, folder of this process's group) of each memory hierarchy."""
     paths = {}
     for line in _lines("self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -91,7 +88,7 @@ def _memory_hierarchies() -> Iterator[tuple[int, Path, Path]]:
             continue
         root, point = (PurePosixPath(name) for name in mount.split(" ")[3:5])
         group = PurePosixPath(paths[version])
-        # A container may see a part of the hierarchy only; what is mounted is then its own group.
+        # A container may see only a part of the hierarchy; its root is then the container's group.
         inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
         yield version, Path(point), Path(point / inside)
 
@@ -109,7 +106,7 @@ def _kibibytes(name: str) -> int | None:
 
 
 def _number(path: Path, pattern: str) -> int | None:
-    """The number in the first line that begins so; None if there is none."""
+    """The number in the first line that matches; None if there is none."""
     try:
         found = re.search(rf"^{pattern}", path.read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""What an engine's weights and caches take, from sizes alone: nothing is loaded or allocated."""
+"""Memory of an engine's weights and caches, from sizes alone: nothing is loaded or allocated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .weight_bytes import weight_bytes
 def memory_plan(
     sizes: ModelConfig, config: EngineConfig, *, num_expert_ranks: int = 1
 ) -> MemoryPlan:
-    """The plan of an engine with ``config``, whose sizes ``size_cache`` has filled in; of one of
-    its ranks if ``num_expert_ranks`` share the routed experts."""
+    """The memory plan of an engine whose ``config`` was completed by ``size_cache``; of one of its
+    ranks if ``num_expert_ranks`` split the routed experts."""
     assert config.num_blocks is not None and config.max_model_len is not None
     has_snapshots = config.enable_prefix_caching and config.restores_snapshots
     weights = weight_bytes(sizes)

@@ -1,4 +1,4 @@
-"""Steps that do not fit into memory: how to know one, and what to give back before the next."""
+"""Out-of-memory errors: recognizing them, and freeing memory before the next attempt."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import gc
 
 import torch
 
-# torch has no class of its own for these.
+# torch has no exception class for these.
 _WORDS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "NPU out of memory")
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller step may work where this one failed."""
+    """Whether ``error`` is about memory, so that a smaller step may succeed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
 
 
 def free_unused(device: str) -> None:
-    """Give back memory that nothing needs any more.  After a failed step, call it outside of
-    ``except``: the error holds the frames, and with them the tensors, of the step."""
+    """Release unused memory.  After a failed step, call it outside of ``except``: the exception
+    keeps the frames of the step, and with them its tensors."""
     gc.collect()
     if device != "cpu":
         torch.get_device_module(device).empty_cache()

@@ -1,7 +1,7 @@
-"""Host memory that an NVIDIA GPU reads itself: its pages are registered with the driver.
+"""Host memory that kernels of an NVIDIA GPU read directly: pages registered with the driver.
 
-A kernel takes tensors in it like those of the device, and what it reads comes over the link between
-host and GPU: for tables that are larger than the GPU and of which a step reads little.
+Kernels take tensors in it like tensors of the device and read them over the host link.  Meant for
+tables that are larger than the GPU's memory and of which a step reads little.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Flags of cuMemHostRegister: for every context, in the GPU's address space, never written by it.
+# Flags of cuMemHostRegister: portable, device-mapped, read-only.
 _FOR_KERNELS = 0x1 | 0x2
 _READ_ONLY = 0x8
 
 
 class RegisteredPages(mmap.mmap):
-    """Mapped pages that are registered until nothing refers to them any more."""
+    """Mapped pages that stay registered as long as they are referenced."""
 
     _address: int | None = None
 
     def register(self, device: torch.device | str, flags: int) -> bool:
-        """Whether the driver took them: it pins each page, which a file is read for."""
+        """Whether the driver accepted them.  It pins each page, which reads a file completely."""
         address = int(np.frombuffer(self, np.uint8).ctypes.data)
         with torch.cuda.device(device):
-            torch.cuda.synchronize()  # makes this thread's context, if it has none yet
+            torch.cuda.synchronize()  # creates this thread's context, if it has none yet
             if driver().cuMemHostRegister_v2(_pointer(address), ctypes.c_size_t(len(self)), flags):
                 return False
         self._address = address
@@ -47,8 +47,8 @@ class RegisteredPages(mmap.mmap):
 def map_for_gpu(
     path: Path, begin: int, num_bytes: int, device: torch.device | str
 ) -> Tensor | None:
-    """Bytes of a file, [num_bytes] u8, not to be written, whose pages all processes share; None if
-    its file system or the driver refuses that."""
+    """Read-only bytes of a file, [num_bytes] u8, whose pages all processes share; None if the file
+    system or the driver does not allow that."""
     offset = begin % mmap.ALLOCATIONGRANULARITY
     size, place = offset + num_bytes, begin - offset
     try:
@@ -65,15 +65,15 @@ def map_for_gpu(
 
 
 def empty_for_gpu(num_bytes: int, device: torch.device | str) -> Tensor | None:
-    """[num_bytes] u8 of zeros; None if there is no such memory or the driver refuses it.
+    """[num_bytes] u8 of zeros; None if there is not enough memory or the driver refuses it.
 
-    Unlike torch's pinned memory it is not rounded up to a power of two.
+    Unlike torch's pinned memory, the size is not rounded up to a power of two.
     """
     try:
         pages = RegisteredPages(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
         return None
-    with suppress(OSError):  # fewer, larger pages are sooner there; not every system has them
+    with suppress(OSError):  # huge pages are allocated faster; not every system has them
         pages.madvise(mmap.MADV_HUGEPAGE)
     if not pages.register(device, _FOR_KERNELS):
         return None
@@ -82,7 +82,7 @@ def empty_for_gpu(num_bytes: int, device: torch.device | str) -> Tensor | None:
 
 @cache
 def driver() -> Any:
-    """CUDA's driver; unlike the runtime it keeps no error for the next call that looks for one."""
+    """The CUDA driver API; unlike the runtime API, it has no sticky error state."""
     return ctypes.CDLL("libcuda.so.1")
 
 

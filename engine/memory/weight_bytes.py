@@ -1,4 +1,4 @@
-"""Bytes of a model's weights as a checkpoint stores them, by who has to hold them."""
+"""Bytes of a model's weights as stored in a checkpoint, by where they have to be kept."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from deepinfer.engine.model.tensors import expected_tensors, is_engram_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBytes:
-    """shared    what every rank holds
-    experts   the routed experts, which ranks can divide
-    tables    Engram tables, which may lie outside of the device
+    """shared    on every rank
+    experts   routed experts, which ranks can split
+    tables    Engram tables, which may be kept in host memory
     """
 
     shared: int

@@ -1,4 +1,4 @@
-"""Attention of one layer: projections, window and compressed keys, grouped output."""
+"""Attention of one layer: projections, window and compressed keys, grouped output projection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attention:
         self.sink = tensors["attn.attn_sink"].chunk(share.tensor_size)[part]
         self.absent_heads = None
         if share.tensor_size > 1 and self.sink.device.type == "cpu":
-            # With fewer heads the CPU's matmul adds in another order: keep places for the others.
+            # A CPU matmul of fewer heads sums in another order: keep places for the other ranks'.
             before, own = part * self.q_shape[0], self.q_shape[0]
             self.absent_heads = (before, config.num_attention_heads - before - own)
             self.sink = pad(self.sink, self.absent_heads)
@@ -59,8 +59,8 @@ class Attention:
     ) -> Tensor:
         """[T, d] -> [T, d] bf16; stores the window rows in ``ring``.
 
-        New global KV must have been written (``Compressor.write``).  ``kv`` may be None for a layer
-        without compressed keys.
+        New global KV must have been written already (``Compressor.write``).  ``kv`` may be None for
+        a layer without compressed keys.
         """
         both = quantized_linear(entered.operand, self.wq_a_kv)
         rope = tokens.rope[rope_key(self.plan)]
@@ -90,15 +90,15 @@ class Attention:
     def store_window(
         self, x: Tensor, rope: tuple[Tensor, Tensor], ring: Tensor, index: Tensor
     ) -> None:
-        """Only the packed window rows of x [T, d] bf16, into the flat ring at ``index`` [T] i64."""
+        """Store only the window rows of x [T, d] bf16, in the flat ring at ``index`` [T] i64."""
         keys = quantized_linear(x, self.wq_a_kv)[:, len(self.q_norm) :]
         store_latents(keys, rope, "window", ring, index, weight=self.kv_norm, eps=self.eps)
 
     def _split(
         self, both: Tensor, rope: tuple[Tensor, Tensor], window: Window, ring: Tensor
     ) -> tuple[NormedRows, Tensor]:
-        """The latent queries, and the rows that ``window.read_index`` points into with this pass's
-        own among them, which are stored."""
+        """The latent queries, and the window rows that ``window.read_index`` refers to, including
+        those of this pass, which are stored."""
         rows, own = window.begin(ring)
         latent_q = split_projection(
             both, rope, rows, own, q_norm=self.q_norm, kv_norm=self.kv_norm, eps=self.eps,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Block:
     """T tokens, S streams, d width.
 
-    The weights that collapse the streams before a sub-block were computed by the one before it.
+    The coefficients that collapse the streams before a sub-block come from the previous one.
     """
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
@@ -40,7 +40,7 @@ class Block:
         self._ffn = _way_in(config, tensors, "ffn", self.moe.shared_gate_up)
 
     def enter(self, residual: Residual) -> Entered:
-        """End the block before this one and begin with attention."""
+        """Finish the previous block and enter attention."""
         if isinstance(residual, Pending):
             streams, entry = advance_streams(
                 residual.streams, residual.output, residual.mix, *self._attn
@@ -66,7 +66,7 @@ class Block:
 def _way_in(
     config: ModelConfig, tensors: LayerTensors, part: str, linear: Weight | HopperWeight
 ) -> tuple[Mixer, Entrance]:
-    """How a sub-block, whose first product is ``linear``, takes the streams in."""
+    """How a sub-block, whose first GEMM is ``linear``, reads the streams."""
     mixer = Mixer(
         Weight(tensors[f"hc_{part}_fn"]),
         tensors[f"hc_{part}_scale"],

@@ -1,4 +1,4 @@
-"""Producer of global KV: compresses tokens into main entries and index keys and stores them."""
+"""Producer of global KV: compresses tokens into main entries and index keys, and stores them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Compressor:
         self.k_norm = tensors["attn.indexer.k_norm.weight"]
 
     def write(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> None:
-        """Compress x [T, d] bf16 and store the entries that are now complete."""
+        """Compress x [T, d] bf16 and store the entries that have become complete."""
         layer = self.plan.layer_id
         new = kv.new_entries(self.plan.ratio)
         pooled = linear(x, self.wkv_gate) if self.plan.ratio == 1 else self._pool(x, tokens, kv)
@@ -49,7 +49,8 @@ class Compressor:
         store_latents(key, rope, "index", index, new.rows, weight=self.k_norm, eps=self.eps)
 
     def _pool(self, x: Tensor, tokens: Tokens, kv: GlobalKV) -> Tensor:
-        """Latents of each token and the one before it, [T, D] bf16; every second is an entry.
+        """Pooled latents of each token and the previous one, [T, D] bf16; every other one becomes
+        an entry.
 
         A pair may begin in an earlier pass: unpooled keys and gates are kept in a ring.
         """

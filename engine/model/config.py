@@ -1,7 +1,7 @@
-"""``ModelConfig``: sizes, schedules and constants of a model, as its config.json states them.
+"""``ModelConfig``: sizes, schedules and constants of a model, as stated in its config.json.
 
 Names are those of the official ``text_config``.  Everything that differs between layers is derived
-from the configuration (see ``schedule``); no layer number is written anywhere else.
+from the configuration (see ``schedule``); no layer number is hard-coded anywhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ModelConfig:
     num_attention_heads: int
     head_dim: int
     qk_rope_head_dim: int
-    # As in V4: each head's query is normalised, too.  A setting of this code, off when not stated.
+    # As in V4: each head's query is normalized, too.  A key of this project; off by default.
     q_head_norm: bool = False
     q_lora_rank: int
     o_lora_rank: int
@@ -102,10 +102,10 @@ class ModelConfig:
         where: str = "config.json",
         tensor_names: Collection[str] = (),
     ) -> ModelConfig:
-        """The config that ``raw`` states: the nested HF form or the flat official inference form.
+        """The config in ``raw``, either in the nested HF form or the flat official inference form.
 
-        ``where`` names the source in errors.  ``tensor_names`` are those of the checkpoint; they
-        give the number of draft stages when the config does not (older inference files).
+        ``where`` names the source in errors.  ``tensor_names`` are those of the checkpoint, which
+        give the number of draft stages if the config does not (older inference files).
         Raises: CheckpointError naming field, value and expectation.
         """
         try:
@@ -137,18 +137,18 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[LayerPlan, ...]:
-        """What each backbone layer is, in order."""
+        """The plan of each backbone layer, in order."""
         return plan_layers(self)
 
     @cached_property
     def draft_stages(self) -> tuple[LayerPlan, ...]:
-        """What each DSpark stage is; ``layer_id`` goes on after the backbone."""
+        """The plan of each DSpark stage; ``layer_id`` continues after the backbone."""
         return plan_draft_stages(self)
 
     @property
     def split_layer(self) -> int:
-        """First decoder layer: the last producer of global KV.  Prompts need the layers from here
-        on only for their trailing window."""
+        """First decoder layer, which is the last producer of global KV.  A prompt needs the decoder
+        layers only for its last window."""
         return self.kv_source_layer_ids[-1]
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 QUANT_BLOCK = 32
-_MOST_EXPERTS = 16_384  # each has tensors of its own, which are listed when a checkpoint is opened
+_MOST_EXPERTS = 16_384  # opening a checkpoint lists the tensors of each
 
 
 def check_config(config: ModelConfig) -> None:
@@ -127,7 +127,7 @@ def _check_candidates(config: ModelConfig) -> None:
     expected = f"an index_source_layer_ids entry reading the last KV source, layer {last_kv}"
     _require(config, ok, "candidate_source_layer_id", expected)
     block, needed = config.candidate_block_size, config.index_topk
-    # The newest block may hold a single entry, and it is always in the pool.
+    # The newest block is always included, and may have a single entry.
     pool = config.candidate_topk_blocks * block - (block - 1)
     blocks = -(-(needed + block - 1) // block)
     expected = f"at least {blocks}, so that {pool} sure candidates cover index_topk={needed}"
@@ -139,7 +139,7 @@ def _check_engram(config: ModelConfig) -> None:
     if not config.engram_layer_ids:
         _require(config, not config.engram_num_embeddings, "engram_num_embeddings", "no entry")
         return
-    # Upper bounds keep a corrupt file from starting an endless prime search.
+    # Upper bounds, so that a corrupt file cannot start an endless search for primes.
     ranges = {
         "engram_max_ngram_size": (2, 16),
         "engram_n_heads": (1, 256),

@@ -1,7 +1,7 @@
-"""The two spellings of a config.json: nested Hugging Face form and flat official inference form.
+"""The two forms of a config.json: nested (Hugging Face) and flat (official inference code).
 
-Turns either into values for the fields of ``ModelConfig``.  A setting that this code would ignore
-although it changes the model's function is refused.
+Converts either into values for the fields of ``ModelConfig``.  A setting that changes the model's
+function but is not implemented is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROPE_SCALING_NAMES = {
     "original_max_position_embeddings": "rope_original_max_position",
 }
 
-# Settings with one supported value: another value would be another function.
+# Settings with a single supported value.
 FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("deepseek_v41", "deepseek_v41_text"),
     "num_key_value_heads": (1,),
@@ -63,7 +63,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "rope_type": ("yarn",),
 }
 
-# What the flat file leaves out, with the values that its code has built in.
+# Settings that the flat form leaves out, with the values built into the official code.
 OPTIONAL = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "image_token_id", "norm_topk_prob"),
     *("n_shared_experts", "num_nextn_predict_layers", "q_head_norm"),
@@ -121,7 +121,7 @@ def typed_fields(raw: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, 
 
 
 def require_fields(values: Mapping[str, Any], names: Iterable[str]) -> None:
-    """A file has to state every setting of the parts that its model has: defaults are a guess.
+    """Check that a file states every setting of the parts that its model has: no default is safe.
 
     Raises: ConfigError naming what is missing.
     """
@@ -143,7 +143,7 @@ def require_fields(values: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def _spelling(name: str) -> str:
-    """A field as the files write it, in both forms where they differ."""
+    """A field's name in the files, in both forms if they differ."""
     nested = {field: f"rope_scaling.{key}" for key, field in ROPE_SCALING_NAMES.items()}
     flat = {field: key for key, field in FLAT_NAMES.items()}
     other = f" (flat form: {flat[name]})" if name in flat else ""
@@ -158,7 +158,7 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "type" in settings:  # older spelling of rope_type
         settings.setdefault("rope_type", settings.pop("type"))
     settings.update(_section(raw, "quantization_config"))
-    # The text part owns the model; from the root only the special token ids matter.
+    # The text part defines the model; from the root only the special token ids matter.
     return {name: raw[name] for name in ROOT_IDS if name in raw} | settings
 
 
@@ -171,7 +171,7 @@ def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
         settings[name] = value
     factor, original = settings.get("rope_factor"), settings.get("rope_original_max_position")
     if isinstance(factor, int | float) and isinstance(original, int):
-        # The flat file leaves the context to the caller: what YaRN was trained to reach.
+        # The flat form leaves the context length to the caller: use what YaRN was trained for.
         settings.setdefault("max_position_embeddings", int(factor * original))
     return settings
 
@@ -201,7 +201,7 @@ def _typed(name: str, value: Any, annotation: str) -> Any:
 
 
 def official_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested form of a config given by field name: what the official config.json looks like."""
+    """The nested form, as in the official config.json, of a config given by field names."""
     text = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
     if not text["q_head_norm"]:  # official files do not have it
         del text["q_head_norm"]

@@ -1,4 +1,4 @@
-"""Draft stages: guess a block of tokens in one pass, then correct it token by token."""
+"""Draft stages: propose a block of tokens in one pass, then correct it token by token."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DraftModel:
         query_lens: Sequence[int],
         cache: KVCache,
     ) -> None:
-        """Store every stage's window rows of verified tokens; see ``Model.seed_draft``."""
+        """Store each stage's window rows for verified tokens; see ``Model.seed_draft``."""
         size = ring_size(self.config)
         kept = newest_tokens(query_lens, size, positions.device)
         if kept is not None:
@@ -125,8 +125,9 @@ class DraftModel:
         cache: KVCache,
         depth: int,
     ) -> Tensor:
-        """What the stages make of the first ``depth`` of [anchor, noise, noise, ...], [R, depth, d]
-        bf16.  All of the block see each other, so only the last stage can leave the others out."""
+        """Output of the stages for the first ``depth`` of [anchor, noise, noise, ...], [R, depth,
+        d] bf16.  All tokens of a block attend to each other, so only the last stage can skip those
+        beyond ``depth``."""
         config = self.config
         size = config.dspark_block_size
         token_ids = anchors.new_full((len(anchors), size), config.dspark_noise_token_id)

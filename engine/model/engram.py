@@ -35,10 +35,10 @@ class Engram:
         self.offsets = (ends.view_as(primes) - primes).to(device)
         layer_id = config.engram_layer_ids[engram_index]
         self.multipliers = torch.from_numpy(hash_multipliers(config, layer_id)).to(device)
-        # 203 GB at full size, a few kB read per token: whoever loads it decides where it lies.
+        # 203 GB at full size, a few kB read per token: the loader decides where it is kept.
         self.table = tensors.stored("engram.embed.weight")
         self.scales = tensors.stored("engram.embed.scale")
-        # Otherwise the host looks rows up in the middle of a pass.
+        # Otherwise the host looks up rows in the middle of a pass.
         self.is_read_by_kernels = is_reached(self.table, device)
         self.wkv = native_weight(tensors.weight("engram.wkv"))
         self.q_weight = tensors["engram.q_weight"]
@@ -49,7 +49,7 @@ class Engram:
         return engram_hash(lookback, self.multipliers, self.primes, self.offsets)
 
     def __call__(self, residual: Settled, lookback: Tensor, is_image: Tensor | None) -> Settled:
-        """The streams with the memory added; those of image tokens stay as they are."""
+        """The streams with the memory added; those of image tokens are unchanged."""
         streams = residual.streams
         rows = engram_lookup(self.table, self.scales, self.rows(lookback))
         key_value = quantized_linear(rows, self.wkv)
@@ -71,11 +71,11 @@ def hash_multipliers(
 def read_history(
     history: Tensor, compressed: Tensor, tokens: Tokens, start: Tensor, *, size: int, pad: int
 ) -> Tensor:
-    """Compressed ids of each token and the ``size - 1`` before it, [T, size] i64; stores the new.
+    """Compressed ids of each token and the ``size - 1`` before it, [T, size] i64; stores new ones.
 
-    Shapes: history [num_slots, HISTORY_RING_SIZE] i64 ring, compressed [T] i64, start [R] i64: no
-    token exists before it.  Image tokens count as absent, and whatever lies behind an absent one
-    is absent too: ``pad``.
+    Shapes: history [num_slots, HISTORY_RING_SIZE] i64 ring, compressed [T] i64, start [R] i64
+    (no token exists before it).  Image tokens count as absent, and so does every token before an
+    absent one; absent tokens are ``pad``.
     """
     if tokens.is_image is not None:
         compressed = compressed.masked_fill(tokens.is_image[:, 0], _NO_TOKEN)

@@ -13,8 +13,8 @@ def bucket_primes(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """``[layer][order][head]``: the primes from ``vocab_size`` upwards, each used once.
 
-    The official search starts anew for every n-gram order but skips primes already taken, which is
-    the same as dealing out one ascending sequence.
+    The official search restarts for every n-gram order but skips primes already used, which is the
+    same as assigning one ascending sequence.
     """
     primes = (n for n in count(vocab_size) if is_prime(n))
     return tuple(

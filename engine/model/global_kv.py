@@ -1,4 +1,4 @@
-"""One pass's view of the global KV: which entries it writes, which rows its queries may pick."""
+"""A pass's view of the global KV: the entries it writes, and the rows its queries may select."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from deepinfer.engine.execution.staging import send
 from .rotary import Rotary, rope_key
 from .schedule import LayerPlan
 
-# A pass with so many tokens of a request copies its requests' entries out of the pool if they are
-# at most so many for each token: they are then listed many times, and kernels decode them once.
+# A pass with this many tokens of a request copies its requests' entries out of the pool, if there
+# are at most this many per token: they are then used many times, and kernels decode them once.
 _LEAST_TOKENS = 128
 _MOST_ROWS_PER_TOKEN = 32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NewEntries:
-    """The compressed entries, of one ratio, that the T tokens of a pass complete.
+    """The compressed entries of one ratio that the T tokens of a pass complete.
 
-    rows [T] i64 in the flat pool, -1 for a token that completes none or whose entry is cached
-    already; positions [T] i64 of the group's first token, which the entry is rotated to.
+    rows [T] i64 in the flat pool, -1 if a token completes none or its entry is cached already;
+    positions [T] i64 of the group's first token, at which the entry is rotated.
     """
 
     rows: Tensor
@@ -37,10 +37,10 @@ class NewEntries:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """Which entries later indexers may pick from, for each of T tokens.
+    """The entries among which later indexers may select, for each of T tokens.
 
-    blocks [T, L] i64 blocks of entries, ascending, filled up with -1; num_places [T] i64 how many
-    of the entries in them the token sees.
+    blocks [T, L] i64 blocks of entries, ascending, padded with -1; num_places [T] i64 how many of
+    their entries the token may see.
     """
 
     blocks: Tensor
@@ -49,10 +49,10 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalKV:
-    """Addresses in the block pools, and what layers of one pass leave for later ones.
+    """Addresses in the block pools, and results of a pass's layers that later layers use.
 
     picks       index source layer -> [T, K] i64 rows of ``main_rows``, -1 = unused
-    candidates  index source layer -> what it published
+    candidates  index source layer -> its candidate blocks
     """
 
     batch: ForwardBatch
@@ -71,7 +71,7 @@ class GlobalKV:
         return {}
 
     def entry_rope(self, plan: LayerPlan) -> tuple[Tensor, Tensor]:
-        """Rotary table of a producer's new entries, made once for all that share it."""
+        """Rotary table for a producer's new entries, computed once for all that share it."""
         key = (plan.ratio, *rope_key(plan))
         if key not in self._entry_ropes:
             positions = self.new_entries(plan.ratio).positions
@@ -93,9 +93,8 @@ class GlobalKV:
         return NewEntries(rows=rows, positions=entries * ratio)
 
     def main_rows(self, layer: int, ratio: int) -> Tensor:
-        """Packed main entries [N, bytes] u8 of a producer, which must have written its new ones:
-        the flat pool, or in a prefill copies of its requests' blocks, one request after the other.
-        """
+        """Packed main entries [N, bytes] u8 of a producer, after it has written its new ones: the
+        flat pool, or for prefill copies of the requests' blocks, request by request."""
         pool = self.cache.main[layer]
         if not self._has_copies(ratio):
             return pool.flatten(0, 1)
@@ -107,12 +106,12 @@ class GlobalKV:
         return self._copies[layer]
 
     def pick_table(self, ratio: int) -> Tensor:
-        """Blocks [R, B] i64 of each request as ``main_rows`` has them."""
+        """Block table [R, B] i64 into ``main_rows``."""
         table = self.batch.block_table
         if not self._has_copies(ratio):
             return table
         counts = self._num_blocks
-        if len(set(counts)) == 1:  # as in graphs, which copy nothing from the host
+        if len(set(counts)) == 1:  # as in graphs, where nothing may be copied from the host
             first = torch.arange(len(counts), device=table.device) * counts[0]
         else:
             first = send(np.cumsum([0, *counts[:-1]]), table.device)
@@ -126,7 +125,7 @@ class GlobalKV:
 
     @cached_property
     def _num_blocks(self) -> Sequence[int]:
-        """Blocks of each request up to its last token."""
+        """Number of blocks of each request up to its last token."""
         return [-(-length // self.cache.block_size) for length in self.batch.context_lens]
 
     @cached_property

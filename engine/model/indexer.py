@@ -1,6 +1,6 @@
-"""Query half of the indexer: scores a producer's index keys and picks the best entries.
+"""Query half of the indexer: scores a producer's index keys and selects the top-k entries.
 
-T tokens, K picks per token.
+T tokens, K selected entries per token.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .tokens import Tokens
 if TYPE_CHECKING:
     from .config import ModelConfig
 
-# Bound the memory of the scores of a long context; results do not depend on them.  On a GPU many at
-# once keep the queries of a request together, which share its keys.
+# Scores computed at a time, to limit memory in long contexts; results do not depend on it.  On a
+# GPU a large number keeps the queries of a request together, which share its keys.
 _SCORES_AT_ONCE = 1 << 24
 GPU_SCORES_AT_ONCE = 1 << 28
 
 
 class Indexer:
-    """One index source: its own queries against the keys of ``plan.kv_source``."""
+    """One index source: scores the keys of ``plan.kv_source`` with its own queries."""
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
         self.plan = plan
@@ -52,14 +52,14 @@ class Indexer:
         self.weights_proj = tensors.weight("attn.indexer.weights_proj")
 
     def select(self, x: Tensor, latent_q: NormedRows, tokens: Tokens, kv: GlobalKV) -> Tensor:
-        """Rows of ``kv.main_rows`` of each token's picked entries, [T, K] i64, -1 = unused.
+        """Rows in ``kv.main_rows`` of each token's selected entries, [T, K] i64, -1 = unused.
 
         Shapes: x [T, d] bf16 the layer's input, latent_q [T, q_lora].
         """
         ratio = self.plan.ratio
         visible = tokens.num_visible(ratio)
         if max(kv.batch.context_lens) // ratio <= self.topk:
-            # Nothing to choose: a list takes every visible entry, whatever the scores.
+            # Nothing to select: the list has room for every visible entry.
             entries = torch.arange(self.topk, device=x.device)
             picks = torch.where(entries < visible[:, None], entries, -1)
             table = kv.pick_table(ratio)

@@ -18,9 +18,9 @@ from .share import WHOLE_MODEL, Share
 class LayerTensors:
     """The tensors of a checkpoint whose names begin with ``prefix``, moved to ``device``.
 
-    ``share`` says what part of the layers this rank computes; ``experts_as_fp8`` how it keeps the
-    FP4 weights of routed experts (``native_experts``), ``output_as_fp8`` how ``OutputProjection``
-    takes its inputs.
+    ``share``: the part of each layer that this rank computes; ``experts_as_fp8``: store the FP4
+    weights of routed experts as FP8 (``native_experts``); ``output_as_fp8``: quantize the inputs of
+    ``OutputProjection``.
     """
 
     tensors: Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class LayerTensors:
         return self.stored(name).to(self.device)
 
     def stored(self, name: str) -> Tensor:
-        """The tensor ``name`` where it lies, on whatever device that is."""
+        """The tensor ``name`` without moving it."""
         full_name = self.prefix + name
         if full_name not in self.tensors:
             raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")

@@ -36,8 +36,8 @@ from .window import Window, causal_window
 class Model:
     """Backbone and, if the checkpoint has them, draft stages.
 
-    T tokens, S streams, d width, V vocabulary.  Every token's results are the same bits in any
-    batch and however a prompt is cut into passes (on a CPU; see ``docs/numerics.md``).
+    T tokens, S streams, d width, V vocabulary.  Every token's results have the same bits in any
+    batch and however a prompt is chunked (on a CPU; see ``docs/numerics.md``).
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Model:
         experts_as_fp8: bool = False,
         output_as_fp8: bool = False,
     ) -> None:
-        """``tensors`` by their official names, as stored on disk; moved to ``device`` one by one,
-        but Engram tables are used where they lie.
+        """``tensors``: by official name, as stored on disk; moved to ``device`` one by one, except
+        for Engram tables, which are used where they are.
 
-        ``token_map`` [V] int: the compressed id of each token, needed by models with Engram.
-        ``share`` is what this rank computes of each layer; ``tensors`` may lack the rest.
-        ``experts_as_fp8``: FP4 weights of routed experts take twice the memory where many rows for
-        each are faster then (NVIDIA SM90); results are the same bits.  ``output_as_fp8``: the first
-        product after attention takes inputs rounded to FP8; results differ.
-        Raises: ConfigError without a fitting ``token_map``; CheckpointError for a missing tensor.
+        ``token_map`` [V] int: the compressed id of each token, for models with Engram.
+        ``share``: the part of each layer that this rank computes; other tensors may be missing.
+        ``experts_as_fp8``: store FP4 weights of routed experts as FP8, which takes twice the memory
+        and is faster for large batches on NVIDIA SM90; the results are the same bits.
+        ``output_as_fp8``: quantize the inputs of attention's output projection; results differ.
+        Raises: ConfigError without a valid ``token_map``; CheckpointError for a missing tensor.
         """
         device = torch.device(device)
         root = LayerTensors(tensors, "", device, share, experts_as_fp8, output_as_fp8)
@@ -86,22 +86,22 @@ class Model:
 
     @property
     def can_capture(self) -> bool:
-        """Whether passes can be CUDA graphs: the host has nothing to do in them."""
+        """Whether passes can be CUDA graphs, which they can if the host takes no part in them."""
         return all(engram.is_read_by_kernels for engram in self.engrams.values())
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: KVCache) -> ForwardOutput:
         """Run the tokens of a batch, write their cached state, return logits and draft taps.
 
-        Layers before the split layer run on all tokens.  From there on only tokens at or after
-        their request's ``decoder_start`` are computed; the others leave nothing but the split
-        layer's compressed entries.
+        Layers before the split layer run on all tokens.  The decoder layers run only on tokens at
+        or after their request's ``decoder_start``; for the others, the split layer only stores its
+        compressed entries.
         """
         return self.decode(self.encode(batch, cache), cache)
 
     @torch.inference_mode()
     def encode(self, batch: ForwardBatch, cache: KVCache) -> Halfway:
-        """The layers before the split layer that this rank has."""
+        """The encoder layers (those before the split layer) that this rank has."""
         tokens, kv = self._begin(batch, batch.encoder_start, cache)
         lookback = self._lookback(batch, tokens, cache)
         streams = embedded_streams(self.embed, batch.token_ids, self.config.hc_mult)
@@ -119,12 +119,12 @@ class Model:
 
     @torch.inference_mode()
     def decode(self, halfway: Halfway, cache: KVCache) -> ForwardOutput:
-        """The layers from the split layer on, and the head."""
+        """The decoder layers (from the split layer on), and the head."""
         return self.finish(self.narrow(halfway, cache), cache)
 
     @torch.inference_mode()
     def narrow(self, halfway: Halfway, cache: KVCache) -> Narrowed:
-        """Store the split layer's compressed entries; from then on only some tokens count."""
+        """Store the split layer's compressed entries, and keep only the decoder's tokens."""
         batch, tokens, kv, lookback = halfway.batch, halfway.tokens, halfway.kv, halfway.lookback
         split = next(block for block in self.blocks if block.plan.is_decoder)
         entered = self._enter(split, halfway.residual, lookback, tokens)
@@ -139,7 +139,7 @@ class Model:
 
     @torch.inference_mode()
     def finish(self, start: Narrowed, cache: KVCache) -> ForwardOutput:
-        """The decoder layers on the tokens that are left, and the head."""
+        """The decoder layers on the remaining tokens, and the head."""
         batch, entered, taps = start.batch, start.entered, dict(start.taps)
         blocks = [block for block in self.blocks if block.plan.is_decoder]
         residual: Residual = Settled(entered.streams, entered.mix.pre)
@@ -170,11 +170,11 @@ class Model:
         query_lens: Sequence[int],
         cache: KVCache,
     ) -> None:
-        """Let the draft stages see verified tokens.
+        """Feed verified tokens to the draft stages.
 
         Shapes: main_hidden [M, taps * d] bf16 from ``forward``, positions [M] i64, state_slots [M]
-        i64; ``query_lens``: how many of the M tokens each request has, one request after the other.
-        Each token must be given once before a draft that starts after it.
+        i64; ``query_lens``: how many of the M tokens each request has, request by request.
+        Each token must be given once, before any draft that starts after it.
         """
         self._drafts().seed(main_hidden, positions, state_slots, query_lens, cache)
 
@@ -190,12 +190,12 @@ class Model:
         depth: int | None = None,
         keeps_logits: bool = True,
     ) -> DraftOutput:
-        """Guess the ``depth`` tokens after each anchor, by default ``dspark_block_size``.  Those
-        that are not asked for cost less, and change none before them.
+        """Propose the ``depth`` tokens after each anchor, by default ``dspark_block_size``.  A
+        smaller depth costs less and gives the same first drafts.
 
         Shapes: all [R] i64: ``anchor_token_ids`` the newest token, whose position in ``positions``
         the backbone has not run yet; ``draft_start`` the first position that was ever seeded.
-        ``sample`` turns logits [R, V] f32 and the positions [R] of the tokens drawn into ids [R].
+        ``sample`` maps logits [R, V] f32 and the positions [R] of the sampled tokens to ids [R].
         """
         depth = self.config.dspark_block_size if depth is None else depth
         return self._drafts().draft(
@@ -204,13 +204,13 @@ class Model:
         )  # fmt: skip
 
     def assist(self, first_layer: int = 0) -> None:
-        """Help the other ranks' tokens through the layers from ``first_layer`` on."""
+        """Take part, without tokens, in other ranks' pass from ``first_layer`` on."""
         for block in self.blocks:
             if block.plan.layer_id >= first_layer:
                 block.moe.routed.assist()
 
     def assist_draft(self) -> None:
-        """Help the other ranks' drafts through the draft stages."""
+        """Take part, without requests, in other ranks' drafting."""
         for block in self._drafts().blocks:
             block.moe.routed.assist()
 
@@ -272,14 +272,14 @@ class Model:
 
 
 def _tapped(entered: Entered) -> Tensor:
-    """What the draft stages read of a layer's input, [T, d] bf16; added up in fp32."""
+    """The tap of a layer's input for the draft stages, [T, d] bf16; summed in fp32."""
     return entered.streams.mean(1)
 
 
 def _checked_token_map(
     config: ModelConfig, token_map: Tensor | NDArray[np.integer[Any]] | None, device: torch.device
 ) -> Tensor:
-    """[V] i64; the identity for models without Engram, which never look at it."""
+    """[V] i64; the identity for models without Engram, which do not use it."""
     if not config.engram_layer_ids:
         return torch.arange(config.vocab_size, device=device)
     if token_map is None:

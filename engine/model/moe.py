@@ -38,7 +38,7 @@ class MoE:
         self.limit = config.swiglu_limit
         self.gate = tensors.weight("ffn.gate")
         self.bias = tensors["ffn.gate.bias"]
-        # Absent from checkpoints that were made for text only.
+        # Absent from text-only checkpoints.
         image_bias = tensors.get("ffn.gate.bias_vl")
         self.image_bias = self.bias if image_bias is None else image_bias
         self.routed: RoutedExperts = tensors.share.routed_experts(plan, tensors, self.limit)
@@ -47,7 +47,7 @@ class MoE:
         self.shared_down = native_weight(shared.weight("w2"))
 
     def __call__(self, rows: NormedRows, is_image: Tensor | None) -> Tensor | PairOutputs:
-        """rows [T, d] -> [T, d] bf16, of which a GPU may leave the last sum to the next kernel;
+        """rows [T, d] -> [T, d] bf16; on a GPU the final sum may be left to the next kernel.
         is_image [T, 1] bool or None."""
         compute, activated = self._begin(rows, is_image)
         collect = compute()
@@ -60,11 +60,11 @@ class MoE:
     def _begin(
         self, rows: NormedRows, is_image: Tensor | None
     ) -> tuple[Steps, Tensor | Activations]:
-        """What is left of the routed experts, and the activations of the shared one."""
+        """The remaining steps of the routed experts, and the shared expert's activations."""
         x = rows.values
         shared = (rows.operand, self.shared_gate_up, self.limit, self.shared_down)
         if not (x.is_cuda and len(x) and isinstance(self.routed, LocalExperts)):
-            # Tokens leave for other ranks before this one computes for them.
+            # Send tokens to other ranks before computing anything.
             return self.routed.begin(rows, *self.route(x, is_image)), gated_linear(*shared)
         slots = self.routed.slots(x, self.num_experts_per_tok)
         activated, logits = gated_linear_and_logits(x, *shared, self.gate, slots)
@@ -78,8 +78,8 @@ class MoE:
         slots: Slots | Pages | None = None,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Expert ids [T, K] i64, ascending, and weights [T, K] f32; on a GPU ``slots``, too, and of
-        ``logits`` that are there already."""
+        """Expert ids [T, K] i64, ascending, and weights [T, K] f32.  On a GPU this can fill
+        ``slots`` and take ``logits`` that were computed already."""
         bias = self.bias
         if is_image is not None:
             bias = torch.where(is_image, self.image_bias, self.bias)

@@ -1,4 +1,4 @@
-"""From what attention gives for each head to the width of the model, in two products."""
+"""Attention's output projection: two linear layers, the first one grouped by heads."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class OutputProjection:
-    """o_a: the heads in groups, each through a weight of its own; o_b: all of that through one.
+    """o_a has one weight per group of heads; o_b combines all groups.
 
-    o_a takes its inputs as bf16, as the official model does, or rounded to FP8
+    o_a takes bf16 inputs, as the official model does, or quantizes them to FP8
     (``EngineConfig.output_projection``).
     """
 
@@ -42,7 +42,7 @@ class OutputProjection:
 
     @property
     def takes_quantized(self) -> bool:
-        """Whether heads are better quantised where they come from."""
+        """Whether attention should quantize its output."""
         return isinstance(self.wo_a, HopperWeight)
 
     def __call__(self, heads: Tensor | Activations) -> Tensor:

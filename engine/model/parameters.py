@@ -1,4 +1,4 @@
-"""How many parameters a config has, and how many of them one token uses."""
+"""Parameter counts of a config: total, and active per token."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ParameterCounts:
     """backbone         text model without Engram tables and draft stages
     engram_tables    rows of the hash tables
     draft            DSpark stages
-    active_decode    used per decoded token (embedding and Engram rows are look-ups, not counted)
-    active_prefill   used per prompt token under bounded replay: the encoder, and the projections
-                     that write the decoder's global KV
+    active_decode    per decoded token (embedding and Engram rows are look-ups, not counted)
+    active_prefill   per prompt token with bounded replay: the encoder, and the projections that
+                     produce the decoder's global KV
     """
 
     backbone: int

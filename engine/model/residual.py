@@ -1,8 +1,8 @@
-"""The residual streams on their way from one block to the next.
+"""The residual streams between two blocks.
 
-T tokens, S streams, d width.  Ending a block and beginning the next one is a single pass over the
-streams (``advance_streams``), so a block leaves its last output beside them until it is known what
-comes next.
+T tokens, S streams, d width.  Finishing a block and entering the next one is a single pass over the
+streams (``advance_streams``), so a block returns its last output separately until the next block is
+known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deepinfer.kernels.norm import NormedRows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """Streams [T, S, d] bf16 and the weights ``pre`` [T, S] f32 that collapse them next."""
+    """Streams [T, S, d] bf16 and the coefficients ``pre`` [T, S] f32 of their next collapse."""
 
     streams: Tensor
     pre: Tensor
@@ -29,7 +29,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pending:
-    """Streams [T, S, d] bf16 before the output [T, d] of a block's MoE is mixed in."""
+    """Streams [T, S, d] bf16 into which the output [T, d] of a block's MoE is not mixed yet."""
 
     streams: Tensor
     output: Tensor | PairOutputs
@@ -45,8 +45,8 @@ Residual = Settled | Pending
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entered:
-    """A block's start: streams [T, S, d] bf16, the coefficients of its attention, and the
-    normalised input [T, d] of that."""
+    """A block's start: streams [T, S, d] bf16, the mixing coefficients around its attention, and
+    attention's normalized input [T, d]."""
 
     streams: Tensor
     mix: HyperMix

@@ -23,14 +23,14 @@ def rope_key(plan: LayerPlan) -> RopeKey:
 
 
 class Rotary:
-    """Makes the tables of given positions for every kind of layer."""
+    """Makes rotary tables of given positions for every kind of layer."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         keys = {rope_key(plan) for plan in (*config.layers, *config.draft_stages)}
         self._frequencies = {key: _frequencies(config, key).to(device) for key in sorted(keys)}
 
     def tables(self, positions: Tensor) -> RopeTables:
-        """Two factors [T, rotary] f32 each, for positions [T] i64."""
+        """For positions [T] i64, two factors [T, rotary] f32 per key."""
         return {key: rope_table(f, positions) for key, f in self._frequencies.items()}
 
     def table(self, plan: LayerPlan, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,11 @@ class LayerPlan:
     ratio                tokens per compressed entry; 0 = window attention only
     rope_theta, use_yarn rotary table of this layer's queries, window keys and compressed keys
     kv_source            layer whose compressed KV and index keys are read; None if ratio is 0
-    index_source         layer whose top-k list is used; None if ratio is 0
+    index_source         layer whose top-k selection is used; None if ratio is 0
     mode                 "full" produces KV and scores it, "reindex" scores the source's keys with
-                         its own queries, "reuse" takes an earlier list, "none" has no global part
-    is_candidate_source  publishes the candidate blocks
-    uses_candidates      scores only inside the candidate blocks
+                         its own queries, "reuse" reuses a selection, "none" has no global part
+    is_candidate_source  selects candidate blocks for later layers
+    uses_candidates      scores only entries in candidate blocks
     engram_index         position in ``engram_layer_ids``, or None
     is_decoder           at or after the split layer
     tap                  position in ``dspark_target_layer_ids`` whose hidden state is this layer's

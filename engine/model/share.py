@@ -1,4 +1,4 @@
-"""What part of each layer this rank computes: by default all of it."""
+"""The part of each layer that a rank computes: by default all of it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from .schedule import LayerPlan
 
 
-# What experts give: [T, d] f32, or on a GPU rows [R, d] bf16 that are not added up yet and those of
-# each token, [T S] i32 with -1 for none.
+# Output of experts: [T, d] f32, or on a GPU rows [R, d] bf16 to be summed and the rows of each
+# token, [T S] i32 with -1 for none.
 Outputs = Tensor | tuple[Tensor, Tensor]
-# The two steps that follow ``begin``: compute, then wait for what other ranks computed.
+# The two steps that follow ``begin``: compute, then wait for the results of other ranks.
 Steps = Callable[[], Callable[[], Outputs]]
 
 
@@ -44,7 +44,7 @@ def added_up(outputs: Outputs, num_tokens: int) -> Tensor:
 
 
 def only(compute: Callable[[], Outputs]) -> Steps:
-    """The steps where nothing comes from other ranks."""
+    """The steps if no other ranks take part."""
 
     def step() -> Callable[[], Outputs]:
         outputs = compute()
@@ -61,13 +61,13 @@ class RoutedExperts(Protocol):
         ...
 
     def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
-        """Send tokens to where their experts are.  The first step after that launches experts here
-        and sends what they give, the second waits for what comes back.  Other work between the
-        steps hides the exchange."""
+        """Dispatch tokens to the ranks of their experts.  The first returned step runs the local
+        experts and sends their results, the second waits for the results of others.  Work between
+        the steps hides the exchange."""
         ...
 
     def assist(self) -> None:
-        """Compute for the other ranks' tokens while this rank has none of its own."""
+        """Compute for other ranks' tokens when this rank has none."""
         ...
 
 
@@ -83,7 +83,7 @@ class Share(Protocol):
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that share the heads of attention, consecutive output groups each."""
+        """Ranks that split the attention heads, consecutive output groups each."""
         ...
 
     def gather_groups(self, groups: Tensor) -> Tensor:
@@ -112,9 +112,9 @@ class WholeModel:
 
 
 class LocalExperts:
-    """Experts whose weights this rank holds, in the given order; ids count within it.
+    """Experts whose weights are on this rank, in the given order; ids are local indices.
 
-    Where they are not all of ``num_experts``, only tokens come that chose at least one of them.
+    If they are not all of ``num_experts``, every token must have at least one of them.
     """
 
     def __init__(
@@ -145,15 +145,15 @@ class LocalExperts:
         weights: Tensor,
         slots: Slots | Pages | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``kernels.moe.expert_pairs``: each choice's output by itself, on a GPU."""
+        """``kernels.moe.expert_pairs``: the output of each expert separately, on a GPU."""
         common = (x, ids, weights, self.gate_up, self.down, self.limit)
         return expert_pairs(*common, num_pairs=self._num_pairs(ids), slots=slots)
 
     def send_back(
         self, arrivals: Arrivals, places: Tensor, weights: Tensor, num_pairs: int | None = None
     ) -> None:
-        """``kernels.moe.send_back_experts`` of the tokens of all ranks, places [N, K] i64; of their
-        choices about ``num_pairs`` are here, by default this rank's share."""
+        """``kernels.moe.send_back_experts`` for the tokens of all ranks, places [N, K] i64; about
+        ``num_pairs`` of their experts are local, by default this rank's share."""
         if num_pairs is None:
             num_pairs = round(places.numel() * self._share)
         common = (arrivals, places, weights, self.gate_up, self.down, self.limit)
@@ -162,24 +162,24 @@ class LocalExperts:
     def begin(
         self, rows: NormedRows, ids: Tensor, weights: Tensor, slots: Slots | Pages | None = None
     ) -> Steps:
-        """``slots`` of these ids, if the router filled them on a GPU."""
+        """``slots``: those of these ids, if the router filled them on a GPU."""
         x = rows.values
         if on_accelerator(x) and len(x):
             return only(lambda: self.pairs(x, ids, weights, slots))
         return only(lambda: self(x, ids, weights))
 
     def assist(self) -> None:
-        """Nobody else's tokens come here."""
+        """Nothing to do: other ranks' tokens never come here."""
 
     def _num_pairs(self, ids: Tensor) -> int:
-        """About how many of these choices are here."""
+        """About how many of these expert ids are local."""
         choices = ids.shape[1]
         present = choices * self._share / (1 - (1 - self._share) ** choices)
         return round(len(ids) * present)
 
 
 def gate_up(tensors: LayerTensors) -> Weight:
-    """The first two linears of an expert as one."""
+    """The first two linear layers of an expert as one weight."""
     return Weight.concat([tensors.weight("w1"), tensors.weight("w3")])
 
 

@@ -1,4 +1,4 @@
-"""Where the residual streams begin."""
+"""The initial residual streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def initial_streams(embedded: Tensor, num_streams: int) -> tuple[Tensor, Tensor]:
-    """Equal streams [T, S, d] of embedded [T, d], and a one-hot ``pre`` [T, S] f32."""
+    """S copies [T, S, d] of embedded [T, d] as streams, and a one-hot ``pre`` [T, S] f32."""
     streams = embedded[:, None, :].expand(-1, num_streams, -1)
     pre = torch.zeros(len(embedded), num_streams, device=embedded.device)
     pre[:, 0] = 1.0
@@ -15,7 +15,7 @@ def initial_streams(embedded: Tensor, num_streams: int) -> tuple[Tensor, Tensor]
 
 
 def embedded_streams(embed: Tensor, token_ids: Tensor, num_streams: int) -> tuple[Tensor, Tensor]:
-    """The same of the rows ``token_ids`` [T] of embed [V, d], in memory, as kernels read them."""
+    """The same for the rows ``token_ids`` [T] of embed [V, d], contiguous as kernels need."""
     copies = token_ids.repeat_interleave(num_streams)
     streams = torch.unflatten(embed[copies], 0, (-1, num_streams))
     return streams, initial_streams(streams[:, 0], num_streams)[1]

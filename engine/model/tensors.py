@@ -1,7 +1,7 @@
 """The tensors of a checkpoint in the official format: every name with its dtype and shape.
 
-``X.weight`` in FP8 has ``X.scale``, one power of two per 32 x 32 tile; packed FP4 has one per 32
-inputs of a row.  Vision tensors are accepted by prefix and never read.
+``X.weight`` in FP8 has an ``X.scale`` with one power of two per 32 x 32 tile; packed FP4 has one
+per 32 inputs of a row.  Vision tensors are accepted by prefix and never read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Named = Iterator[tuple[str, TensorSpec]]
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
-    """Every text tensor that a checkpoint of this config has, in file order of the official one."""
+    """Every text tensor of a checkpoint with this config, in the order of the official files."""
     specs = dict(_top(config))
     for plan in config.layers:
         specs.update(layer_tensors(config, plan, f"layers.{plan.layer_id}"))
@@ -171,7 +171,7 @@ def _moe(config: ModelConfig, num_experts: int, prefix: str) -> Named:
         yield from fp8_linear(f"{prefix}.shared_experts.{name}", out_features, in_features)
         pair = tuple(fp4_linear("", out_features, in_features))
         for expert in range(num_experts):
-            for suffix, spec in pair:  # one spec object for all experts: there are thousands
+            for suffix, spec in pair:  # one shared spec object: there are thousands of experts
                 yield f"{prefix}.experts.{expert}.{name}{suffix}", spec
 
 
@@ -188,7 +188,7 @@ def _draft_ends(config: ModelConfig) -> Named:
 
 
 class HasLayout(Protocol):
-    """A tensor, or the description of one in a file."""
+    """A tensor, or its entry in a file header."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -202,10 +202,10 @@ def check_tensors(
     *,
     where: Callable[[str], str],
 ) -> None:
-    """Compare a checkpoint with the expectation; vision tensors pass.
+    """Compare a checkpoint's tensors with the expected ones; vision tensors are ignored.
 
-    ``where`` gives the file of a tensor, or the place to look for one that is missing.
-    Raises: CheckpointError on a missing, unexpected, mis-typed or mis-shaped tensor.
+    ``where`` gives the file of a tensor, or where a missing one should be.
+    Raises: CheckpointError on a missing or unexpected tensor, or a wrong dtype or shape.
     """
     missing = [n for n, spec in expected.items() if n not in found and not spec.is_optional]
     extra = [n for n in found if n not in expected and not n.startswith(VISION_PREFIXES)]

@@ -1,6 +1,6 @@
-"""The tokens that a run of layers computes, and all that follows from their positions.
+"""The tokens of a pass, and everything that is derived from their positions.
 
-Made once per pass, twice when the decoder half computes fewer tokens; shared by its layers.
+Made once per pass, twice if the decoder layers compute fewer tokens; shared by the layers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .window import Window
 class Tokens:
     """T tokens of R requests.
 
-    positions, request_rows, places [T] i64 as in ``ForwardBatch``; offsets [T] i64: number of a
-    token in its request's part of this pass; slots [T] i64; query_lens: R ints; is_image [T, 1]
-    bool, or None if there is none; piece_keys as in ``ForwardBatch``.
+    positions, request_rows, places [T] i64 as in ``ForwardBatch``; offsets [T] i64: index of a
+    token among those of its request in this pass; slots [T] i64; query_lens: R ints; is_image
+    [T, 1] bool, or None if there are no images; piece_keys as in ``ForwardBatch``.
     """
 
     positions: Tensor
@@ -40,7 +40,7 @@ class Tokens:
     piece_keys: int | None = None
 
     def num_visible(self, ratio: int) -> Tensor:
-        """[T] i64: compressed entries that each token sees; made once for all layers of a ratio."""
+        """[T] i64: compressed entries that each token may see; computed once per ratio."""
         if ratio not in self._num_visible:
             entries = (self.positions + 1).div(ratio, rounding_mode="floor")
             self._num_visible[ratio] = entries
@@ -55,8 +55,8 @@ class Tokens:
         return replace(self, window=window)
 
     def first_of_each(self, size: int, count: int) -> tuple[Tokens, Tensor]:
-        """Of requests with ``size`` tokens each, only the first ``count``, and their indices.  They
-        read and write the window as before."""
+        """For requests with ``size`` tokens each: only the first ``count`` of each, and their
+        indices.  They read and write the same window rows as before."""
         places = torch.arange(len(self.positions), device=self.positions.device)
         kept = places.view(-1, size)[:, :count].flatten()
         window = replace(
@@ -78,7 +78,7 @@ class Tokens:
         return tokens, kept
 
     def store_newest(self, ring: Tensor, values: Tensor) -> None:
-        """Values [T, ...] of each request's last tokens into ``ring`` [num_slots, size, ...]."""
+        """Store values [T, ...] of each request's last tokens in ``ring`` [slots, size, ...]."""
         slots, places = self.slots, self.positions % ring.shape[1]
         kept = newest_tokens(self.query_lens, ring.shape[1], slots.device)
         if kept is not None:

@@ -1,4 +1,4 @@
-"""Which window rows each token attends to, and where its own row goes.
+"""The window rows that each token attends to, and where its own row is stored.
 
 R requests, T tokens, W keys per token, B bytes per row.
 """
@@ -17,8 +17,9 @@ from deepinfer.engine.execution.staging import send
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Copies:
-    """previous [R * (W - 1)] i64 into the flat ring: the rows before this pass, which come first;
-    own_rows [T] i64 and newest_rows [n] i64: which rows are the tokens', and the newest of them.
+    """Indices for a pass that copies rows out of the ring: previous [R * (W - 1)] i64 into the flat
+    ring, the rows before this pass, which are placed first; own_rows [T] i64, the rows of the
+    pass's tokens; newest_rows [n] i64, those that stay in the ring.
     """
 
     previous: Tensor
@@ -28,14 +29,14 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Window:
-    """Reads and writes of one layer's ring, the same for all layers that share a start.
+    """Reads and writes of one layer's ring, the same for all layers with the same start.
 
     read_index    [T, W] i64 into the rows that ``begin`` returns, oldest first, -1 = no such key
-    write_index   [n] i64 into the flat ring: all tokens, or in a pass that copies the newest ones
-    copies        of a pass that copies out of the ring what its own rows would overwrite
+    write_index   [n] i64 into the flat ring: of all tokens, or with ``copies`` of the newest ones
+    copies        set for a long pass, whose rows would overwrite ring rows that are still needed
 
-    The place of a key in its list follows from its distance to the token alone, so no result
-    depends on how a prompt was cut into passes.
+    The position of a key in its list depends only on its distance to the token, so no result
+    depends on how a prompt was chunked.
     """
 
     read_index: Tensor
@@ -43,8 +44,8 @@ class Window:
     copies: Copies | None = None
 
     def begin(self, ring: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows that ``read_index`` points into, [N, B] u8, and at which of them the rows of the
-        T tokens are to be stored, [T] i64; then ``end``.
+        """The rows that ``read_index`` refers to, [N, B] u8, and the indices at which to store the
+        rows of the T tokens, [T] i64; call ``end`` afterwards.
 
         Shapes: ring [num_slots, ring_size, B] u8.
         """
@@ -57,7 +58,7 @@ class Window:
         return rows, own
 
     def end(self, ring: Tensor, rows: Tensor) -> None:
-        """Put the newest rows into the ring, where they are not there yet."""
+        """Store the newest rows in the ring, if they are not there already."""
         if self.copies is not None:
             newest = rows.index_select(0, self.copies.newest_rows)
             ring.view(-1, ring.shape[-1]).index_copy_(0, self.write_index, newest)
@@ -74,12 +75,13 @@ def causal_window(
     width: int,
     ring_size: int,
 ) -> Window:
-    """The last ``width`` positions up to each token's own, not before its request's ``start``.
+    """The last ``width`` positions up to and including each token's own, but not before its
+    request's ``start``.
 
     Shapes: positions, request_rows [T]; first [R]: first position of this pass; start, slots [R];
     query_lens R ints: tokens of each request in this pass.
-    A pass that is short enough writes first and reads all from the ring.  In a longer one new rows
-    would overwrite old ones that are still needed, so the old ones are copied out before.
+    A short pass writes first and then reads everything from the ring.  In a long pass new rows
+    would overwrite old ones that are still needed, so the old ones are copied out first.
     """
     token_slots, token_first = slots[request_rows], first[request_rows]
     lookback = torch.arange(width - 1, -1, -1, device=positions.device)
@@ -117,11 +119,12 @@ def causal_window(
 def block_window(
     *, anchors: Tensor, start: Tensor, slots: Tensor, block_size: int, width: int, ring_size: int
 ) -> Window:
-    """For drafting: every token of a block sees ``width`` earlier positions and the whole block.
+    """For drafting: every token of a block attends to ``width`` earlier positions and to the whole
+    block.
 
     Shapes: anchors [R] position of each block's first token, start [R], slots [R]; the T tokens
-    are R blocks of ``block_size``.  The block's rows go into the ring where the verified tokens of
-    these positions will overwrite them.
+    are R blocks of ``block_size``.  The block's rows are stored in the ring at their positions,
+    where verified tokens will overwrite them.
     """
     reach = torch.arange(-width, block_size, device=anchors.device)
     keys = anchors[:, None] + reach

@@ -1,1 +1,1 @@
-"""The engine on many ranks: groups, exchange of tokens and experts, placement, hand-over."""
+"""The engine on several ranks: groups, expert exchange and placement, disaggregated prefill."""

@@ -1,13 +1,13 @@
-"""Routed experts on other ranks: tokens go out in FP8, expert outputs come back in bf16.
+"""Expert parallelism: dispatch sends tokens in FP8, combine returns expert outputs in bf16.
 
-T tokens of this rank, K choices each, d width.  Two forms of the way back:
+T tokens of this rank, K selected experts each, d width.  Two forms of combine:
 
-exact    every choice's row comes back unreduced and is added in ascending order of expert ids, as
-         one rank does it: any number of ranks gives the same bits.
-reduced  each rank adds what it has of a token and sends one row: less traffic, other rounding.
+exact    the output of each expert returns separately, and they are added in ascending order of
+         expert ids as on one rank: any number of ranks gives the same bits.
+reduced  each rank adds its outputs for a token and sends one row: less traffic, other rounding.
 
-A rank may be a whole node: then the experts behind it are an exchange of their own, inside the
-node, and each token crosses the network once per node.
+A "rank" may be a whole node: then its experts are reached by a second exchange inside the node, and
+each token crosses the network once per node.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .routing_table import RoutingTable
 
 
 class ExchangedExperts:
-    """The routed experts of one layer, of which ``local`` are here.
+    """The routed experts of one layer, of which ``local`` are on this rank.
 
-    ``local`` takes places instead of expert ids.  Every rank of ``group`` must make the same calls,
-    those without tokens ``assist``.  Sizes are exchanged first, so nothing is padded and no number
-    of tokens is too large; the host waits for them.
+    ``local`` takes local indices instead of expert ids.  Every rank of ``group`` must make the same
+    calls; those without tokens call ``assist``.  Sizes are exchanged first, for which the host
+    waits, so nothing is padded and the number of tokens is not limited.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExchangedExperts:
         return compute
 
     def _pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of every choice that is here, [P, d] bf16, and how many each row has."""
+        """The output of every local expert choice, [P, d] bf16, and how many each row has."""
         row, choice = (places >= 0).nonzero(as_tuple=True)
         pairs = self.local(x[row], places[row, choice, None], weights[row, choice, None])
         return pairs.to(torch.bfloat16), (places >= 0).sum(1)
@@ -99,7 +99,7 @@ class ExchangedExperts:
         pairs: Tensor,
         num_pairs: Tensor,
     ) -> Callable[[], Tensor]:
-        """Return the pairs to where their tokens are; the result adds those that come here."""
+        """Return outputs to the tokens' ranks; the result adds up those received here."""
         num_tokens, num_choices = shape
         row, choice = (here >= 0).nonzero(as_tuple=True)
         given = [int(part.sum()) for part in torch.split(num_pairs, list(receive))]
@@ -118,7 +118,7 @@ class ExchangedExperts:
     def _add_by_rank(
         self, num_tokens: int, token: Tensor, send: Sequence[int], rows: Tensor
     ) -> Tensor:
-        """Add the rows of each rank in turn; a rank has at most one of a token."""
+        """Add the rows rank by rank; each rank sends at most one per token."""
         total = torch.zeros(num_tokens, self.hidden_size, device=rows.device)
         parts = zip(torch.split(token, list(send)), torch.split(rows, list(send)), strict=True)
         for where, part in parts:
@@ -127,7 +127,7 @@ class ExchangedExperts:
 
 
 class PresentExperts:
-    """Local experts that skip choices of -1."""
+    """Local experts that ignore ids of -1."""
 
     def __init__(self, local: RoutedExperts) -> None:
         self.local = local

@@ -1,5 +1,5 @@
-"""What the GPUs of a host launch to exchange tokens and caches, for the numbers of ranks that hosts
-have: a part of ``engine.kernel_plan``."""
+"""The part of ``engine.kernel_plan`` for the exchange between GPUs of one host, for common numbers
+of ranks."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from .handover import block_rows, ring_rows
 
 _RANKS = (2, 4, 8)
 _NUM_TOKENS = 3
-# Rows of each expert, on both sides of every choice of a tile.
+# Tokens per expert, on both sides of every tile threshold.
 _EXPERT_ROWS = (1, 17, 33, 65, 81, 97, 129, 193, 257, 513)
-# Tokens, on both sides of every choice of the router's tile.
+# Tokens, on both sides of every threshold of the router's tiles.
 _ROUTED = (1, 512, 1024, 1280, 1536, 2640, 8192)
 _ADDRESS = 1 << 44  # of a peer's memory
 
 
 def rehearse_exchanges(layers: Sequence[MoE], hidden_size: int, cache: KVCache) -> None:
-    """Launch each of them, inside a rehearsal: the code of a kernel depends on the ranks, the width
-    and the choices of a token.
+    """Launch all of them inside a rehearsal: kernels are compiled for the number of ranks, the
+    width, and the number of experts per token.
 
-    ``layers`` are whole ones, one of each number of choices.
+    ``layers``: one complete layer for each number of experts per token.
     """
     for part in (*block_rows(cache, [0]), *ring_rows(cache, 0)):
         copy_blocks(part.table, part.rows, _ADDRESS, part.rows)
-    for layer, rows in product(layers, _ROUTED):  # before tokens leave, and so without slots
+    for layer, rows in product(layers, _ROUTED):  # before dispatch, and so without slots
         layer.route(torch.zeros(rows, hidden_size, dtype=torch.bfloat16), None)
     if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
         return
@@ -62,7 +62,7 @@ def rehearse_exchanges(layers: Sequence[MoE], hidden_size: int, cache: KVCache) 
 def _exchange(layout: ExchangeLayout, experts: LocalExperts) -> None:
     x = torch.zeros(_NUM_TOKENS, layout.hidden_size, dtype=torch.bfloat16)
     ids = torch.zeros(_NUM_TOKENS, layout.num_choices, dtype=torch.int64)
-    # Each expert once: rank, place, and how many replicas.
+    # One replica per expert: rank, local index, number of replicas.
     table = (ids[:, :1].contiguous(), ids[:, :1].contiguous(), ids[:, 0].contiguous())
     buffers = Buffers(
         layout=layout,
@@ -77,7 +77,7 @@ def _exchange(layout: ExchangeLayout, experts: LocalExperts) -> None:
     received = receive_tokens(buffers, _NUM_TOKENS)
     experts.send_back(Arrivals(buffers, tokens, _NUM_TOKENS), *received)
     end_round(buffers)
-    if layout.num_ranks == _RANKS[0]:  # the code of the products does not depend on the ranks
+    if layout.num_ranks == _RANKS[0]:  # the GEMMs do not depend on the number of ranks
         for rows in _EXPERT_ROWS:
             most = -(-rows * experts.num_members // (layout.num_ranks * layout.num_choices))
             arrivals = Arrivals(buffers, tokens, most)

@@ -1,7 +1,7 @@
-"""Expert placement (EPLB): which replicas of which experts on which device, from measured loads.
+"""Expert placement (EPLB): assigns replicas of experts to devices, from measured loads.
 
-L layers, E experts, R replicas, G devices, N nodes.  A replica of an expert takes an equal part of
-the expert's tokens.  Every step is deterministic: ties go to the lower number.
+L layers, E experts, R replicas, G devices, N nodes.  The replicas of an expert share its tokens
+equally.  Every step is deterministic: ties go to the lower number.
 Source: deepseek-ai/EPLB, with replicas of one expert kept on different devices.
 """
 
@@ -21,12 +21,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """Where the replicas are.  Replicas are numbered device by device.
+    """The assignment of replicas, which are numbered device by device.
 
     physical_to_logical  [L, R] expert of each replica
     logical_to_physical  [L, E, most] replicas of each expert, ascending, padded with -1
     num_replicas         [L, E]
-    num_devices          G; with R = k G + r the first r devices hold one replica more
+    num_devices          G; with R = k G + r the first r devices have one replica more
     """
 
     physical_to_logical: Ints
@@ -41,7 +41,7 @@ class Placement:
         return np.repeat(np.arange(self.num_devices), counts)
 
     def device_loads(self, loads: Floats | Ints) -> Floats:
-        """[L, G]: the part of ``loads`` [L, E] that each device gets."""
+        """[L, G]: the load of each device, given ``loads`` [L, E]."""
         each = np.asarray(loads, dtype=np.float64) / self.num_replicas
         by_replica = np.take_along_axis(each, self.physical_to_logical, axis=1)
         bounds = np.flatnonzero(np.diff(self.device_of_replica, prepend=-1))
@@ -76,8 +76,8 @@ def rebalance(
 ) -> Placement:
     """A placement of ``num_replicas`` per layer that evens out ``loads`` [L, E].
 
-    With several nodes the ``num_groups`` groups of consecutive experts stay whole within a node
-    (hierarchical); with one, experts go anywhere (global).
+    With several nodes, each of ``num_groups`` groups of consecutive experts stays within a node
+    (hierarchical); with one node, experts can go anywhere (global).
     Raises: ConfigError if the numbers do not fit together or a load is negative or not finite.
     """
     weights = np.asarray(loads, dtype=np.float64)
@@ -89,9 +89,9 @@ def rebalance(
 
 
 def lower_bound(loads: Floats | Ints, *, num_replicas: int, num_devices: int) -> Floats:
-    """[L]: no placement with equal parts per replica has a smaller largest device load.
+    """[L]: a lower bound of the largest device load over all placements.
 
-    It cannot be below the mean, nor below the heaviest replica of the best replication.
+    It is the larger of the mean and the heaviest replica of the best replication.
     """
     weights = np.asarray(loads, dtype=np.float64)
     counts = np.stack([replicate(row, num_replicas, num_devices) for row in weights])
@@ -100,9 +100,9 @@ def lower_bound(loads: Floats | Ints, *, num_replicas: int, num_devices: int) ->
 
 
 def replicate(weights: Floats, num_replicas: int, most_each: int) -> Ints:
-    """[E] replicas per expert: one each, then always one more for the heaviest replica.
+    """[E] replicas per expert: one each, then repeatedly one more for the heaviest replica.
 
-    No expert gets more than ``most_each``, the number of devices that could hold them apart.
+    No expert gets more than ``most_each``, the number of devices, which must all be different.
     """
     counts = np.ones(len(weights), dtype=np.int64)
     each = weights.copy()
@@ -114,9 +114,10 @@ def replicate(weights: Floats, num_replicas: int, most_each: int) -> Ints:
 
 
 def pack(weights: Floats, num_packs: int, labels: Sequence[int] | None = None) -> list[list[int]]:
-    """Items for each pack, equally many: the heaviest first, into the lightest pack with room.
+    """Distribute items over packs of equal size: the heaviest item first, into the lightest pack
+    with room.
 
-    Items of one label go to different packs; there must be no more of them than packs.
+    Items with the same label go to different packs; there must be no more of them than packs.
     """
     num_items = len(weights)
     labels = range(num_items) if labels is None else labels
@@ -145,10 +146,10 @@ def _make_room(
     weights: Floats,
     labels: Sequence[int],
 ) -> int:
-    """All packs with room hold ``item``'s label: move something else there from a full pack.
+    """All packs with room have ``item``'s label already: move an item from a full pack into one.
 
-    There is a full pack without the label (labels are not more than packs), and it holds more
-    labels than ``target``, so one of them is not there yet.
+    There is a full pack without the label (no label has more items than there are packs), and it
+    has more labels than ``target``, so one of its labels is not in ``target``.
     """
     at_target = {labels[i] for i in packs[target]}
     moves = [
@@ -169,13 +170,13 @@ def _make_room(
 def _balance_layer(
     weights: Floats, num_replicas: int, num_devices: int, num_groups: int, num_nodes: int
 ) -> list[int]:
-    """Experts of all replicas of one layer, device by device."""
+    """The expert of each replica of one layer, device by device."""
     groups = np.arange(len(weights)).reshape(num_groups, -1)
     physical: list[int] = []
     for members in pack(weights[groups].sum(1), num_nodes):
         experts = groups[members].reshape(-1)
         counts = replicate(weights[experts], num_replicas // num_nodes, num_devices // num_nodes)
-        # First one replica of each expert, then the further ones in the order they were added.
+        # First one replica of each expert, then the others in the order in which they were added.
         replicas = _in_order_added(weights[experts], counts)
         each = (weights[experts] / counts)[replicas]
         for device in pack(each, num_devices // num_nodes, replicas):
@@ -184,7 +185,7 @@ def _balance_layer(
 
 
 def _in_order_added(weights: Floats, counts: Ints) -> list[int]:
-    """The expert of each replica in the order in which ``replicate`` gives them."""
+    """The expert of each replica, in the order in which ``replicate`` adds them."""
     further = [
         (-weights[expert] / had, expert)
         for expert, count in enumerate(counts)

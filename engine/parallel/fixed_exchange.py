@@ -1,8 +1,8 @@
 """The exchange with a fixed capacity: no size depends on the routing, so nothing waits for the host
-and a decode step with it can be part of a graph.
+and a decode step can be captured as a CUDA graph.
 
-Every token has the same place in the buffer of every rank; where it has no expert, its choices are
--1.  R ranks, C tokens of capacity, K choices, d width.
+Every token is sent to every rank; expert ids that are not on the receiving rank are -1.  R ranks, C
+tokens of capacity, K selected experts, d width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .routing_table import RoutingTable
 
 
 class FixedCapacityExperts(ExchangedExperts):
-    """As ``ExchangedExperts`` for at most ``capacity`` tokens per rank; ``local`` must skip -1.
+    """As ``ExchangedExperts``, for at most ``capacity`` tokens per rank; ``local`` must ignore -1.
 
     Raises: EngineError for more tokens, before anything is sent.
     """

@@ -1,7 +1,7 @@
-"""Ranks that exchange tensors: joining them, and the collectives that the engine uses.
+"""Process groups: how ranks join, and the collectives that the engine uses.
 
-gloo on a CPU, NCCL on GPUs, HCCL on Ascend NPUs.  Everything goes through ``Group``, which turns
-the loss of a peer into one kind of error.
+gloo on a CPU, NCCL on GPUs, HCCL on Ascend NPUs.  Everything goes through ``Group``, which raises
+one kind of error when a peer is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_S = 600.0  # for a rank that waits while another one compiles or reads w
 
 
 def host_store(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
-    """The meeting place of all ranks, on this machine; port 0 takes any free one.
+    """The rendezvous store of all ranks, hosted by this process; port 0 takes any free port.
 
     Raises: EngineError if the port is in use.
     """
@@ -40,7 +40,7 @@ def host_store(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
 
 
 def connect(host: str, port: int, timeout_s: float = TIMEOUT_S) -> Store:
-    """The meeting place that another process hosts.  Raises: EngineError if it is not there."""
+    """The store that another process hosts.  Raises: EngineError if nothing answers there."""
     try:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -58,9 +58,9 @@ def join(
     device: str = "cpu",
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Meet the other ranks; ``facts`` (versions, the model) must be the same everywhere.
+    """Join the other ranks; ``facts`` (versions, the model) must be the same on all.
 
-    Raises: EngineError that names the ranks that did not come in time, ConfigError that names what
+    Raises: EngineError that names the ranks that did not join in time, ConfigError that names what
     differs.
     """
     meet(store, rank, world_size, facts=facts, timeout_s=timeout_s)
@@ -77,7 +77,7 @@ def join(
 def meet(
     store: Store, rank: int, world_size: int, *, facts: Mapping[str, str], timeout_s: float
 ) -> None:
-    """The first half of ``join``: everybody is there, and everybody is the same."""
+    """The first half of ``join``: wait for all ranks and compare their ``facts``."""
     store.set(f"facts/{rank}", json.dumps(dict(facts)))
     wait_for_all(store, "facts", range(world_size), rank, timeout_s)
     reference = json.loads(store.get("facts/0"))
@@ -92,7 +92,7 @@ def meet(
 def wait_for_all(
     store: Store, prefix: str, ranks: Sequence[int], rank: int, timeout_s: float
 ) -> None:
-    """Until the key ``prefix/R`` of each rank is there.  Raises: EngineError naming the missing."""
+    """Wait for the key ``prefix/R`` of each rank.  Raises: EngineError naming missing ranks."""
     deadline = time.monotonic() + timeout_s
     for other in ranks:
         remaining = max(deadline - time.monotonic(), 0.001)
@@ -103,15 +103,15 @@ def wait_for_all(
             names = ", ".join(map(str, missing))
             raise EngineError(
                 f"rank {rank} waited {timeout_s:g} s for rank {names} of {ranks[-1] + 1}, which "
-                "did not come: look at what that process says, or whether it was started"
+                "did not come: look at the output of that process, or whether it was started"
             ) from error
 
 
 class Group:
-    """Some ranks, in a fixed order; ``rank`` is the place of this one among them.
+    """Some ranks in a fixed order; ``rank`` is the index of this one among them.
 
-    A group of one copies nothing and needs no process group.  Tensors of a GPU go through host
-    memory where only gloo connects the ranks, as it does ranks that share one GPU.
+    A group of one copies nothing and needs no process group.  GPU tensors go through host memory
+    if the ranks are connected by gloo only, as are ranks that share one GPU.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, handle: dist.ProcessGroup | None) -> None:
@@ -127,7 +127,7 @@ class Group:
 
     @staticmethod
     def split(parts: Sequence[Sequence[int]], *, backend: str | None = None) -> Group:
-        """Make one group of each part, in the same order on all ranks; returns this rank's."""
+        """Create one group per part, in the same order on all ranks; returns this rank's group."""
         me, mine = dist.get_rank(), None
         for part in parts:
             with translated():
@@ -146,8 +146,8 @@ class Group:
     ) -> Callable[[], Tensor]:
         """Start sending the first ``send[0]`` rows to the first rank, and so on.
 
-        rows [N, ...] any dtype but FP8, contiguous.  Without counts, equal parts.  The result gives
-        the rows received, those of the first rank first, and waits for them.
+        rows [N, ...] any dtype except FP8, contiguous.  Without counts, equal parts.  The returned
+        function waits for the rows received and returns them, ordered by rank.
         """
         if self.handle is None:
             return lambda: rows
@@ -172,7 +172,7 @@ class Group:
         return finish
 
     def exchange_counts(self, counts: Sequence[int], device: torch.device) -> list[int]:
-        """One number for each rank in, one from each rank out."""
+        """Send one number to each rank, and receive one from each."""
         if self.handle is None:
             return list(counts)
         sent = torch.tensor(counts, dtype=torch.int64, device=device)
@@ -200,13 +200,13 @@ class Group:
         return tensor
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """To the rank at place ``to``, which must ``receive`` one of the same form."""
+        """Send to the rank with index ``to``, which must ``receive`` with the same shape."""
         moved = self._movable(tensor).contiguous().view(torch.uint8)
         with translated():
             dist.send(moved, group=self.handle, group_dst=to)
 
     def receive(self, like: Tensor, source: int) -> Tensor:
-        """A tensor of the form and device of ``like``, from the rank at place ``source``."""
+        """Receive a tensor with the shape, dtype and device of ``like`` from rank ``source``."""
         out = torch.empty_like(self._movable(like), memory_format=torch.contiguous_format)
         with translated():
             dist.recv(out.view(torch.uint8), group=self.handle, group_src=source)
@@ -216,7 +216,7 @@ class Group:
         return tensor.cpu() if self._is_on_host else tensor
 
     def broadcast(self, value: object) -> object:
-        """Anything that can be pickled, from the first rank to all."""
+        """Send any picklable value from the first rank to all."""
         if self.handle is None:
             return value
         box = [value]
@@ -227,7 +227,7 @@ class Group:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What torch raises when a peer is gone, as ``PeerLostError``."""
+    """Raises torch's errors about lost peers as ``PeerLostError``."""
     try:
         yield
     except RuntimeError as error:

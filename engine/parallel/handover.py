@@ -1,4 +1,4 @@
-"""What a prefilled request leaves, as bytes: blocks of global KV, rings, and the last logits."""
+"""Serialization of a prefilled request: blocks of global KV, rings, and the last logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .parcels import Parcel, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillJob:
-    """Prompt tokens to compute; ``number`` is the asking rank's own."""
+    """A prompt to compute; ``number`` is chosen by the requesting rank."""
 
     number: int
     token_ids: tuple[int, ...]
@@ -25,7 +25,7 @@ class PrefillJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefilledBlocks:
-    """Blocks of a job from ``first`` on, as soon as they are full; more follow."""
+    """Blocks of a job from index ``first`` on, sent as they become full; more follow."""
 
     number: int
     first: int
@@ -35,8 +35,8 @@ class PrefilledBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """The end of a job: all blocks were sent.  ``logits`` are those after the last token, f32;
-    the first token is drawn where the request is decoded, with its own rules."""
+    """The end of a job, after all blocks.  ``logits``, f32, are those after the last token, from
+    which the decoding rank samples the first token."""
 
     number: int
     encoder_start: int
@@ -53,7 +53,7 @@ def read_blocks(cache: KVCache, blocks: Sequence[int]) -> bytes:
 
 
 def write_blocks(cache: KVCache, blocks: Sequence[int], data: bytes) -> None:
-    """The inverse, into blocks of any numbers."""
+    """The inverse; the block numbers may differ."""
     pools = _pools(cache)
     device = pools[0].device
     index = torch.tensor(list(blocks), dtype=torch.int64, device=device)
@@ -64,16 +64,16 @@ def write_blocks(cache: KVCache, blocks: Sequence[int], data: bytes) -> None:
 
 
 def read_rings(cache: KVCache, slot: int) -> bytes:
-    """Window rings, draft rings, partial groups and history of a slot."""
+    """Window rings, draft rings, partial groups and history of a slot, as bytes."""
     return b"".join(to_bytes(ring) for ring in cache.snapshot(slot).rings)
 
 
 def write_rings(cache: KVCache, slot: int, data: bytes) -> None:
-    """The inverse, into any slot."""
+    """The inverse; the slot may differ."""
     shapes = cache.snapshot(slot).rings
     parts = torch.split(from_bytes(data), [ring.nbytes for ring in shapes])
     rings = [
-        # A copy, since a view of wider numbers must begin at a multiple of their size.
+        # A copy, since a view with a wider dtype must be aligned to its size.
         part.clone().view(ring.dtype).view(ring.shape).to(ring.device)
         for part, ring in zip(parts, shapes, strict=True)
     ]
@@ -81,14 +81,14 @@ def write_rings(cache: KVCache, slot: int, data: bytes) -> None:
 
 
 def block_rows(cache: KVCache, blocks: Sequence[int]) -> list[Rows]:
-    """The entries of all layers in some blocks, where they lie."""
+    """Views of the entries of all layers in some blocks."""
     pools = _pools(cache)
     rows = torch.tensor(list(blocks), dtype=torch.int64, device=pools[0].device)
     return [Rows(pool.flatten(1), rows) for pool in pools]
 
 
 def ring_rows(cache: KVCache, slot: int) -> list[Rows]:
-    """What ``read_rings`` reads, where it lies."""
+    """Views of everything that ``read_rings`` reads."""
     found, device = [], cache.history.device
     for rings in (cache.window, cache.draft):
         layers = torch.arange(len(rings), device=device)
@@ -104,7 +104,7 @@ def to_bytes(tensor: Tensor) -> bytes:
 
 
 def from_bytes(data: bytes) -> Tensor:
-    """[N] u8 with memory of its own."""
+    """A copy as [N] u8."""
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
 
 

@@ -1,4 +1,4 @@
-"""Processes of one machine, one per rank: the first failure ends all, and none outlives us."""
+"""One process per rank on this machine: one failure ends all, and none outlives the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deepinfer.errors import DeepInferError, EngineError
 
 from .mailbox import Bye, Failed, Lost, Mailbox, PeerLostError
 
-# How long the first failure waits for others that may be its cause.
+# How long to wait, after the first failure, for others that may be its cause.
 _GRACE_S = 1.0
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -31,14 +31,14 @@ RankMain = Callable[[Mailbox, Any], None]
 class RankProcesses:
     """Runs ``main(mailbox, argument)`` in one process per argument.
 
-    main         an importable function; an error it raises becomes ours
-    preload      modules to import once beside ``main``'s, before the processes are forked from a
-                 fresh one
-    expendable   ranks whose end is a message (``Lost``), not a failure
-    remote       connections to ranks that a launcher has started; they wait for their argument
+    main         an importable function; errors that it raises are raised here
+    preload      modules to import once, besides that of ``main``, in the fresh process from which
+                 the ranks are forked
+    expendable   ranks whose end is reported as a message (``Lost``) instead of a failure
+    remote       connections to ranks that a launcher has started, which wait for their argument
 
     Raises: EngineError, or the rank's own DeepInferError with the rank's name, as soon as
-    ``receive`` or ``send`` finds that a rank failed; all ranks are stopped then.
+    ``receive`` or ``send`` finds that a rank has failed; all ranks are stopped then.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class RankProcesses:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks that are processes of ours."""
+        """Process ids of the ranks that this process started."""
         return [process.pid or 0 for process in self._processes if process is not None]
 
     def send(self, rank: int, message: Any) -> None:
-        """Give a rank a message; one for a lost expendable rank is dropped."""
+        """Send a message to a rank; messages for a lost expendable rank are dropped."""
         connection = self._connections[rank]
         if connection is None:
             return
@@ -88,7 +88,7 @@ class RankProcesses:
                 self._fail(rank)
 
     def receive(self, timeout_s: float | None = None) -> list[tuple[int, Any]]:
-        """(rank, message) pairs that are there, at least one unless time runs out."""
+        """(rank, message) pairs received so far; waits for at least one until the timeout."""
         ranks = {c: rank for rank, c in enumerate(self._connections) if c is not None}
         messages: list[tuple[int, Any]] = []
         for connection in wait(list(ranks), timeout_s):
@@ -105,7 +105,7 @@ class RankProcesses:
         return messages
 
     def close(self) -> None:
-        """Stop all processes; those of a launcher end when they lose us.  May be called twice."""
+        """Stop all processes; ranks of a launcher end when the connection closes.  Idempotent."""
         own = [process for process in self._processes if process is not None]
         for process in own:
             process.kill()
@@ -119,8 +119,8 @@ class RankProcesses:
                 connection.close()
 
     def _fail(self, rank: int, message: Failed | None = None) -> None:
-        """Stop everything and raise the failure that came first: a rank that lost its peer only
-        tells that there is one."""
+        """Stop all ranks and raise the original failure: the loss of a peer is only a consequence
+        of one."""
         failures = {rank: message or self._last_message(rank)}
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline and all(map(_is_consequence, failures.values())):
@@ -172,7 +172,7 @@ class RankProcesses:
 
 
 class _Gone(EngineError):
-    """The process ended without a word."""
+    """The process ended without a message."""
 
 
 def _is_consequence(failure: Failed) -> bool:
@@ -180,14 +180,14 @@ def _is_consequence(failure: Failed) -> bool:
 
 
 def _run(main: RankMain, connection: Connection, argument: Any) -> None:
-    """A rank's process.  Ctrl-C is for the driver, which decides what happens to the ranks."""
+    """Entry point of a rank's process.  It ignores Ctrl-C, which the driver handles."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     run_rank(main, connection, argument)
 
 
 def run_rank(main: RankMain, connection: Connection, argument: Any) -> None:
-    """``main`` in this process, which ends with it; an error goes to the driver."""
+    """Run ``main`` and end this process; an error is sent to the driver."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         main(Mailbox(connection), argument)
@@ -199,7 +199,7 @@ def run_rank(main: RankMain, connection: Connection, argument: Any) -> None:
             connection,
             EngineError(f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"),
         )
-    # Threads of communication libraries must not keep a rank alive that has nothing to do.
+    # Threads of communication libraries must not keep a finished rank alive.
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun or SLURM has started: who this one is, and where all meet."""
+"""Ranks started by torchrun or SLURM: which rank this is, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OVER = "over"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """``has_store``: the launcher already runs the store that ``host`` and ``port`` lead to.
-    ``ranks_per_node`` is 0 where the launcher does not say it."""
+    """This process's rank.  ``has_store``: the launcher already runs a store at ``host:port``.
+    ``ranks_per_node`` is 0 if the launcher does not tell."""
 
     rank: int
     world_size: int
@@ -34,11 +34,11 @@ class Place:
 
 
 def launched_place(environment: Mapping[str, str], world_size: int) -> Place | None:
-    """This process's place, None if it was started alone or the run needs one rank only.
+    """This process's place; None if it was started alone or the run needs only one rank.
 
     torchrun sets RANK and WORLD_SIZE, MASTER_ADDR and MASTER_PORT; ``srun`` sets SLURM_PROCID and
-    SLURM_NTASKS, and the address of the launching node unless MASTER_ADDR says another.
-    Raises: ConfigError if a number is missing or is not the one that the sizes need.
+    SLURM_NTASKS, and the address of the launching node, which MASTER_ADDR overrides.
+    Raises: ConfigError if a number is missing or does not match the parallel sizes.
     """
     names = ("RANK", "WORLD_SIZE") if "WORLD_SIZE" in environment else (
         "SLURM_PROCID", "SLURM_NTASKS"
@@ -69,7 +69,7 @@ def launched_place(environment: Mapping[str, str], world_size: int) -> Place | N
 
 @cache
 def meeting_place(place: Place) -> Store:
-    """The store of all ranks, once per process; rank 0 hosts it if the launcher does not."""
+    """The store of all ranks; rank 0 hosts it if the launcher does not.  Once per process."""
     from .groups import connect, host_store
 
     if place.rank == 0 and not place.has_store:
@@ -79,7 +79,7 @@ def meeting_place(place: Place) -> Store:
 
 def accept_ranks(place: Place, store: Store, timeout_s: float) -> dict[int, Connection]:
     """Rank 0: a connection to each other rank.  Raises: EngineError naming the missing ones."""
-    # Here, and below: a run of one rank, which asks only where it is, starts sooner.
+    # Imported here and below, so that a run of one rank starts faster.
     import secrets
     from multiprocessing.connection import Listener
 
@@ -98,7 +98,7 @@ def accept_ranks(place: Place, store: Store, timeout_s: float) -> dict[int, Conn
 
 
 def reach_driver(place: Place, store: Store) -> Connection | None:
-    """Another rank: the connection to rank 0; None if the run ended without needing ranks."""
+    """Other ranks: the connection to rank 0; None if the run ended without needing ranks."""
     store.set(f"deepinfer/here/{place.rank}", "yes")
     try:
         store.wait([_DRIVER])
@@ -118,7 +118,7 @@ def reach_driver(place: Place, store: Store) -> Connection | None:
 
 
 def let_go(place: Place, timeout_s: float) -> None:
-    """Rank 0, at its end: if the others still wait for it, no rank was needed."""
+    """Rank 0, at its end: release the others if they still wait, since none was needed."""
     from .groups import wait_for_all
 
     store = meeting_place(place)

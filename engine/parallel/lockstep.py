@@ -1,8 +1,8 @@
-"""Ranks that share experts make every pass together, whatever each has to do.
+"""Expert-parallel ranks run every forward pass together, whatever each of them has to do.
 
-Before a pass each rank says what it wants next, and all do what most of the work is behind: drafts
-before passes before rest.  A rank that wanted something else, or nothing, only helps with its
-experts.  So ranks need not agree on anything else: each has its own scheduler and its own rows.
+Before a pass each rank says what it wants to do next: draft, run a forward pass, or rest.  All do
+the first of these that any rank wants; a rank that wanted something else takes part only with its
+experts.  So each rank can have its own scheduler and its own rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Wish(IntEnum):
-    """In the order in which wishes are granted."""
+    """What a rank wants to do next, by priority."""
 
     DRAFT = 0
     FORWARD = 1
@@ -34,7 +34,7 @@ class Wish(IntEnum):
 
 
 class AssistingRunner(Runner, Protocol):
-    """A model that can help other ranks' tokens through its experts."""
+    """A model that can take part in other ranks' passes with its experts."""
 
     def assist(self, first_layer: int = 0) -> None: ...
 
@@ -42,11 +42,11 @@ class AssistingRunner(Runner, Protocol):
 
 
 class LockstepModel:
-    """A model whose passes are made by all ranks of ``control`` at a time.
+    """A model whose passes are run by all ranks of ``control`` together.
 
-    ``before_pass`` is called by all ranks at once, with the number of passes so far and the most
-    tokens that any rank brings, and says what it means for graphs.
-    Between passes every rank must be in a pass, in ``rest`` or in ``finish``.
+    ``before_pass`` is called by all ranks at once, with the number of passes so far and the maximum
+    number of tokens of any rank, and returns what this means for graphs.
+    Every rank must always end up in a pass, in ``rest`` or in ``finish``: the others wait for it.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LockstepModel:
 
     @contextmanager
     def turn(self, num_tokens: int, *, is_draft: bool = False) -> Iterator[Turn]:
-        """As in ``TakesTurns``: help the others until they make this pass, too."""
-        if self._turn is not None:  # the pass itself, whose turn was taken around it
+        """As in ``TakesTurns``: take part in other passes until all ranks run this one."""
+        if self._turn is not None:  # the pass itself, within its turn
             yield self._turn
             return
         wish = Wish.DRAFT if is_draft else Wish.FORWARD
@@ -95,11 +95,11 @@ class LockstepModel:
             self._turn = None
 
     def rest(self) -> bool:
-        """Help with one pass of the others; False if nobody wants one."""
+        """Take part in one pass of the others; False if no rank wants one."""
         return self._help(self._agree(Wish.REST)[0])
 
     def finish(self) -> None:
-        """Help until all ranks are here."""
+        """Take part in passes until all ranks have called this."""
         while (wish := self._agree(Wish.DONE)[0]) is not Wish.DONE:
             self._help(wish)
 

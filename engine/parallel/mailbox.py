@@ -1,4 +1,4 @@
-"""A rank's connection to the driver or to another rank, and what is said on it by either end."""
+"""A rank's connection to the driver or to another rank, and the messages of either end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from deepinfer.errors import DeepInferError, EngineError
 
 
 class PeerLostError(EngineError):
-    """Another rank went away in the middle of an exchange; its own failure says why."""
+    """Another rank was lost in the middle of an exchange; its own failure is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last message of a rank that could not go on."""
+    """The last message of a rank that failed."""
 
     error: DeepInferError
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An expendable rank is gone; ``reason`` is a sentence about it."""
+    """An expendable rank was lost; ``reason`` is a sentence about it."""
 
     rank: int
     reason: str
@@ -35,14 +35,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The driver has ended well: so does the rank that reads this."""
+    """The driver has ended normally, and so does the rank that receives this."""
 
 
 class Mailbox:
     """A rank's end of its connection to the driver, or to another rank.
 
-    Messages are read by a thread, so the other side never waits for a rank that computes.  Without
-    a driver a rank ends; ``is_open`` says whether another rank is still there.
+    A thread receives messages, so the other side never waits for a rank that is computing.  A rank
+    that loses its driver exits; ``is_open`` says whether the other end still exists.
     """
 
     def __init__(self, connection: Connection, *, is_driver: bool = True) -> None:
@@ -53,7 +53,7 @@ class Mailbox:
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: Any) -> None:
-        """Waits while the other side's system buffers are full; not for the other side itself."""
+        """Send a message; blocks only while the buffers of the connection are full."""
         try:
             self._connection.send(message)
         except OSError:
@@ -62,7 +62,7 @@ class Mailbox:
             self.is_open = False
 
     def take(self) -> Any:
-        """The next message, None if there is none now."""
+        """The next message, None if there is none yet."""
         try:
             return self._messages.get_nowait()
         except queue.Empty:
@@ -88,5 +88,5 @@ class Mailbox:
 
 
 def make_link() -> tuple[Connection, Connection]:
-    """Two connected ends, one for each of two ranks: give them to ``Mailbox`` there."""
+    """Two connected ends for two ranks, each of which makes a ``Mailbox`` of its end."""
     return multiprocessing.Pipe()

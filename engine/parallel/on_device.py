@@ -1,4 +1,4 @@
-"""Values with tensors in them, moved from one device to another."""
+"""Moves nested values with tensors to another device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def on_device(value: Any, device: str) -> Any:
-    """``value`` with all tensors in it on ``device``: in dataclasses and in sequences."""
+    """``value`` with all tensors in its dataclasses and sequences moved to ``device``."""
     if isinstance(value, Tensor):
         return value.to(device)
     if is_dataclass(value) and not isinstance(value, type):

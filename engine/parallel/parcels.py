@@ -1,7 +1,8 @@
-"""Packed state on its way from a prefill GPU to a decoding GPU of the same host.
+"""Transfer of packed state from a prefill GPU to a decode GPU of the same host.
 
-The sender writes into a landing area at the receiver, then says so in a message; the receiver puts
-it in place and says that the area is free again.  Nothing goes through host memory.
+The sender writes into a staging buffer at the receiver and announces it in a message; the receiver
+copies it into place and acknowledges that the space is free again.  Nothing goes through host
+memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Where something landed; ``number`` counts the parcels from one sender to one receiver."""
+    """A part of the staging buffer; ``number`` counts parcels from one sender to one receiver."""
 
     number: int
     start: int
@@ -40,13 +41,13 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The receiver's word that it has put a parcel in place."""
+    """The receiver's acknowledgment that a parcel was copied into place."""
 
     number: int
 
 
 class Outbox:
-    """A sender's view of one landing area of ``num_bytes`` at ``address``, on a peer or here."""
+    """A sender's view of one staging buffer of ``num_bytes`` at ``address``, maybe on a peer."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self._address = address
@@ -56,8 +57,8 @@ class Outbox:
         self._num_sent = 0
 
     def send(self, parts: Sequence[Rows]) -> Parcel | None:
-        """Launch the copies; None if there is no room now.  The message about it must wait for the
-        device."""
+        """Launch the copies; None if there is no room now.  The message that announces them must
+        wait for the device."""
         start = self._room(sum(part.num_bytes for part in parts))
         if start is None:
             return None
@@ -71,13 +72,13 @@ class Outbox:
         return Parcel(self._num_sent, start)
 
     def free(self, taken: Taken) -> None:
-        """The receiver has put it in place."""
+        """Free the space of a parcel that the receiver has acknowledged."""
         self._taken.add(taken.number)
         while self._under_way and self._under_way[0][0] in self._taken:
             self._taken.remove(self._under_way.popleft()[0])
 
     def _room(self, num_bytes: int) -> int | None:
-        """Areas are used one after the other, round and round."""
+        """The start of free space in the ring buffer; None if there is not enough."""
         if not self._under_way:
             return 0 if num_bytes <= self._num_bytes else None
         first, end = self._under_way[0][1], self._under_way[-1][2]
@@ -89,13 +90,13 @@ class Outbox:
 
 
 class Inbox:
-    """A receiver's landing area: ``area`` [num_bytes] u8."""
+    """A receiver's staging buffer ``area`` [num_bytes] u8."""
 
     def __init__(self, area: Tensor) -> None:
         self.area = area
 
     def take(self, parcel: Parcel, parts: Sequence[Rows]) -> None:
-        """Launch the copies into place; ``parts`` have the sizes of those that were sent."""
+        """Launch the copies into ``parts``, which have the sizes of those that were sent."""
         at = parcel.start
         for part in parts:
             count, width = len(part.rows), part.table.shape[1]

@@ -1,4 +1,4 @@
-"""What is sent of a token: FP8 activations with their scales, and its choices at the receiver."""
+"""The dispatched bytes of a token: FP8 activations, scales, and its experts at the receiver."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CHOICE_BYTES = 8
 
 
 def payload_bytes(hidden_size: int, num_choices: int) -> int:
-    """Bytes of one row: e4m3 values, e8m0 scales, and (i32 place, f32 weight) of each choice."""
+    """Bytes per token: e4m3 values, e8m0 scales, and (i32 index, f32 weight) per expert."""
     return hidden_size + hidden_size // _BLOCK + num_choices * _CHOICE_BYTES
 
 
 def quantize_rows(x: Tensor) -> Tensor:
-    """x [T, d] bf16 -> [T, d + d/32] u8.  The experts quantise in the same way, so they see from
-    these bytes exactly what they would have seen."""
+    """x [T, d] bf16 -> [T, d + d/32] u8.  Experts quantize their inputs in the same way, so these
+    bytes give them exactly the same inputs."""
     values, exponents = quantize_fp8(x)
     return torch.cat([values.view(torch.uint8), exponents], dim=-1)
 
@@ -33,7 +33,7 @@ def unpack(rows: Tensor, hidden_size: int) -> tuple[Tensor, Tensor, Tensor]:
     num_scales = hidden_size // _BLOCK
     num_choices = (rows.shape[1] - hidden_size - num_scales) // _CHOICE_BYTES
     sizes = [hidden_size, num_scales, 4 * num_choices, 4 * num_choices]
-    # Copies, since a view of wider numbers must begin at a multiple of their size.
+    # Copies, since a view with a wider dtype must be aligned to its size.
     values, exponents, places, weights = map(_copy, torch.split(rows, sizes, dim=-1))
     scales = (exponents.to(torch.int16) << 7).view(torch.bfloat16)  # the exponent bits of a bf16
     codes = values.view(torch.float8_e4m3fn).to(torch.bfloat16)
@@ -50,5 +50,5 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Densely packed, also where a dimension of one element has a stride of its own."""
+    """A densely packed copy, even if a dimension of size one has an odd stride."""
     return tensor.clone(memory_format=torch.contiguous_format)

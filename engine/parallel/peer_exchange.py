@@ -1,8 +1,8 @@
-"""The exchange between GPUs of one host through each other's memory: no host in between, any of it
-part of a graph.
+"""Expert exchange between GPUs of one host through peer memory, without the host and capturable in
+CUDA graphs.
 
-Tokens travel by copy engines, which take nothing from what computes, while the shared expert
-begins.  The last product of the experts stores each row of results where its token came from.
+Copy engines move the tokens, which costs no SMs, while the shared expert computes.  The experts'
+last GEMM stores each result row in the memory of the rank that its token came from.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 
 class ArrivalExperts(Protocol):
-    """Experts of this rank for tokens of all ranks: see ``engine.model.share.LocalExperts``."""
+    """Local experts applied to tokens of all ranks; see ``engine.model.share.LocalExperts``."""
 
     def send_back(self, arrivals: Arrivals, places: Tensor, weights: Tensor) -> None: ...
 
 
 class PeerChannel:
-    """The buffers of one exchange at a time between the ranks of a host; layers take turns.
+    """Buffers for one exchange at a time between the ranks of a host; layers take turns.
 
-    ``most_tokens`` is how many tokens any rank brings to the exchanges that follow, the same on all
-    ranks.  All ranks make the same ones in the same order, and end each before the next.
+    ``most_tokens``: the maximum number of tokens of any rank in the next exchanges, the same on all
+    ranks.  All ranks must make the same exchanges in the same order, and end each before the next.
     """
 
     def __init__(self, group: Group, layout: ExchangeLayout, device: torch.device) -> None:
-        """Made by all ranks of ``group`` at once.  Raises: EngineError as ``PeerMemory``."""
+        """Called by all ranks of ``group`` at once.  Raises: EngineError as ``PeerMemory``."""
         self.memory = PeerMemory(group, layout.num_bytes, device)
         self.buffers = Buffers(
             layout=layout,
@@ -68,8 +68,8 @@ class PeerChannel:
     def send(
         self, tokens: Activations, ids: Tensor, weights: Tensor, table: RoutingTable
     ) -> Tensor:
-        """Begin to copy tokens to all other ranks; returns where their results will be, as
-        ``make_heads_triton``."""
+        """Start copying tokens to all other ranks; returns where their results will arrive, as
+        ``make_heads_triton`` does."""
         replicas = (table.rank, table.place, table.count)
         most, main = self.most_tokens, torch.cuda.current_stream()
         result_row = make_heads(self.buffers, tokens, ids, weights, replicas, most)
@@ -85,13 +85,13 @@ class PeerChannel:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until what was sent may be overwritten."""
+        """Wait until the buffers of sent tokens may be overwritten."""
         for stream in self._streams.values():
             torch.cuda.current_stream().wait_stream(stream)
 
 
 class PeerExperts:
-    """The routed experts of one layer, as ``FixedCapacityExperts``, over a host's channel.
+    """The routed experts of one layer, as ``FixedCapacityExperts``, through a ``PeerChannel``.
 
     Raises: EngineError for more tokens than there is room for, before anything is sent.
     """
@@ -111,8 +111,8 @@ class PeerExperts:
         self.begin(NormedRows(x, x), ids, ids.float())()()
 
     def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
-        """Send the tokens; the last step gives rows of what other ranks sent back, which hold until
-        the next exchange begins."""
+        """Send the tokens; the last step returns the rows of results, which are valid until the
+        next exchange begins."""
         channel, most, count = self.channel, self.channel.most_tokens, len(rows.values)
         if count > most:
             raise EngineError(
@@ -129,6 +129,6 @@ class PeerExperts:
 
         def collect() -> Outputs:
             self.channel.end()
-            return arrivals.buffers.results, result_row  # tokens are kept as long as copies read
+            return arrivals.buffers.results, result_row  # copies still read the tokens
 
         return collect

@@ -1,4 +1,4 @@
-"""Memory that the GPUs of one host open to each other over NVLink."""
+"""Peer memory: buffers that the GPUs of one host map into each other over NVLink."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .groups import Group, translated
 
 
 class PeerMemory:
-    """One buffer of ``num_bytes`` zeros on each rank of ``group``, mapped into all of them.
+    """A zeroed buffer of ``num_bytes`` on each rank of ``group``, mapped into all of them.
 
-    own [num_bytes] u8 this rank's; addresses [R] i64 where the ranks' buffers are for kernels here;
-    peers, by rank, the others' [num_bytes] u8 as tensors, which copies from this GPU reach.
-    Made by all ranks at once.  NVLink multicast is not used: the addresses are plain ones.
-    Raises: EngineError if the GPUs cannot reach each other's memory.
+    own [num_bytes] u8: this rank's buffer; addresses [R] i64: all ranks' buffers, for kernels here;
+    peers: the other ranks' buffers [num_bytes] u8 as tensors, for copies from this GPU.
+    Created by all ranks at once.  NVLink multicast is not used.
+    Raises: EngineError if the GPUs cannot access each other's memory.
     """
 
     def __init__(self, group: Group, num_bytes: int, device: torch.device) -> None:
-        # Not at the top: CPU builds of torch need not have it.
+        # Imported here: CPU builds of torch may lack it.
         from torch.distributed import _symmetric_memory as symmetric
 
         assert group.handle is not None, "a group of one has no peers"
@@ -44,12 +44,12 @@ class PeerMemory:
             if rank != group.rank
         }
         with translated():
-            group.all_reduce(torch.zeros(1, device=device))  # all are zero before anybody writes
+            group.all_reduce(torch.zeros(1, device=device))  # zeroed before any rank writes
         torch.cuda.synchronize(device)
 
 
 def all_reach_each_other(num_gpus: int) -> bool:
-    """Whether the first GPUs of this host can open their memory to each other."""
+    """Whether the first ``num_gpus`` GPUs of this host have peer access to each other."""
     return all(
         one == other or torch.cuda.can_device_access_peer(one, other)
         for one, other in product(range(num_gpus), repeat=2)

@@ -1,9 +1,9 @@
-"""A pipeline of two ranks: the second one runs the encoder layers, the first one all that follows.
+"""Pipeline parallelism with two ranks: the second runs the encoder layers, the first the rest.
 
-The first rank runs the engine.  It tells the other what to compute and gets the residual streams
-back; it is the one with the head, the draft stages and the sampler.  Each rank keeps the state of
-its own layers.  On GPUs the other rank begins with a pass while this one is still at the pass
-before, as far as the engine launches passes ahead.
+The first rank runs the engine, with the decoder layers, the head, the draft stages and the sampler.
+It tells the second rank what to compute and receives the residual streams.  Each rank keeps the
+state of its own layers.  On GPUs the second rank starts a pass while the first is still busy with
+the previous one, if the engine launches passes ahead.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _Order = tuple[Literal["forward", "snapshot", "restore", "end"], Any]
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Both ranks, the one that runs the engine first.  ``control`` carries orders, ``data`` tensors
-    between devices."""
+    """Both ranks, the one with the engine first.  ``control`` carries orders, ``data`` carries
+    tensors between devices."""
 
     control: Group
     data: Group
@@ -48,8 +48,8 @@ class Stages:
 
 
 class PipelineModel:
-    """The model of the first rank, with the decoder layers and the draft stages.  The cache that it
-    is called with is a ``PipelineCache``."""
+    """The model of the first rank, with the decoder layers and the draft stages; its cache is a
+    ``PipelineCache``."""
 
     def __init__(self, model: Model, stages: Stages) -> None:
         self.model = model
@@ -82,12 +82,12 @@ class PipelineModel:
         return call(*others, cache.own, sample, depth, keeps_logits)
 
     def end(self) -> None:
-        """Let the other rank go."""
+        """End the other rank."""
         self.stages.order("end", None)
 
 
 class PipelineCache:
-    """The cache of the first rank; a slot's rings are those of both."""
+    """The cache of the first rank; snapshots cover the rings of both."""
 
     def __init__(self, own: KVCache, stages: Stages) -> None:
         self.own = own
@@ -111,7 +111,7 @@ class PipelineCache:
 
 @torch.inference_mode()
 def run_encoder(model: Model, cache: KVCache, stages: Stages) -> None:
-    """The second rank, until the first one ends it."""
+    """Run the second rank until the first one ends it."""
     while True:
         name, value = stages.next_order()
         if name == "end":
@@ -131,7 +131,7 @@ def run_encoder(model: Model, cache: KVCache, stages: Stages) -> None:
 
 
 def _handed_over(halfway: Halfway, model: PipelineModel) -> Sequence[Tensor]:
-    """Tensors like those that the other rank will send for a pass."""
+    """Tensors with the shapes that the other rank will send for a pass."""
     settled = halfway.residual.settle()
     tap = settled.streams[:, 0]
     return settled.streams, settled.pre, *(tap for _ in _encoder_taps(model.config))

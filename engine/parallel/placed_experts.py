@@ -1,4 +1,4 @@
-"""The routed experts of one layer, placed by measured load and moved while the engine runs."""
+"""The routed experts of one layer, placed by measured load and rebalanced at run time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .groups import Group
 from .peer_exchange import PeerChannel, PeerExperts
 from .routing_table import RoutingTable
 
-# Moving experts costs a read of their weights: not for less than this.
+# Minimum gain that justifies moving experts, which costs reading their weights.
 _WORTH_MOVING = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The largest load of a rank over the mean, as it was and as it is now with the same loads;
-    the worst layer counts.  ``num_moved`` layers got another placement."""
+    """Imbalance (largest load of a rank over the mean) before and after a rebalance, with the same
+    loads, of the worst layer.  ``num_moved`` layers got another placement."""
 
     before: float
     after: float
@@ -39,19 +39,19 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """``inside``: the ranks of this rank's node.  ``across``: those with its place in each node."""
+    """``inside``: the ranks of this node.  ``across``: the same local rank on each node."""
 
     inside: Group
     across: Group
 
 
 class PlacedExperts:
-    """Routed experts spread over ``group``, with the tokens of each expert counted.
+    """Routed experts distributed over ``group``, which counts the tokens of each expert.
 
     counts [E] i64: tokens of this rank since the last placement.
-    ``capacity``: passes of at most so many tokens per rank take the form without host waits.
-    ``nodes``: the ranks stand on several; then each token crosses the network once per node.
-    ``channel``: that form writes into the memory of the other ranks.
+    ``capacity``: passes of at most this many tokens per rank use the exchange without host waits.
+    ``nodes``: set for ranks on several nodes; each token then crosses the network once per node.
+    ``channel``: that exchange goes through peer memory.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class PlacedExperts:
         self._limit = limit
         self._is_exact = is_exact
         self._capacity = capacity
-        self._most_tokens = sys.maxsize  # until it is known
+        self._most_tokens = sys.maxsize  # not known yet
         self._nodes = nodes
         self._channel = channel
         most = plan.n_routed_experts * (group.size - 1)
-        # Where there are fewer experts than ranks, as in draft stages, each rank has a replica.
+        # If there are fewer experts than ranks, as in draft stages, each rank has a replica.
         further = max(min(num_redundant, most), group.size - plan.n_routed_experts)
         self._num_replicas = plan.n_routed_experts + further
         self.placement = self.balanced(np.ones(plan.n_routed_experts))
@@ -96,14 +96,14 @@ class PlacedExperts:
         self._form().assist()
 
     def expect(self, most_tokens: int) -> int | None:
-        """The next pass brings at most so many tokens per rank; all ranks say the same.
+        """Announce, with the same value on all ranks, the maximum tokens per rank of the next pass.
 
-        Returns the size that a graph of the pass is made for, None if it cannot be one.
+        Returns the size for which a graph of the pass is captured, None if it cannot be a graph.
         """
         self._most_tokens = most_tokens
         if self._fixed is None or most_tokens > self._capacity:
             return None
-        # Of a few sizes, so that small passes send little and few graphs serve all.
+        # One of a few sizes, so that small passes send little and few graphs are needed.
         size = min(self._capacity, 1 << max(most_tokens - 1, 0).bit_length())
         if self._channel is not None:
             self._channel.most_tokens = size
@@ -113,11 +113,11 @@ class PlacedExperts:
         return None
 
     def balanced(self, loads: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Placement:
-        """The best placement for loads [E] of all ranks."""
+        """A placement for loads [E], summed over all ranks."""
         return rebalance(loads[None], num_replicas=self._num_replicas, num_devices=self.group.size)
 
     def move(self, placement: Placement) -> None:
-        """Read the weights that this rank now needs, and route to where they are."""
+        """Load the weights that this rank now needs, and route tokens accordingly."""
         self.placement = placement
         self._exchange, self._fixed = self._make_exchanges()
 
@@ -147,7 +147,7 @@ class PlacedExperts:
         return exchange, None
 
     def _make_two_levels(self, nodes: Nodes) -> ExchangedExperts:
-        """Over the network to the same place of each node that is wanted, then inside it.
+        """Over the network to the same local rank of each node with an expert, then inside it.
 
         Replicas are numbered rank by rank, so those of a node are consecutive.
         """
@@ -165,7 +165,7 @@ class PlacedExperts:
             inside,
             nodes.inside,
             hidden_size=hidden_size,
-            num_choices=1 if self._is_exact else choices,  # the exact form asks pair by pair
+            num_choices=1 if self._is_exact else choices,  # one pair per row
             is_exact=self._is_exact,
         )
         return ExchangedExperts(
@@ -179,9 +179,9 @@ class PlacedExperts:
 
 
 def rebalance_layers(layers: Sequence[PlacedExperts]) -> Balance:
-    """Place the experts of all layers by what was counted since the last time.
+    """Place the experts of all layers by the counts since the last time.
 
-    Made by all ranks at once between two passes.  Answers do not change: every replica computes
+    Called by all ranks at once between two passes.  Answers do not change: every replica computes
     the same, and the exact exchange adds in the order of expert ids.
     """
     sizes = [len(layer.counts) for layer in layers]

@@ -1,4 +1,4 @@
-"""The prefill role alone: computes prompts for ranks that decode, and sends what they leave."""
+"""A prefill rank: computes prompts for decode ranks and sends them the resulting state."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REST_S = 0.002
 
 
 class PrefillServer:
-    """Jobs of several mailboxes through one engine, which never decodes.
+    """Runs the jobs of several mailboxes on one engine, which never decodes.
 
-    Chunks and prefix hits are those of the engine; blocks are sent as they become full.
-    ``outboxes``: landing areas on the GPUs behind the mailboxes, none to send bytes.
+    Chunking and prefix hits are those of the engine; blocks are sent as they become full.
+    ``outboxes``: staging buffers on the GPUs behind the mailboxes; without them, bytes are sent.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PrefillServer:
         self._num_arrived = 0
 
     def serve(self, rest: Callable[[], bool]) -> None:
-        """Until the process is stopped; ``rest`` helps other ranks, False if none wants help."""
+        """Run until the process is stopped; ``rest`` takes part in other ranks' passes, if any."""
         while True:
             self.take_jobs()
             if not self.step() and not rest():
@@ -70,7 +70,7 @@ class PrefillServer:
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """Compute some chunks; False if there is nothing to do."""
+        """Compute one batch of chunks; False if there is nothing to do."""
         scheduler, worker = self._engine.scheduler, self._engine.prefill_worker
         batch = scheduler.schedule()
         if batch is None:
@@ -106,7 +106,7 @@ class PrefillServer:
         self._engine.scheduler.add(state)
 
     def _send_blocks(self, chunk: PrefillChunk) -> None:
-        """The blocks that are complete by now: all of them after the last chunk."""
+        """Send the blocks that have become complete; after the last chunk, all of them."""
         state = chunk.state
         first, block_size = self._num_sent[state], self._engine.config.block_size
         end = len(state.blocks) if chunk.is_last else chunk.end // block_size
@@ -120,12 +120,12 @@ class PrefillServer:
             self._num_sent[state] = end
 
     def _write(self, mailbox: Mailbox, parts: Sequence[Rows]) -> Parcel | None:
-        """Into the other GPU's memory; None if it has no landing area or that is full."""
+        """Write into the other GPU's memory; None without a staging buffer, or if it is full."""
         outbox = self._outboxes.get(mailbox)
         return None if outbox is None else outbox.send(parts)
 
     def _send(self, mailbox: Mailbox, message: Any) -> None:
-        """As soon as the device has written what it is about, and after those before it."""
+        """Send when the device has written its data, and after earlier messages."""
         event = None
         if self._outboxes:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""One rank's place among the others: what it shares with whom, and how it runs its model."""
+"""One rank of a run: its groups, and how it runs its model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ from .tensor_group import LeadingCache, LeadingModel, follow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# For what one prefill rank sends to one decoding rank before it was put in place: about 20 prompts
-# of 8,192 tokens.
+# Staging buffer from one prefill rank to one decode rank: about 20 prompts of 8,192 tokens.
 _LANDING_BYTES = 256 << 20
 
 
 class Rank:
-    """Made by all ranks of the world at once.
+    """Created by all ranks of the world at once.
 
-    Ranks that share heads or layers are consecutive; their first one takes rows.  ``balances`` are
-    the loads of ranks before and after each time that experts were placed anew.
+    Tensor- or pipeline-parallel ranks are consecutive, and the first of them takes rows.
+    ``balances``: the imbalance before and after each rebalancing of experts.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class Rank:
         capacity: int = 0,
         uses_peer_memory: bool = False,
     ) -> None:
-        """``engines`` are the ranks of each engine if they are not those of ``sizes``.
+        """``engines``: the ranks of each engine, if they are not those of ``sizes``.
 
-        ``capacity``: passes of at most so many tokens per rank exchange them without host waits,
-        by writing into each other's memory if ``uses_peer_memory``.
+        ``capacity``: passes of at most this many tokens per rank use the exchange without host
+        waits, through peer memory if ``uses_peer_memory``.
         """
         self.sizes = sizes
         engines = sizes.engines if engines is None else engines
@@ -102,7 +101,7 @@ class Rank:
         return self._followers.rank == 0 and self.share.half != "encoder"
 
     def outboxes(self) -> list[Outbox]:
-        """A prefill rank's landing areas at the decoding ranks, in their order; none on a CPU."""
+        """A prefill rank's staging buffers at the decode ranks, in order; none on a CPU."""
         if self._landing is None:
             return []
         start = self._everyone.rank - self.sizes.decode_ranks
@@ -110,16 +109,16 @@ class Rank:
         return [Outbox(a + start * _LANDING_BYTES, _LANDING_BYTES) for a in addresses]
 
     def inboxes(self) -> list[Inbox]:
-        """A decoding rank's landing areas for the prefill ranks, in their order; none on a CPU."""
+        """A decode rank's staging buffers for the prefill ranks, in order; none on a CPU."""
         if self._landing is None:
             return []
         areas = self._landing.own.view(self.sizes.prefill_ranks, _LANDING_BYTES)
         return [Inbox(area) for area in areas.unbind()]
 
     def can_capture(self, model: Model) -> bool:
-        """Whether passes of the ranks' models can be graphs: nothing in them speaks to other ranks
-        through the host, except before a turn, and none looks up rows there.  Asked by all ranks at
-        once: they time the same steps."""
+        """Whether passes of the ranks' models can be graphs: within a pass the host neither talks
+        to other ranks nor looks up rows.  Called by all ranks at once, since they time the same
+        steps."""
         if self._followers.size > 1 or self._stages is not None:
             return False
         return bool(self._everyone.all_gather(torch.tensor([int(model.can_capture)])).all())
@@ -138,8 +137,8 @@ class Rank:
         return self._lockstep
 
     def plan_cache(self, model: Model, config: EngineConfig) -> tuple[EngineConfig, KVCache]:
-        """As ``memory.capacity.plan_cache``, with as many blocks as the rank with the least memory
-        has room for: ranks that share heads use the same blocks, and all refuse the same rows."""
+        """As ``memory.capacity.plan_cache``, with as many blocks as fit on the rank with the least
+        memory: tensor-parallel ranks use the same blocks, and all ranks refuse the same rows."""
         config = config.with_environment()
         sized = size_cache(model.config, config, DeviceMemory.of(config.device))
         counts = self._everyone.all_gather(torch.tensor([sized.num_blocks]))
@@ -148,7 +147,7 @@ class Rank:
         return config, cache
 
     def cache(self, cache: Cache) -> Cache:
-        """The cache as this rank's engine sees it."""
+        """The cache that this rank's engine uses."""
         if self._followers.size == 1 and self._stages is None:
             return cache
         assert isinstance(cache, KVCache)
@@ -157,14 +156,14 @@ class Rank:
         return LeadingCache(cache, self._followers)
 
     def follow(self, model: Model, cache: KVCache) -> None:
-        """What a rank does that takes no rows."""
+        """Run a rank that takes no rows."""
         if self._stages is not None:
             run_encoder(model, cache, self._stages)
             return
         follow(model, cache, self._followers, self._rebalance)
 
     def _before_pass(self, number: int, most_tokens: int) -> Turn:
-        """All ranks that lead are here, with the same number of passes behind them."""
+        """Called by all leading ranks together, after the same number of passes."""
         sizes = {layer.expect(most_tokens) for layer in self.share.layers}
         if self._interval and number and number % self._interval == 0 and self.share.layers:
             if self._leading is not None:
@@ -177,24 +176,24 @@ class Rank:
         self.balances.append(rebalance_layers(self.share.layers))
 
     def release(self) -> None:
-        """Let the ranks go that follow this one."""
+        """Release the ranks that follow this one."""
         if self._leading is not None:
             self._leading.end()
         if self._pipeline is not None:
             self._pipeline.end()
 
     def rest(self) -> bool:
-        """Help other ranks once; False if there was nothing to do."""
+        """Take part in one pass of other ranks; False if there was nothing to do."""
         return self._lockstep is not None and self._lockstep.rest()
 
     def finish(self) -> None:
-        """Help other ranks until all are here."""
+        """Take part in other ranks' passes until all have finished."""
         if self._lockstep is not None:
             self._lockstep.finish()
 
 
 def _nodes(engines: Sequence[Sequence[int]], size: int) -> Nodes | None:
-    """How the ranks of each engine stand on nodes of ``size``; None if an engine fits on one."""
+    """The nodes of ``size`` ranks that each engine spans; None if an engine fits on one."""
     if not size or any(len(ranks) <= size for ranks in engines):
         return None
     inside = [ranks[i : i + size] for ranks in engines for i in range(0, len(ranks), size)]

@@ -1,4 +1,4 @@
-"""What one rank computes of each layer: its heads of attention, its experts."""
+"""The part of each layer that one rank computes: its attention heads and experts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ Half = Literal["encoder", "decoder"]
 
 
 class RankShare:
-    """``experts`` share routed experts, ``heads`` the heads of attention and the tokens they see.
+    """``experts``: the ranks that split the routed experts; ``heads``: those that split the
+    attention heads and have the same tokens.
 
-    num_redundant     more replicas than experts are placed in each layer
-    is_exact          the form of the exchange: see ``exchange``
-    capacity          tokens of its form without host waits, 0 for none
-    uses_peer_memory  that form writes into the memory of the other GPUs
-    nodes             how ranks stand on nodes, None for one node
-    half              which layers this rank of a pipeline has
-    layers            the experts placed so far
+    num_redundant     replicas beyond one per expert, in each layer
+    is_exact          the form of combine: see ``exchange``
+    capacity          tokens of the exchange without host waits, 0 for none
+    uses_peer_memory  that exchange goes through peer memory
+    nodes             the nodes of the ranks, None for one node
+    half              the layers of this rank in a pipeline
+    layers            the experts created so far
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class RankShare:
         return routed if self.heads.size == 1 else SharedTokens(routed, self.heads)
 
     def _peer_channel(self, plan: LayerPlan, tensors: LayerTensors) -> PeerChannel | None:
-        """That of all layers of the same sizes, which take turns."""
+        """The channel shared by all layers with the same sizes."""
         hidden_size, choices = len(tensors.stored("ffn_norm.weight")), plan.num_experts_per_tok
         if hidden_size % ExchangeLayout.WIDTH_MULTIPLE:
             return None
@@ -108,7 +109,7 @@ class RankShare:
 
 
 class SharedTokens:
-    """Ranks that hold the same tokens send an equal part each, then gather the results."""
+    """Ranks with the same tokens each dispatch an equal part, then gather the results."""
 
     def __init__(self, routed: RoutedExperts, heads: Group) -> None:
         self.routed = routed

@@ -1,7 +1,7 @@
-"""The decode role's view of prefill ranks: jobs out, packed state in.
+"""A decode rank's view of prefill ranks: sends jobs, receives packed state.
 
 A request gets its slot and all its blocks here before its prompt is sent away, so a prefill rank
-never computes what has no place to go.
+never computes a prompt without a destination.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOLDING = (Phase.PREFILLING, Phase.TRANSFERRING)
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A job that is away, and what came back of it."""
+    """A job on a prefill rank, and its results so far."""
 
     state: RequestState
     mailbox: Mailbox
@@ -55,8 +55,8 @@ class _Pending:
 
 
 class RemotePrefillWorker:
-    """``local`` takes over when no prefill rank is left.  ``inboxes``: the landing areas of the
-    GPUs behind the mailboxes, none if they send bytes."""
+    """``local`` takes over when no prefill rank is left.  ``inboxes``: staging buffers for the GPUs
+    behind the mailboxes; without them, bytes are received."""
 
     def __init__(
         self, local: PrefillWorker, mailboxes: Sequence[Mailbox], inboxes: Sequence[Inbox] = ()
@@ -71,7 +71,7 @@ class RemotePrefillWorker:
         self._ended: list[RequestState] = []
 
     def run(self, batch: PrefillBatch) -> PrefillResult:
-        """Send away the prompts that start; what belongs to prompts that are away is done there."""
+        """Send new prompts away; later chunks of prompts that were sent need nothing here."""
         for chunk in batch.chunks:
             if chunk.is_first:
                 self._forget(chunk.state)
@@ -121,7 +121,7 @@ class RemotePrefillWorker:
         return ended
 
     def _send(self, state: RequestState, mailboxes: Sequence[Mailbox]) -> None:
-        """To the rank that has the least to do for us."""
+        """Send to the rank with the least work for this one."""
         busy = [sum(p.mailbox is mailbox for p in self._pending.values()) for mailbox in mailboxes]
         mailbox = mailboxes[busy.index(min(busy))]
         self._num_jobs += 1
@@ -135,7 +135,7 @@ class RemotePrefillWorker:
         )
 
     def _forget(self, state: RequestState) -> None:
-        """Whatever was sent away for a request before it lost its slot."""
+        """Forget the job of a request that has lost its slot."""
         stale = [number for number, p in self._pending.items() if p.state is state]
         for number in stale:
             pending = self._pending.pop(number)
@@ -153,7 +153,7 @@ class RemotePrefillWorker:
                     _acknowledge(mailbox, self._pending.pop(message.number).messages)
 
     def _install(self, complete: Sequence[_Pending]) -> None:
-        """Put the state of whole prompts into their blocks and slots, and draw first tokens."""
+        """Copy the state of complete prompts into their blocks and slots; sample first tokens."""
         if not complete:
             return
         logits = []
@@ -193,7 +193,7 @@ class RemotePrefillWorker:
 
 
 def _acknowledge(mailbox: Mailbox, messages: Sequence[PrefilledBlocks | Prefilled]) -> None:
-    """What they brought is in place, or not wanted: its landing areas are free again."""
+    """Tell the sender that the data was copied or is not needed: its buffers are free."""
     for message in messages:
         data = message.data if isinstance(message, PrefilledBlocks) else message.rings
         if isinstance(data, Parcel):

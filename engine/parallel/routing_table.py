@@ -1,4 +1,4 @@
-"""Where the replicas of one layer's experts are: which rank, and which place there."""
+"""Maps expert ids of one layer to replicas: rank, and local index there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .expert_balance import Placement
 class RoutingTable:
     """E experts, at most M replicas of each.
 
-    rank, place [E, M] i64 rank and place there of each replica, padded with replica 0's;
-    count       [E] i64    replicas
-    members     the experts at each place of each rank
+    rank, place [E, M] i64 rank and local index of each replica, padded with those of replica 0
+    count       [E] i64    number of replicas
+    members     the expert at each local index of each rank
     """
 
     rank: Tensor
@@ -42,10 +42,10 @@ class RoutingTable:
         )
 
     def route(self, ids: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Rank and place for ids [T, K] i64, each [T, K] i64; -1 stays -1.
+        """Rank and local index for ids [T, K] i64, each [T, K] i64; -1 stays -1.
 
-        Tokens take the replicas of an expert in turn, beginning with number ``start``, which should
-        differ between ranks: so all replicas get the same number of tokens.
+        Tokens use the replicas of an expert round-robin, starting with number ``start``, which
+        should differ between ranks, so that all replicas get the same number of tokens.
         """
         known = ids.clamp(min=0)
         turn = torch.arange(start, start + len(ids), device=ids.device)[:, None]

@@ -1,4 +1,4 @@
-"""How many ranks share what.  Honoured, or refused with the reason."""
+"""Parallel sizes of an engine; combinations that are not supported are refused with the reason."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from deepinfer.errors import ConfigError
 class ParallelSizes:
     """Sizes of one engine.
 
-    expert_parallel_size    ranks that share the routed experts
-    tensor_parallel_size    ranks that share the heads of attention; consecutive ranks
-    pipeline_parallel_size  2: a rank for the encoder layers, one for the decoder layers and drafts
-    prefill_ranks, decode_ranks  ranks that only read prompts, and ranks that only answer; both or
-                            neither.  The ranks of a role share its experts.
-    num_redundant_experts   replicas of loaded experts in each layer, over all ranks that share
-                            them; None: as memory allows if experts are placed anew, else none
-    expert_rebalance_interval  passes after which experts are placed anew by load; 0 is never
-    exact_exchange          the same bits as one rank; else ranks add up what they have of a token
-                            first, which is less to send and rounds differently
-    ranks_per_node          ranks that reach each other without a network, 0 for all; with more of
-                            them a token is sent to each node once
+    expert_parallel_size    ranks that split the routed experts
+    tensor_parallel_size    consecutive ranks that split the attention heads
+    pipeline_parallel_size  2: one rank for the encoder layers, one for decoder layers and drafts
+    prefill_ranks, decode_ranks  ranks that only prefill, and ranks that only decode; both or
+                            neither.  The ranks of each role split the experts among them.
+    num_redundant_experts   replicas of busy experts per layer, over all ranks that split them;
+                            None: as memory allows if experts are rebalanced, else none
+    expert_rebalance_interval  passes between rebalancing of experts; 0 is never
+    exact_exchange          the same bits as on one rank; otherwise each rank first adds up its
+                            outputs for a token, which sends less and rounds differently
+    ranks_per_node          ranks connected without a network, 0 for all; with several nodes, a
+                            token is sent once to each node
 
-    Without roles the number of ranks is the largest of the first three.  Each
-    ``tensor_parallel_size`` of them answer rows of their own, and so does a pipeline; with an
+    Without prefill and decode ranks, the number of ranks is the largest of the first three sizes.
+    Each ``tensor_parallel_size`` of them answer rows of their own, and so does a pipeline; with an
     ``expert_parallel_size`` of 1 each rank has all experts.
     Raises: ConfigError if the sizes do not fit together.
     """
@@ -102,7 +102,7 @@ class ParallelSizes:
 
     @property
     def has_roles(self) -> bool:
-        """Prompts are read on some ranks and answered on others."""
+        """Whether prefill and decode run on different ranks."""
         return self.prefill_ranks > 0
 
     @property
@@ -115,19 +115,19 @@ class ParallelSizes:
 
     @property
     def engines(self) -> list[range]:
-        """The ranks of each engine: decoding ranks stand before those that prefill."""
+        """The ranks of each engine: decode ranks come before prefill ranks."""
         if self.has_roles:
             return [range(self.decode_ranks), range(self.decode_ranks, self.world_size)]
         return [range(self.world_size)]
 
     @property
     def num_expert_ranks(self) -> int:
-        """Ranks of the answering engine among which routed experts are divided."""
+        """Ranks of the decoding engine that split the routed experts."""
         return self.decode_ranks if self.has_roles else self.expert_parallel_size
 
     @property
     def row_ranks(self) -> range:
-        """Ranks that take rows: the first of each that share heads or layers."""
+        """Ranks that take rows: the first of each tensor- or pipeline-parallel group."""
         return self.engines[0][:: max(self.tensor_parallel_size, self.pipeline_parallel_size)]
 
     @property
@@ -136,7 +136,7 @@ class ParallelSizes:
         return self.engines[1] if self.has_roles else range(0)
 
     def check_model(self, config: ModelConfig) -> None:
-        """Raises: ConfigError if this model cannot be divided so, with sizes that can."""
+        """Raises: ConfigError, with possible sizes, if the model cannot be split in this way."""
         _check_divides("tensor_parallel_size", self.tensor_parallel_size, config.o_groups,
                        "output groups of attention")  # fmt: skip
         for name in ("expert_parallel_size", "prefill_ranks", "decode_ranks"):
@@ -145,7 +145,7 @@ class ParallelSizes:
             _check_divides(name, size, experts, "experts")
             if config.draft_stages:
                 experts = min(plan.n_routed_experts for plan in config.draft_stages)
-                if size % experts:  # else each has as many replicas as it takes for one on a rank
+                if size % experts:  # otherwise each rank gets a replica
                     _check_divides(name, size, experts, "experts when drafting")
 
 

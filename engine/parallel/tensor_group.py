@@ -1,7 +1,7 @@
-"""Ranks that share attention heads: the first one runs the engine, the others follow its passes.
+"""Tensor-parallel ranks: the first one runs the engine, the others follow its passes.
 
-Their caches hold the same bytes, since latents, keys and rings are not divided; so what the leader
-restores into a slot is sent to the others as it is.
+Their caches have the same content, since latents, keys and rings are replicated; so whatever the
+leader restores into a slot is sent to the others unchanged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _REBALANCE = "rebalance"
 
 
 class LeadingModel:
-    """The model of the first rank: every call is also made by its followers.
+    """The model of the first rank: its followers make every call, too.
 
-    ``control`` are the ranks that share heads.  The cache that it is called with is a
-    ``LeadingCache``.
+    ``control``: the tensor-parallel ranks.  Its cache is a ``LeadingCache``.
     """
 
     def __init__(self, model: Model, control: Group) -> None:
@@ -69,11 +68,11 @@ class LeadingModel:
         self.model.assist_draft()
 
     def rebalance(self) -> None:
-        """Have the followers place experts anew; the caller does so itself."""
+        """Make the followers rebalance experts; the caller does so itself."""
         self.control.broadcast((_REBALANCE, ()))
 
     def end(self) -> None:
-        """Let the followers go."""
+        """Release the followers."""
         self.control.broadcast((_END, ()))
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -83,7 +82,7 @@ class LeadingModel:
 
 
 class LeadingCache:
-    """The cache of the first rank: restored rings go to the followers too."""
+    """The cache of the first rank: restored rings are sent to the followers, too."""
 
     def __init__(self, own: KVCache, control: Group) -> None:
         self.own = own
@@ -104,7 +103,7 @@ class LeadingCache:
 def follow(
     model: Model, cache: KVCache, control: Group, rebalance: Callable[[], None] = lambda: None
 ) -> None:
-    """Make the calls of the leader until it ends; ``rebalance`` when it does."""
+    """Repeat the leader's calls until it ends; call ``rebalance`` when it does so."""
     device = str(model.device)
     while True:
         message: Any = control.broadcast(None)
@@ -126,7 +125,7 @@ def follow(
 
 
 def _received(control: Group, device: str) -> Callable[..., Tensor]:
-    """A sampler that takes what the leader drew."""
+    """A sampler that returns the tokens that the leader drew."""
 
     def sample(*values: Tensor) -> Tensor:
         token_ids: Tensor = on_device(control.broadcast(None), device)
