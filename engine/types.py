@@ -1,4 +1,4 @@
-"""The nouns that cross the engine's border: what comes in, what goes out.  No tensors, no text."""
+"""The types of the engine's interface: requests, completions, statistics.  No tensors, no text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MAX_SAMPLES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one answer is sampled.  Field names are also the flags and the row fields.
+    """How one answer is sampled.  Flags and row fields have the same names.
 
     ``temperature=0`` is greedy (lowest id wins ties).  ``max_tokens=None`` means up to the context.
-    ``top_k=0`` and ``min_p=0`` switch those filters off.  ``logprobs`` asks for the chosen token's
+    ``top_k=0`` and ``min_p=0`` disable those filters.  ``logprobs`` asks for the chosen token's
     log-probability, ``top_logprobs`` for that many alternatives (0 to 20).
     ``seed=None`` derives a seed from the run's seed, the row number and the sample index.
     Raises: ConfigError when a value is out of range.
@@ -73,7 +73,7 @@ class SamplingParams:
             check(type(getattr(self, name)) is bool, name, "true or false")
 
 
-# What a field may hold: lowest, highest, and how an error says it.
+# Allowed values of each field: lowest, highest, and how an error puts it.
 _WHOLE_NUMBERS: Mapping[str, tuple[float, float, str]] = {
     "top_k": (0, 2**31 - 1, "0 (off) or a positive number below 2**31"),
     "max_tokens": (1, math.inf, "a whole number of at least 1"),
@@ -104,16 +104,16 @@ def _is_bias(value: object) -> bool:
 
 
 class StopChecker(Protocol):
-    """Made outside the engine, sees token ids only.  One per request, fed every emitted token."""
+    """Detects stop strings from token ids.  One per request, given every emitted token."""
 
     def push(self, token_id: int) -> str | None:
-        """Take the next token; return the stop string that is now complete, else None."""
+        """Push the next token; returns the stop string that it completes, else None."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answer to compute.  ``seed`` is already resolved; ``sampling.n`` is 1 in here."""
+    """One answer to generate.  ``seed`` is already resolved; ``sampling.n`` is always 1."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -125,9 +125,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one position as the model gave them: before rules, temperature, filters.
+    """Log-probabilities at one position, from the model's raw logits: before penalties, bias,
+    temperature and filters.
 
-    ``top`` is ordered by falling probability, lower id first among equals.
+    ``top`` is ordered by descending probability, lower id first among equals.
     """
 
     token_id: int
@@ -149,10 +150,10 @@ class RequestTiming:
 class Completion:
     """One finished request.
 
-    ``output_token_ids`` ends with the stop token or EOS if one ended it.  ``stop_reason`` is the
-    stop string or the asked-for stop token id that matched; None for EOS.  ``num_cached_tokens``
-    are those of the prompt whose global KV came from the prefix cache.  ``error_kind`` is a stable
-    word for an error that the request brought about itself, None for one of the engine.
+    ``output_token_ids`` includes the stop token or EOS that ended it.  ``stop_reason`` is the stop
+    string or the requested stop token id that matched; None for EOS.  ``num_cached_tokens``: prompt
+    tokens whose global KV came from the prefix cache.  ``error_kind`` is a stable identifier of an
+    error that the request itself caused, None for an error of the engine.
     """
 
     request_id: str
@@ -171,19 +172,19 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters since the engine was made.
+    """Counters since the engine was created.
 
     Drafts: ``num_proposed_tokens`` were drafted in ``num_draft_blocks`` blocks, one per request and
     drafting step; ``num_draft_tokens`` of them were verified, ``num_accepted_tokens`` accepted.
-    ``calibration_error`` is the mean distance of expected survival from what was accepted.
-    ``verify_lengths`` are the drafts verified per request, over equal stretches of decode steps.
-    Occupancy: ``num_decode_rows`` requests took part in ``num_decode_steps`` steps, one each;
-    ``decode_batches`` is their mean number per step, over equal stretches of decode steps.
-    Start: decode steps of ``num_graphs`` sizes were captured by now, those before the first request
-    in ``capture_s`` seconds.
+    ``calibration_error`` is the mean difference between predicted and actual survival.
+    ``verify_lengths``: drafts verified per request, over equal stretches of decode steps.
+    Batches: ``num_decode_rows`` sums the requests of all ``num_decode_steps`` decode steps;
+    ``decode_batches`` is the mean batch size, over equal stretches of decode steps.
+    Start: decode steps of ``num_graphs`` sizes were captured so far; capturing before the first
+    request took ``capture_s`` seconds.
     Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` requests may run at a time.
-    Ranks that share experts: the largest load of a rank over the mean, at worst before experts were
-    placed anew and after the last time, and how many layers were placed anew.
+    Expert parallelism: ``expert_imbalance_*`` is the largest load of a rank over the mean, the
+    worst before any rebalancing and that after the last; ``num_expert_moves`` counts layers moved.
     """
 
     num_steps: int = 0
@@ -218,12 +219,12 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """What weights and caches of one engine take, in bytes.
+    """Memory of an engine's weights and caches, in bytes.
 
-    weight_bytes    tensors as the checkpoint stores them, routed experts as the engine keeps them
+    weight_bytes    tensors as stored in the checkpoint, routed experts as kept by the engine
     block_bytes     one block of ``block_size`` tokens of the global KV
     slot_bytes      the window rings and histories of one request
-    snapshot_bytes  saved rings for exact prefix hits, at most
+    snapshot_bytes  maximum of saved rings for exact prefix hits
     """
 
     weight_bytes: int
@@ -243,10 +244,10 @@ class MemoryPlan:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the blocks hold."""
+        """Capacity of the blocks in tokens."""
         return self.num_blocks * self.block_size
 
     def num_fitting(self, num_tokens: int) -> int:
-        """Requests of ``num_tokens`` (prompt and answer) that hold their caches at once."""
+        """Number of requests of ``num_tokens`` (prompt and answer) that fit at the same time."""
         blocks = max(1, -(-num_tokens // self.block_size))
         return min(self.max_num_seqs, self.num_blocks // blocks)

@@ -1,6 +1,6 @@
-"""What requests want done to their logits: penalties, bias, no end before ``min_tokens``.
+"""Logit processing that requests ask for: penalties, bias, no end before ``min_tokens``.
 
-R ruled requests have consecutive rows of the logits [N, V] f32; all change in place.
+The rows of each request in the logits [N, V] f32 are consecutive, and are changed in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitRules:
-    """Rules of one request; most requests have none (``LogitRules.of``).
+    """The logit rules of one request; most requests have none (``LogitRules.of``).
 
     penalties: presence, frequency, repetition, or None.  bias_ids [B] i64 with bias [B] f32.
     """
@@ -58,8 +58,8 @@ class LogitRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuledRows:
-    """The rows of a request with rules: ``count`` from ``first`` on, where row j is reached by
-    accepting the first j of ``drafts``."""
+    """The rows of a request with rules: ``count`` rows from ``first`` on, where row j follows the
+    first j of ``drafts``."""
 
     state: RequestState
     rules: LogitRules
@@ -73,7 +73,7 @@ def ruled_rows(
     row_counts: Sequence[int],
     drafts: Sequence[Sequence[int]] | None,
 ) -> list[RuledRows]:
-    """Those of the requests that have rules."""
+    """The rows of requests that have rules."""
     firsts = accumulate(row_counts, initial=0)
     return [
         RuledRows(state, state.rules, first, count, drafts[i] if drafts else ())
@@ -83,7 +83,7 @@ def ruled_rows(
 
 
 def add_bias(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
-    """Each request's bias, to all of its rows."""
+    """Add each request's bias to all of its rows."""
     found = [r for r in ruled if len(r.rules.bias_ids)]
     if found:
         places = _places([(r.first, r.count, r.rules.bias_ids) for r in found], logits.device)
@@ -93,7 +93,7 @@ def add_bias(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
 
 
 def bar_ends(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
-    """Tokens that end an answer cannot be drawn before it has ``min_tokens``."""
+    """Mask tokens that would end an answer before it has ``min_tokens``."""
     missing = [(r, r.rules.min_tokens - r.state.num_output_tokens) for r in ruled]
     found = [(r, min(count, r.count)) for r, count in missing if count > 0]
     if found:
@@ -105,7 +105,8 @@ def bar_ends(logits: Tensor, ruled: Iterable[RuledRows]) -> None:
 def _places(
     parts: Sequence[tuple[int, int, NDArray[np.int64]]], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Rows and columns of the same columns in ``count`` rows from ``first`` on, of all parts."""
+    """Row and column indices of given columns in ``count`` rows from ``first`` on, for all
+    parts."""
     rows = [np.repeat(np.arange(first, first + n), len(ids)) for first, n, ids in parts]
     columns = [np.tile(ids, n) for _, n, ids in parts]
     return tuple(send([np.concatenate(rows), np.concatenate(columns)], device))

@@ -1,4 +1,4 @@
-"""Sampling parameters by slot, and from logits to tokens and log-probabilities."""
+"""``Sampler``: sampling parameters by slot; logits to tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .logit_rules import add_bias, bar_ends, ruled_rows
 from .seen_tokens import SeenTokens
 from .step_masks import StepMasks
 
-# Less than this would be 0 as f32, which means something else: at a temperature of 1e-20 no other
-# token than the likeliest is ever drawn, and no share of them is less than that of one token.
+# Smaller values would become 0 in f32, which has another meaning.  At a temperature of 1e-20 only
+# the most likely token is ever drawn, and a top-p of 1e-20 keeps a single token.
 _LEAST = 1e-20
 
 
@@ -35,7 +35,7 @@ class RowParams:
 
 
 class Sampler:
-    """Holds each slot's parameters as tensors, so that a step indexes instead of building them."""
+    """Keeps each slot's parameters in tensors, so that a step only has to index them."""
 
     def __init__(self, num_slots: int, device: str) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class Sampler:
         self._seen = SeenTokens(num_slots, device)
 
     def assign(self, states: Sequence[RequestState]) -> None:
-        """Take over the parameters of requests that have just got their slots."""
+        """Set the parameters of requests that have just been assigned their slots."""
         asked = [state.request.sampling for state in states]
         values = [
             (max(s.temperature, _LEAST) if s.temperature else 0, max(s.top_p, _LEAST), s.min_p)
@@ -73,10 +73,10 @@ class Sampler:
         masks: StepMasks,
     ) -> Tensor:
         """Logits [N, V] f32 with every request's rules and constraint applied to its ``row_counts``
-        consecutive rows; ``drafts`` are those that lead from one to the next.
+        consecutive rows; ``drafts`` lead from one row to the next.
 
-        Without either the input is returned.  They are written into it unless a request asks for
-        log-probabilities, which are read from what the model said.
+        Without rules and constraints the input is returned.  Otherwise it is changed in place,
+        unless a request asks for log-probabilities, which are those of the unchanged logits.
         """
         ruled = ruled_rows(states, row_counts, drafts)
         if (ruled or masks) and any(state.request.sampling.logprobs for state in states):

@@ -1,4 +1,4 @@
-"""How often requests have seen each token, for their penalties, kept by slot on the device."""
+"""Token counts of requests with penalties, kept by slot on the device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .logit_rules import LogitRules, RuledRows
 
 
 class SeenTokens:
-    """Counts of penalised requests; memory is taken when the first of them comes.
+    """Counts for requests with penalties; allocated when the first of them arrives.
 
-    marks [S, V] i32: twice the number of times in the answer, plus 1 for a token of the prompt.
+    marks [S, V] i32: twice the number of occurrences in the answer, plus 1 if in the prompt.
     """
 
     def __init__(self, num_slots: int, device: str) -> None:
@@ -30,7 +30,7 @@ class SeenTokens:
         self._marks: Tensor | None = None
 
     def penalize(self, logits: Tensor, ruled: Sequence[RuledRows]) -> None:
-        """Apply penalties to the rows [N, V] f32 of requests that have some, in place."""
+        """Apply penalties in place to the rows [N, V] f32 of requests that have any."""
         found = [r for r in ruled if r.rules.penalties is not None]
         if not found:
             return
@@ -46,8 +46,8 @@ class SeenTokens:
         penalize_logits(logits, **sent, marks=self._marks, penalties=self._penalties)
 
     def _count_new(self, marks: Tensor, ruled: Sequence[RuledRows]) -> None:
-        """Count what came since a request was last here: all of it if it is new in its slot, or if
-        the device had no memory left in the middle of this."""
+        """Count tokens since a request's last call: all of them if it is new in its slot, or if
+        the last update was interrupted by an out-of-memory error."""
         fresh, more = [], []
         for rows in ruled:
             slot, token_ids = rows.state.slot, rows.state.token_ids
@@ -75,7 +75,7 @@ class SeenTokens:
 
 
 def _marks_of(state: RequestState) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tokens that a request has seen so far, each once, and their marks."""
+    """The distinct tokens of a request so far, and their marks."""
     prompt = state.token_ids[: state.num_prompt_tokens]
     answer = state.token_ids[state.num_prompt_tokens :]
     ids, where = np.unique(np.array([*prompt, *answer], dtype=np.int64), return_inverse=True)
@@ -85,7 +85,7 @@ def _marks_of(state: RequestState) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 
 def _drafts_before(rows: RuledRows, most: int) -> NDArray[np.int64]:
-    """[count, most]: the drafts that are accepted before each row, -1 for none."""
+    """[count, most]: the drafts that precede each row, -1 for none."""
     drafts = np.full(most, -1, dtype=np.int64)
     drafts[: rows.count - 1] = rows.drafts[: rows.count - 1]
     is_before = np.arange(most) < np.arange(rows.count)[:, None]

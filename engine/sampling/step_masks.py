@@ -19,14 +19,14 @@ from .constraint import AnswerConstraint, Mask
 
 
 class StepMasks:
-    """Made when the tokens before a step and its drafts are known; ``apply`` waits for the masks.
+    """Created when the tokens before a step and its drafts are known; ``apply`` waits for masks.
 
         with StepMasks(constraints, row_counts, drafts, vocab_size, device) as masks:
             logits = ...
             masks.apply(logits)
 
-    Inside nothing else may touch the constraints.  Request i has ``row_counts[i]`` consecutive rows
-    of logits: the next position, and one after each of its drafts.
+    Nothing else may touch the constraints inside the block.  Request i has ``row_counts[i]``
+    consecutive rows of logits: the next position, and one after each of its drafts.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class StepMasks:
         return bool(self._rows)
 
     def apply(self, logits: Tensor) -> None:
-        """Put -inf, in place, where logits [N, V] f32 of the step are not allowed.
+        """Set logits [N, V] f32 of the step to -inf, in place, where the token is not allowed.
 
-        Nothing is allowed for a constraint that cannot go on; its ``error`` says why.
+        For a constraint that cannot continue nothing is allowed; its ``error`` says why.
         """
         if self._filled is None:
             return
@@ -85,7 +85,7 @@ class StepMasks:
 def _fill(
     constraints: Sequence[AnswerConstraint], drafts: Sequence[Sequence[int]], masks: Mask
 ) -> list[RowError | None]:
-    """Each class of constraints fills the rows of its own at once."""
+    """Fill the masks, with one call for each class of constraints."""
     errors: list[RowError | None] = []
     first = 0
     pairs = zip(constraints, drafts, strict=True)

@@ -1,4 +1,4 @@
-"""How long answers get, from some that ended by themselves and some that were cut before."""
+"""Distribution of answer lengths, estimated from finished and truncated answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MOST_AGAIN = 2_048
 
 
 class AnswerLengths:
-    """The distribution behind ``(length, has_ended)`` pairs.
+    """The distribution estimated from ``(length, has_ended)`` pairs.
 
-    A cut answer only says that it would have been longer (Kaplan and Meier's estimate).  Beyond the
-    longest that ended, answers are taken to end at each token with the chance of the known tokens
-    in the longer half.
+    A truncated answer is a lower bound (Kaplan-Meier estimator).  Beyond the longest answer that
+    ended, the probability to end at each token is assumed to be that observed in the longer half of
+    the tokens.
     """
 
     def __init__(self, answers: Iterable[tuple[int, bool]]) -> None:
@@ -31,7 +31,7 @@ class AnswerLengths:
         num_tokens = sum(
             (ended + cut)[length] * (length - half) for length in ended | cut if length > half
         )
-        self._chance = (num_late + 0.5) / max(num_tokens, 1)  # half a case more: never quite none
+        self._chance = (num_late + 0.5) / max(num_tokens, 1)  # plus half an observation: never 0
         self.num_ended = num_ended
         at_risk = num_ended + cut.total()
         survival = 1.0
@@ -43,15 +43,15 @@ class AnswerLengths:
             at_risk -= ended[length] + cut[length]
 
     def is_guess(self, length: int | None, most: int) -> bool:
-        """Whether a drawn ``length`` is beyond all that ended, for an answer of at most ``most``
-        tokens, and no answer was seen to get that long."""
+        """Whether a drawn ``length``, for an answer of at most ``most`` tokens, is an extrapolation
+        beyond every observed answer."""
         last = self._steps[-1][0] if self._steps else 0
         return (length is None or length > last) and most > self.longest
 
     def measured_again(self, seed: int) -> AnswerLengths:
-        """What as many other answers of the same kind might have shown (a bootstrap), at most
-        ``_MOST_AGAIN`` of them.  Every other time with one more that is longer than all that were
-        seen: among as many as were seen, there may be one."""
+        """The distribution from a bootstrap sample of the answers, of at most ``_MOST_AGAIN``.
+        Every other sample has one additional answer that is longer than all observed ones, since a
+        sample of this size may well have missed one."""
         count = min(len(self._answers), _MOST_AGAIN)
         if not count:
             return AnswerLengths(())
@@ -59,10 +59,9 @@ class AnswerLengths:
         return AnswerLengths([*chosen, *([(self.longest, False)] if seed % 2 else [])])
 
     def draw(self, count: int, seed: int = 0, *, evenly: bool = True) -> list[int | None]:
-        """``count`` lengths that follow the distribution as evenly as possible, or each by chance;
-        shuffled.
+        """``count`` shuffled lengths: evenly spaced quantiles, or independent random draws.
 
-        None for all if no answer ended: nothing is known.
+        All are None if no answer has ended, since then nothing is known.
         """
         drawn: list[int | None] = []
         place = 0
@@ -84,5 +83,5 @@ class AnswerLengths:
         if not self._steps:
             return None
         last, longer = self._steps[-1]
-        left = (1 - share) / longer  # of those longer than the last
+        left = (1 - share) / longer  # share of those longer than the last
         return last + math.ceil(-math.log(left) / self._chance)

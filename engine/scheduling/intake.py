@@ -1,4 +1,4 @@
-"""New ``RequestState``s: of a ``Request``, after the checks that need the model's sizes."""
+"""Makes ``RequestState``s of new requests, with the checks that need the model's sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .request_state import RequestState
 def make_state(
     request: Request, arrival: int, config: EngineConfig, model: ModelConfig
 ) -> RequestState:
-    """The state of a new request; one that can never run is already finished with an error.
+    """The state of a new request; one that can never run is finished with an error at once.
 
     ``decoder_start`` is fixed here: the last window of the prompt (bounded replay), or 0 in exact
     mode.
@@ -51,9 +51,9 @@ def make_state(
 
 
 def unasked_state(number: int, token_ids: Sequence[int] = (0,)) -> RequestState:
-    """A request that nobody here waits for: a prompt of another rank, or what a step is timed with.
+    """A request without a client here: a prompt from another rank, or a dummy for timing steps.
 
-    It holds nothing yet, gets one token at most, and nothing stops it before.
+    It has no slot or blocks yet, and generates at most one token, with no stop conditions.
     """
     return RequestState(
         request=Request(

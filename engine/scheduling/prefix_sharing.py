@@ -1,4 +1,4 @@
-"""What a request can take from the cache when it starts, and what others will leave it soon."""
+"""Prefix hits of starting requests, and prefixes that running prefills will provide soon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .request_state import RequestState
 
 
 class PrefixSharing:
-    """Beginnings of prompts that are computed once; ``window`` as the model's."""
+    """Finds prefixes to share; ``window``: the model's sliding window."""
 
     def __init__(
         self, config: EngineConfig, blocks: BlockManager, snapshots: SnapshotStore, window: int
@@ -30,7 +30,7 @@ class PrefixSharing:
         self.window = window
 
     def find_hit(self, state: RequestState) -> tuple[PrefixHit, list[int]]:
-        """The part of the prompt to take from the cache, and the blocks that match."""
+        """The part of the prompt to take from the cache, and the matching blocks."""
         block_size = self.config.block_size
         state.boundaries = ()
         if not self.config.enable_prefix_caching:
@@ -50,7 +50,7 @@ class PrefixSharing:
         return hit, matched
 
     def is_due(self, other: RequestState, state: RequestState, hit: PrefixHit) -> bool:
-        """Whether ``other``, still prefilling, will give ``state`` a longer hit than it has now."""
+        """Whether ``other``, still prefilling, will provide ``state`` with a longer hit."""
         block_size = self.config.block_size
         pairs = zip(other.digests, state.digests, strict=False)
         num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) * block_size
@@ -64,6 +64,6 @@ class PrefixSharing:
         return any(hit.num_tokens < boundary <= limit for boundary in due)
 
     def _restore_limit(self, state: RequestState) -> int:
-        """Where a hit with saved rings ends at the latest: where the decoder layers start (their
-        rings are not part of it), unless they ran on every token from the beginning."""
+        """Upper bound of a hit with saved rings: where the decoder layers start (their rings are
+        not saved), unless they run on every token from the beginning."""
         return len(state.token_ids) - 1 if self.config.exact else state.decoder_start

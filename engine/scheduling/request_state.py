@@ -24,10 +24,10 @@ class RequestState:
 
     token_ids             prompt, then output
     num_computed_tokens   positions whose state is in the caches
-    num_in_flight         tokens that a launched step is drawing, after those in ``token_ids``
+    num_in_flight         tokens after ``token_ids`` that a launched step is sampling
     decoder_start         decoder layers run from here on; fixed by the prompt, kept when preempted
-    encoder_start         encoder windows are cut here (0 unless a hit was replayed)
-    write_start           global KV before it came from the cache
+    encoder_start         encoder windows do not reach before it (0 unless a hit was replayed)
+    write_start           global KV before it came from the prefix cache
     max_output_tokens     the answer ends here with "length"
     """
 
@@ -69,14 +69,14 @@ class RequestState:
 
     @property
     def next_position(self) -> int:
-        """Where the newest token stands, which the next decode step runs."""
+        """Position of the newest token, which the next decode step runs."""
         return self.num_computed_tokens + self.num_in_flight
 
     def append(self, token_id: int) -> bool:
-        """Take one more output token; True when it ends the answer.
+        """Append an output token; returns True if it ends the answer.
 
-        A stop token, EOS included, is the answer's last token.  -1 stands for a row whose logits
-        hold no usable value.
+        A stop token, including EOS, is the last token of the answer.  -1 stands for a row without
+        usable logits.
         """
         if token_id < 0:
             return self._fail_of_constraint() or self._fail_without_token()
@@ -104,14 +104,14 @@ class RequestState:
         return self.finish_reason is not None
 
     def fail(self, message: str, kind: str | None = None) -> bool:
-        """End this request alone, with what it has."""
+        """End this request with an error, keeping its tokens so far."""
         self.finish_reason = "error"
         self.error = message
         self.error_kind = kind
         return True
 
     def _fail_of_constraint(self) -> bool:
-        """Fail if the constraint cannot go on."""
+        """Fail if the constraint cannot continue."""
         error = self.constraint.error if self.constraint is not None else None
         return error is not None and self.fail(str(error), error.kind)
 

@@ -1,4 +1,4 @@
-"""What the scheduler tells the workers to run: one prefill step or one decode step."""
+"""The scheduler's output: one prefill step or one decode step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .request_state import Phase, RequestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
-    """Tokens ``start`` to ``end`` of one request.  The first one takes over the slot and
-    puts back the rings ``restore`` if there are any; ``is_saved`` asks for the rings as they are at
-    ``end``; the last one yields a token."""
+    """Tokens ``start`` to ``end`` of one request.  The first chunk sets up the slot, and restores
+    the rings in ``restore`` if there are any; ``is_saved`` asks for a snapshot of the rings at
+    ``end``; the last chunk yields a token."""
 
     state: RequestState
     start: int
@@ -32,13 +32,13 @@ class PrefillBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeBatch:
-    """``num_drafts[i]`` is the most drafts that may be verified for ``states[i]``."""
+    """``num_drafts[i]`` is the maximum number of drafts to verify for ``states[i]``."""
 
     states: list[RequestState]
     num_drafts: list[int]
 
     def still_running(self) -> DecodeBatch:
-        """Without the requests that ended since it was made, and no drafts beyond an end."""
+        """Without requests that have ended since, and without drafts beyond a maximum length."""
         pairs = [
             (state, min(most, state.max_output_tokens - state.num_output_tokens - 1))
             for state, most in zip(self.states, self.num_drafts, strict=True)

@@ -1,9 +1,9 @@
-"""Which requests run next, and with which blocks.  Policy only: no tensors, no model.
+"""Decides which requests run next, and allocates their blocks.  Policy only: no tensors, no model.
 
-Life of a request: waiting, prefilling (in chunks), transferring, decoding, finished.  Prefill goes
-first whenever a request can start, so that decoding batches are full.  It cannot deadlock: a prompt
-gets all its blocks before it starts; a decoding request that finds no block takes those of the
-request that came last; and one request alone always fits (the engine bounds ``max_model_len``).
+Life of a request: waiting, prefilling (in chunks), transferring, decoding, finished.  Prefill has
+priority whenever a request can start, so that decode batches are full.  There is no deadlock: a
+prompt gets all its blocks before it starts; a decoding request without a free block preempts the
+request that came last; and a single request always fits (the engine bounds ``max_model_len``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .schedule import Batch, DecodeBatch, PrefillBatch, PrefillChunk
 
 
 class Scheduler:
-    """``schedule`` gives the next batch; the engine runs it and reports back what was computed."""
+    """``schedule`` returns the next batch; the engine runs it and reports what was computed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Scheduler:
 
     @property
     def holding(self) -> list[RequestState]:
-        """Requests that hold a slot and blocks."""
+        """Requests that have a slot and blocks."""
         return [*self.prefilling, *self.transferring, *self.decoding]
 
     def schedule(self) -> Batch | None:
@@ -71,7 +71,7 @@ class Scheduler:
         return None
 
     def prefilled(self, chunk: PrefillChunk, snapshot: object = None) -> None:
-        """Note that a chunk was computed: its blocks can be shared, its rings are saved."""
+        """Record that a chunk was computed: share its blocks, store the snapshot of its rings."""
         state = chunk.state
         state.num_computed_tokens = chunk.end
         self._publish(state)
@@ -81,7 +81,7 @@ class Scheduler:
             self._move(state, Phase.TRANSFERRING)
 
     def decoded(self, state: RequestState, num_tokens: int) -> None:
-        """Note that ``num_tokens`` more positions of a decoding request are computed for good."""
+        """Record that ``num_tokens`` more positions of a decoding request are final."""
         before = state.num_computed_tokens
         state.num_computed_tokens = before + num_tokens
         state.num_in_flight = max(0, state.num_in_flight - 1)
@@ -90,9 +90,9 @@ class Scheduler:
             self._publish(state)
 
     def shrink(self, batch: Batch, reason: str) -> None:
-        """The batch did not fit into memory: its requests start again, and from now on steps are
-        at most half as large.  What was computed of the batch is forgotten, so no state is half
-        written.  Raises: EngineError with ``reason`` if the batch was as small as it can be."""
+        """The batch ran out of memory: preempt its requests, and halve the limit of later steps.
+        All state of these requests is discarded, so none is left half written.
+        Raises: EngineError with ``reason`` if the batch cannot be any smaller."""
         if isinstance(batch, PrefillBatch):
             states = [chunk.state for chunk in batch.chunks]
             num_tokens = sum(chunk.end - chunk.start for chunk in batch.chunks)
@@ -111,7 +111,7 @@ class Scheduler:
             self._preempt(state)
 
     def finish(self, state: RequestState) -> None:
-        """Take a request out, wherever it is, and free what it holds."""
+        """Remove a request, whatever its phase, and free its slot and blocks."""
         if state.phase is Phase.WAITING:
             for queue in (self._arrived, self._next):
                 if state in queue:
@@ -120,7 +120,7 @@ class Scheduler:
         self._move(state, Phase.FINISHED)
 
     def check_integrity(self) -> None:
-        """Raise EngineError if a block or slot is lost, shared by accident or held twice."""
+        """Raise EngineError if a block or slot has leaked or is used twice."""
         holding = self.holding
         self.blocks.check_integrity(state.blocks for state in holding)
         self.slots.check_integrity(state.slot for state in holding)
@@ -149,8 +149,8 @@ class Scheduler:
         return self.slots.num_free > 0 and num_running < self.max_running
 
     def _peek_waiting(self) -> RequestState | None:
-        """The next request to start.  Arrivals are taken in groups, the longest of a group first:
-        long prompts do not end up alone at the end, and no short one waits forever."""
+        """The next request to start.  Arrivals are taken in groups, the longest of a group first,
+        so that long prompts do not run alone at the end and no short one waits forever."""
         if not self._next and self._arrived:
             size = min(len(self._arrived), 2 * self.config.max_num_seqs)
             group = [self._arrived.popleft() for _ in range(size)]
@@ -160,8 +160,8 @@ class Scheduler:
     def _admit(self, state: RequestState) -> PrefixHit | None:
         """Give a request its slot and the blocks of all its tokens.
 
-        None if they are not free, or if another prefill is about to leave more to share: of many
-        prompts with one beginning (or samples of one prompt) only the first computes it.
+        None if they are not free, or if another prefill will soon provide a longer prefix: of many
+        prompts with a common prefix (or samples of one prompt) only the first computes it.
         """
         block_size = self.config.block_size
         hit, matched = self.sharing.find_hit(state)
@@ -170,7 +170,7 @@ class Scheduler:
         shared = matched[: hit.num_tokens // block_size]
         self.blocks.hold(shared)
         needed = -(-len(state.token_ids) // block_size) - len(shared)
-        # Every decoding request may want a block soon: starting one now would only be undone.
+        # Every decoding request may need a block soon; starting this one would lead to preemption.
         if needed + len(self.decoding) > self.blocks.num_free and self.holding:
             self.blocks.release(shared)
             return None
@@ -200,7 +200,7 @@ class Scheduler:
         )
 
     def _publish(self, state: RequestState) -> None:
-        """Offer the blocks that have become full for prefix hits."""
+        """Make blocks that have become full available for prefix hits."""
         if not self.config.enable_prefix_caching:
             return
         count = state.num_computed_tokens // self.config.block_size
@@ -224,12 +224,12 @@ class Scheduler:
         states: list[RequestState] = []
         num_drafts: list[int] = []
         block_size = self.config.block_size
-        # Oldest first: when blocks run out, those who came last give theirs.
+        # Oldest first: when blocks run out, the last arrivals are preempted.
         for state in list(self.decoding):
             if state.phase is not Phase.DECODING:
                 continue
             if state.num_output_tokens + state.num_in_flight >= state.max_output_tokens:
-                continue  # its last token is being drawn
+                continue  # its last token is being sampled
             drafts = most
             if most:
                 drafts = min(most, state.max_output_tokens - state.num_output_tokens - 1)
@@ -242,7 +242,8 @@ class Scheduler:
         return DecodeBatch(states=states, num_drafts=num_drafts) if states else None
 
     def _make_room(self, state: RequestState, drafts: int) -> int:
-        """Blocks for one token and up to ``drafts`` more; how many drafts fit, -1 if preempted."""
+        """Allocate blocks for one token and up to ``drafts`` more; returns how many drafts fit, -1
+        if the request itself was preempted."""
         block_size = self.config.block_size
         start = state.next_position
         while True:
@@ -260,7 +261,7 @@ class Scheduler:
                 return -1
 
     def _preempt(self, state: RequestState) -> None:
-        """Give up a request's state; it will be recomputed, its tokens and replay start kept."""
+        """Free a request's cache state, to be recomputed; its tokens and replay start are kept."""
         self._free(state)
         state.num_preemptions += 1
         self.num_preemptions += 1

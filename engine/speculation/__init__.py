@@ -1,1 +1,1 @@
-"""Drafts: how many, which of them count, and what they were worth."""
+"""Speculation: how many tokens to draft and to verify, acceptance, calibration, counters."""

@@ -1,4 +1,4 @@
-"""Calibration: how likely drafts are accepted, from what they look like; stored with weights."""
+"""Calibration: predicted acceptance of drafts, fitted offline and stored beside the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepinfer.errors import CheckpointError
 
 CALIBRATION_FILE = "dspark_calibration.json"
 SCHEMA = "deepinfer.dspark_calibration/1"
-_LEAST = 1e-6  # evidence is kept this far from 0 and 1, where its logit would be infinite
+_LEAST = 1e-6  # probabilities are clamped away from 0 and 1, where logits are infinite
 
 Scales = tuple[tuple[float, float], ...]
 """For each draft position a factor (one over the temperature) and an offset of the logit."""
@@ -26,14 +26,14 @@ Scales = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Scales for requests that draw at random, and for greedy ones; both empty: not calibrated.
+    """Scales for randomly sampled and for greedy requests; both empty: not calibrated.
 
-    ``typical_survival``: by place, the share of drafts accepted with all before them when this was
-    fitted; empty if unknown.
+    ``typical_survival``: by position, the fraction of drafts accepted together with all before them
+    in the data of the fit; empty if unknown.
 
-    The confidence head estimates how much the draft's and the model's distributions overlap.  That
-    is the chance of a random draw.  Whether both have the same maximum is another question, which
-    the height of the draft's own maximum answers better.
+    The confidence head estimates the overlap of the draft's and the model's distributions, which is
+    the acceptance probability of a random sample.  For greedy requests the question is whether both
+    have the same argmax, which the draft's own maximum probability predicts better.
     """
 
     sampled: Scales = ()
@@ -42,9 +42,9 @@ class Calibration:
 
     @classmethod
     def from_folder(cls, folder: Path, block_size: int) -> Calibration:
-        """What lies beside the weights; a folder without the file is not calibrated.
+        """Read the file beside the weights; without it, there is no calibration.
 
-        Raises: CheckpointError if the file does not fit the model or holds no usable numbers.
+        Raises: CheckpointError if the file does not fit the model or has unusable numbers.
         """
         path = folder / CALIBRATION_FILE
         if not path.is_file():
@@ -72,13 +72,13 @@ class Calibration:
     def survival(
         self, confidence: Tensor, logits: Tensor | None, greedy_rows: Sequence[bool]
     ) -> Tensor:
-        """How likely each draft is accepted together with all drafts before it.
+        """Probability that each draft is accepted together with all drafts before it.
 
         Shapes: confidence [R, D] f32 (of the first D drafts of each block, given those before),
-        logits [R, D, V] f32 that they were drawn from, greedy_rows R flags; returns [R, D] f32,
-        falling along the block.
-        Evidence that is not a number counts as 0.  Nothing waits for the device.
-        Source: sequential scaling after arXiv 2607.05147, with an offset beside the temperature.
+        logits [R, D, V] f32 that they were sampled from, greedy_rows R flags; returns [R, D] f32,
+        descending along the block.
+        NaN counts as 0.  Does not wait for the device.
+        Source: sequential scaling after arXiv 2607.05147, with an offset besides the temperature.
         """
         chances = confidence
         if self.sampled:

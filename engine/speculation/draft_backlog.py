@@ -1,7 +1,7 @@
 """``DraftBacklog``: verified tokens that the draft stages have not seen yet.
 
-A step without drafts only keeps what the stages would read.  They get it all at once before the
-next draft, and most of it never if drafting does not come back within a window.
+A step without drafts only stores the stages' inputs.  They are processed together before the next
+draft; if drafting does not resume within a window, most of them never are.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ MAX_BYTES = 64 << 20
 
 
 class DraftBacklog:
-    """What ``Model.seed_draft`` takes, pass by pass.
+    """The inputs of ``Model.seed_draft``, pass by pass.
 
-    ``window``: what is older in passes can be forgotten, since every decoding request is in every
-    decode step and no draft looks further back.
+    ``window``: passes older than this are dropped, since every decoding request is in every decode
+    step and no draft looks further back.
     """
 
     def __init__(self, num_slots: int, window: int, device: str) -> None:
         self._kept: deque[tuple[Tensor, Tensor, Tensor]] = deque(maxlen=window)
         self._num_kept = 0
-        # By slot, the first pass that counts: earlier ones were of another request.
+        # By slot, the first valid pass: earlier ones belong to another request.
         self._since = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     @property
     def is_full(self) -> bool:
-        """Whether what is kept should be given to the stages now, to free memory."""
+        """Whether the stages should process the backlog now, to free memory."""
         return sum(hidden.nbytes for hidden, _, _ in self._kept) >= MAX_BYTES
 
     def keep(self, main_hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Keep a pass.  Shapes: main_hidden [M, taps * d] bf16, positions, slots [M] i64."""
+        """Store a pass.  Shapes: main_hidden [M, taps * d] bf16, positions, slots [M] i64."""
         self._kept.append((main_hidden.clone(), positions, slots))
         self._num_kept += 1
 
     def forget(self, slots: Tensor) -> None:
-        """Drop what is kept of ``slots`` [R] i64: the stages were given something newer there."""
+        """Drop the backlog of ``slots`` [R] i64, for which the stages have seen newer tokens."""
         if self._kept:
             self._since[slots] = self._num_kept
 
     def take(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """All that is kept and counts, in the order of the passes; nothing is kept afterwards."""
+        """Remove and return all valid tokens of the backlog, in the order of the passes."""
         if not self._kept:
             return None
         hidden, positions, slots = map(torch.cat, zip(*self._kept, strict=True))

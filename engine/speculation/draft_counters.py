@@ -1,4 +1,4 @@
-"""What became of drafts: how many were accepted where, and whether confidence told the truth."""
+"""Counters of drafts: acceptance by position, and how well confidence predicts it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DraftCounters:
         tokens: Sequence[Sequence[int]],
         survival: Sequence[Sequence[float]],
     ) -> None:
-        """One step: by request the number of verified drafts, the new tokens, and each verified
-        draft's survival where it is known.  ``num_proposed`` is 0 for a step without drafting."""
+        """Add a step: per request the number of verified drafts, the new tokens, and each verified
+        draft's predicted survival if known.  ``num_proposed`` is 0 for a step without drafting."""
         self.verify_lengths.add(sum(num_drafts), len(num_drafts))
         if not num_proposed:
             return
@@ -44,8 +44,8 @@ class DraftCounters:
                 self._add_chance(chance, place < num_accepted)
 
     def calibration_error(self) -> float | None:
-        """Mean distance of survival from the share accepted, over bins of equal survival, each
-        weighed by its drafts; None without drafts."""
+        """Expected calibration error: the mean difference between predicted survival and accepted
+        fraction over bins of survival, weighted by drafts; None without drafts."""
         num = sum(count for count, _, _ in self._bins)
         if not num:
             return None
@@ -58,7 +58,7 @@ class DraftCounters:
 
 
 class Stretches:
-    """A mean over time in few numbers: equal stretches of steps, merged in pairs when full."""
+    """A mean over time with bounded memory: equal stretches of steps, merged pairwise when full."""
 
     def __init__(self) -> None:
         self._steps_each = 1

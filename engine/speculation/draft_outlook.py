@@ -1,8 +1,8 @@
-"""``DraftOutlook``: whether steps with drafting are worth more than steps without.
+"""``DraftOutlook``: whether steps with drafting yield more tokens per second than steps without.
 
-Both kinds are judged from three things: the profile of this device, how their times compared where
-they followed each other, and how likely drafts survived lately.  Now and then steps of the other
-kind are run to compare again; what that costs is saved up first, as a small share of the run.
+Both kinds are judged by three things: the profile of this device, how their times compared when
+they followed each other, and the recent survival of drafts.  From time to time steps of the other
+kind are run as a probe; its cost is limited to a small share of the run.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from numpy.typing import ArrayLike
 from .step_profile import StepProfile
 from .verify_lengths import Floats
 
-# Share of its time that a drafting step must save, to begin with drafting and to go on with it.
+# Share of its time that a drafting step must save, to start and to continue drafting (hysteresis).
 SAVED_TO_BEGIN, SAVED_TO_GO_ON = 0.10, 0.02
-# The draft stages' catching up must be paid back in so many steps.
+# Steps within which the cost of catching up the draft stages must be recovered.
 STEPS_TO_REPAY = 32
-# Share of the run for probes: two steps with drafts, of which the first pays for catching up and
-# the second is compared; or one without.
+# Share of the run for probes: two steps with drafts, the first of which catches up and the second
+# of which is compared, or one step without.
 PROBE_SHARE, DRAFT_PROBE_STEPS, PLAIN_PROBE_STEPS = 0.005, 2, 1
 LEAST_STEPS_TO_PROBE = 64
-# Weights of the newest among those before it.
+# Weights of a new value in exponential averages.
 NEWEST_TIME, NEWEST_COMPARISON, NEWEST_SURVIVAL = 0.2, 0.5, 0.1
-# A single time or comparison counts as at most so many times what it was before.
+# A single time or comparison is clamped to this multiple of the average.
 MOST_CHANGE = 2.0
 _LEAST_SURVIVAL = 1e-6
 
 
 class Pace:
-    """How times of both kinds of steps compare with each other, relative to the profile.
+    """How the times of both kinds of steps compare, relative to the profile.
 
-    Other programs come and go, so only steps that follow each other are compared.
-    ``comparison``: drafting takes so many times as long, against plain steps, as the profile says.
+    The load of the machine changes, so only consecutive steps are compared.
+    ``comparison``: the measured ratio of drafting to plain steps over the ratio in the profile.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Pace:
 
 
 class DraftOutlook:
-    """``window``: tokens that the draft stages look back; ``typical_survival``: how likely drafts
-    survive by place, as long as none was seen; without it, certainly."""
+    """``window``: tokens that the draft stages look back; ``typical_survival``: survival by
+    position to assume until drafts were observed, by default 1."""
 
     def __init__(
         self, profile: StepProfile, window: int, typical_survival: Sequence[float] = ()
@@ -76,15 +76,15 @@ class DraftOutlook:
             self._num_noted = round(1 / NEWEST_SURVIVAL)
         self._window = window
         self._pace = Pace()
-        self._depth = profile.block_size  # drafts guessed for each request when there last were any
+        self._depth = profile.block_size  # drafts per request when there last were any
         self._is_drafting = False
-        self._num_steps = 0  # since drafting began or ended
-        self._num_missed = 0  # tokens of each request that the draft stages have not seen
+        self._num_steps = 0  # since drafting was started or stopped
+        self._num_missed = 0  # tokens per request that the draft stages have not seen
         self._probe_steps = 0
         self._saved_up_s = 0.0
 
     def is_worth_drafting(self, most: Sequence[int]) -> bool:
-        """Whether to draft in this step; ``most`` drafts of each request can be verified."""
+        """Whether to draft in this step; at most ``most`` drafts per request can be verified."""
         if not any(most):
             return False
         plain_s, drafting_s, worth_s = self._times(most)
@@ -111,8 +111,8 @@ class DraftOutlook:
         return is_worth_it != is_probe
 
     def note(self, survival: ArrayLike) -> Floats:
-        """The survival [R, D] of each request's drafts, as confidence promises it; returned for
-        whole blocks [R, B], where further drafts would fare as they did when there were any."""
+        """Record the predicted survival [R, D] of each request's drafts; returned for whole blocks
+        [R, B], with later drafts extrapolated from when there were any."""
         seen = np.asarray(survival, dtype=np.float64)
         self._depth = depth = seen.shape[1]
         later = self.survival[depth:] / max(self.survival[depth - 1], _LEAST_SURVIVAL)
@@ -123,7 +123,7 @@ class DraftOutlook:
         return whole
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
-        """How long a step took; ``num_drafts`` verified in all, None without drafting."""
+        """Record the time of a step; ``num_drafts`` verified in all, None without drafting."""
         expected_s = self.profile.plain_step_s(num_requests)
         if num_drafts is not None:
             expected_s = self.profile.drafting_s(num_requests, self._depth)
@@ -135,8 +135,8 @@ class DraftOutlook:
         self._num_missed = min(missed, self._window)
 
     def _times(self, most: Sequence[int]) -> tuple[float, float, float]:
-        """Seconds of a step without drafting; of the best step with it that verifies all it
-        guesses; and the time that the tokens of the latter would take without."""
+        """Seconds of a step without drafting; of the best step that verifies all its drafts; and of
+        generating the tokens of the latter without drafting."""
         count, block_size = len(most), self.profile.block_size
         reaching = np.bincount(most, minlength=block_size + 1)[::-1].cumsum()[::-1][1:]
         depths = range(1, block_size + 1)

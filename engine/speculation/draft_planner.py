@@ -1,9 +1,9 @@
-"""Decides in every decode step how many drafts to guess, none among them, and which to verify.
+"""Decides in every decode step how many tokens to draft, if any, and which drafts to verify.
 
 ``VerifyAll`` has a fixed length.  The two others ask ``DraftOutlook`` whether to draft.
-``EarlyStopping`` then looks at this step's confidences, so the host waits for them; ``StaleBudget``
-fixes the size of the step from confidences two drafting steps old, as pipelined devices need it.
-No choice changes an answer: what is accepted is what the model itself draws.
+``EarlyStopping`` then uses this step's confidences, for which the host waits; ``StaleBudget`` fixes
+the size of the step by confidences from two drafting steps ago, so that an asynchronous device
+never waits.  No choice changes an answer: only tokens that the model itself samples are accepted.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ STALE_STEPS = 2
 
 
 class DraftPlanner(Protocol):
-    """What the decode worker asks.  ``most`` has the limit of each request."""
+    """What the decode worker needs.  ``most``: the limit of drafts for each request."""
 
     def depth(self, most: Sequence[int]) -> int:
-        """How many drafts to guess for every request, 0: none; asked once a step, before
+        """Drafts to propose for every request, 0 for none; called once per step, before
         ``lengths``."""
         ...
 
     def lengths(self, survival: ArrayLike, most: Sequence[int]) -> list[int]:
-        """Drafts to verify for each request, given the survival [R, depth] of each draft."""
+        """Drafts to verify for each request, given each draft's survival [R, depth]."""
         ...
 
     def budget(self, most: Sequence[int], depth: int) -> int | None:
-        """How many of ``depth`` drafts of each request to verify in all, the likeliest, where that
-        does not depend on this step's survival; then ``note`` is called in place of ``lengths``."""
+        """Total number of drafts to verify, the most likely of ``depth`` per request, if it does
+        not depend on this step's survival; then ``note`` is called instead of ``lengths``."""
         ...
 
     def note(self, survival: ArrayLike) -> None:
-        """The survival of the drafts of a step whose ``budget`` was asked for."""
+        """Record the survival of the drafts of a step planned by ``budget``."""
         ...
 
     def look_ahead(self, most: Sequence[int]) -> None:
-        """Called while a device computes: what the next step needs to be known may be found now."""
+        """Called while the device computes, to plan the next step."""
         ...
 
     def took(self, seconds: float, num_requests: int, num_drafts: int | None) -> None:
-        """How long the step took; ``num_drafts`` verified in all, None without drafting."""
+        """Record the time of a step; ``num_drafts`` verified in all, None without drafting."""
         ...
 
 
 class VerifyAll:
-    """Draft ``num_drafts`` whenever possible and verify all there may be."""
+    """Draft ``num_drafts`` whenever possible, and verify as many as the limits allow."""
 
     def __init__(self, num_drafts: int) -> None:
         self.num_drafts = num_drafts
@@ -80,7 +80,7 @@ class VerifyAll:
 
 
 class EarlyStopping:
-    """Verifies as many drafts as this step's own confidences promise to be worth their time."""
+    """Verifies the drafts that are worth their time according to this step's confidences."""
 
     def __init__(self, outlook: DraftOutlook) -> None:
         self.outlook = outlook
@@ -111,8 +111,8 @@ class EarlyStopping:
 
 
 class StaleBudget:
-    """How many drafts to guess, and to verify in all, comes from past steps; which, from this one's
-    confidences."""
+    """The numbers of drafts to propose and to verify come from past steps; which drafts, from this
+    step's confidences."""
 
     def __init__(self, outlook: DraftOutlook) -> None:
         self.outlook = outlook
@@ -135,7 +135,7 @@ class StaleBudget:
             self._ahead = self._best(most)
 
     def _best(self, most: Sequence[int]) -> tuple[Sequence[int], int, int]:
-        """The limits themselves, drafts to guess of each request and to verify in all."""
+        """The limits, the drafts to propose per request, and the total to verify."""
         profile, count = self.outlook.profile, len(most)
         is_known = len(self._past) == STALE_STEPS
         known = self._past[0] if is_known else self.outlook.survival[None]
@@ -166,8 +166,8 @@ def make_planner(
     window: int,
     calibration: Calibration | None,
 ) -> DraftPlanner:
-    """``num_drafts`` of each request without a profile; else as many as pay, by what suits the
-    device."""
+    """Without a profile, ``num_drafts`` per request; else as many as pay off, planned in the way
+    that suits the device."""
     if profile is None:
         return VerifyAll(num_drafts)
     typical = calibration.typical_survival if calibration else ()

@@ -1,4 +1,4 @@
-"""The ``StepProfile`` of a device whose steps are graphs of padded sizes."""
+"""The ``StepProfile`` of a device that runs steps as graphs of padded sizes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LEAST_S = 1e-6
 
 
 def graph_profile(times: Mapping[StepSize, float], device: str, block_size: int) -> StepProfile:
-    """What ``time_sizes`` measured, with all drafts of a block among the depths.
+    """The profile from the results of ``time_sizes``, whose depths must include the whole block.
 
-    A number of requests counts if all three kinds of its steps were timed; there is at least one.
-    What the host takes for a step with drafts is taken to grow with them.
+    A batch size is used if all three kinds of steps were timed for it; there is at least one.
+    The host's time for a step with drafts is assumed to be proportional to the drafts.
     """
     host_s = sum(seconds / step.size for step, seconds in times.items() if step.kind == "host")
     plain = {step.size: seconds for step, seconds in times.items() if step.kind == "plain"}

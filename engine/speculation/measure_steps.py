@@ -1,4 +1,4 @@
-"""Measures a ``StepProfile`` with dummy steps on a cache that nothing lives in yet."""
+"""Measures a ``StepProfile`` with dummy steps on an unused cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POSITION = 160
 
 
 def device_name(device: str) -> str:
-    """What a profile is valid for: the processor, and on a CPU its threads."""
+    """The device that a profile is valid for: the processor, and on a CPU its threads."""
     if torch.device(device).type != "cpu":
         return str(torch.get_device_module(device).get_device_name(device))
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
@@ -34,8 +34,8 @@ def device_name(device: str) -> str:
 
 @torch.inference_mode()
 def measure_steps(model: Runner, cache: Cache, config: EngineConfig) -> StepProfile:
-    """Time drafting and verification, the smallest and a large number of requests first, then what
-    lies between, then all again, until the budget is spent.  The best time of each counts."""
+    """Time drafting and verification, first for the smallest and a large number of requests, then
+    for those in between, then repeatedly until the budget is spent.  The best times count."""
     counts = [n for n in NUM_REQUESTS if n < config.max_num_seqs]
     counts.insert(min(1, len(counts)), config.max_num_seqs)
     if config.device == "cpu":
@@ -50,14 +50,14 @@ def measure_steps(model: Runner, cache: Cache, config: EngineConfig) -> StepProf
         if number not in actions:
             actions[number] = _actions(model, cache, config, number)
             if not best or config.device != "cpu":
-                _times(actions[number], config.device)  # pays for first times, and compilation
+                _times(actions[number], config.device)  # warm-up, including compilation
         times = _times(actions[number], config.device)
         best[number] = [min(pair) for pair in zip(times, best.get(number, times), strict=True)]
     return _profile(config, best)
 
 
 def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
-    """The curves, with the time of a full block extrapolated from those measured in part."""
+    """The profile, with times of full blocks extrapolated from partial ones."""
     numbers = sorted(best)
     draft_s, single_s, seed_s, part_s = zip(*(best[number] for number in numbers), strict=True)
     block_s = []
@@ -69,7 +69,7 @@ def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
         block_size=config.num_speculative_tokens,
         num_requests=tuple(numbers),
         draft_s=draft_s,
-        first_s=draft_s,  # blocks are always guessed whole where steps are not padded
+        first_s=draft_s,  # without padding, whole blocks are always drafted
         seed_s=seed_s,
         single_s=single_s,
         block_s=tuple(block_s),
@@ -77,7 +77,7 @@ def _profile(config: EngineConfig, best: dict[int, list[float]]) -> StepProfile:
 
 
 def _measured_drafts(config: EngineConfig, number: int) -> int:
-    """Drafts per request of the measured block: fewer where a whole one would take too long."""
+    """Drafts per request to measure: fewer if a whole block would take too long."""
     return min(config.num_speculative_tokens, max(1, MOST_TOKENS // number - 1))
 
 
@@ -94,8 +94,8 @@ def _times(actions: Sequence[Callable[[], None]], device: str) -> list[float]:
 def _actions(
     model: Runner, cache: Cache, config: EngineConfig, number: int
 ) -> list[Callable[[], None]]:
-    """Drafting, a step without drafts, seeing its tokens, and a step with drafts and seeing, to be
-    called in this order."""
+    """Functions to be called in this order: drafting, a step without drafts, feeding its tokens to
+    the draft stages, and a step with drafts that are fed to them."""
     anchors = torch.zeros(number, dtype=torch.int64, device=config.device)
     slots = torch.arange(number, device=config.device)
     position = min(POSITION, (config.max_model_len or POSITION) - 1)
@@ -135,8 +135,8 @@ def _seed(model: Runner, cache: Cache, batch: ForwardBatch, output: ForwardOutpu
 
 
 def _dummy_batch(model: Runner, config: EngineConfig, count: int, length: int) -> ForwardBatch:
-    """``length`` tokens at the same place of ``count`` requests; they may share blocks, because
-    what they write is never read.  Different tokens, so that they need different experts."""
+    """``length`` tokens at the same positions of ``count`` requests, which can share blocks, since
+    nothing reads what they write.  The tokens differ, so that they use different experts."""
     first = max(0, min(POSITION, (config.max_model_len or POSITION) - length))
     num_blocks = -(-(first + length) // config.block_size)
     starts = [0] * count

@@ -1,4 +1,4 @@
-"""``StepProfile``: how long decode steps take on this device, measured once and kept."""
+"""``StepProfile``: times of decode steps on a device, measured once and kept."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BY_SIZE = ("sizes", "size_s")
 
 
 def step_clock(device: str) -> Callable[[], float]:
-    """Seconds to compare steps by.  On a CPU those that this thread ran: steps there are short, and
-    other programs come and go between them."""
+    """The clock for timing steps: on a CPU this thread's processor time, since steps are short and
+    other programs interfere."""
     return time.thread_time if device == "cpu" else time.perf_counter
 
 
@@ -30,15 +30,15 @@ def step_clock(device: str) -> Callable[[], float]:
 class StepProfile:
     """Seconds by number of requests, interpolated between those measured.
 
-    device         what was measured; times of another device say nothing here
-    num_requests   rising
-    draft_s        one drafted block for each request
-    first_s        the same where only the first draft of each block is wanted
-    seed_s         letting the draft stages see one token of each request
-    single_s       a step of one token of each request, which the draft stages do not see
-    block_s        a step with ``block_size`` drafts of each request, which the draft stages see
-    sizes          where steps are padded to a ladder: its sizes in tokens, rising
-    size_s         seconds of a step of such a size, which the draft stages see
+    device         the device that was measured
+    num_requests   batch sizes, ascending
+    draft_s        drafting one block for each request
+    first_s        drafting only the first token of each block
+    seed_s         feeding one token of each request to the draft stages
+    single_s       a step with one token per request, not fed to the draft stages
+    block_s        a step with ``block_size`` drafts per request, fed to the draft stages
+    sizes          with padded steps: the padded sizes in tokens, ascending
+    size_s         a step of each of these sizes, fed to the draft stages
     """
 
     device: str
@@ -53,12 +53,12 @@ class StepProfile:
     size_s: tuple[float, ...] = ()
 
     def drafting_s(self, num_requests: int, depth: int) -> float:
-        """Seconds until so many drafts of each request are there."""
+        """Seconds to draft ``depth`` tokens for each request."""
         first, block = self._at(self.first_s, num_requests), self._at(self.draft_s, num_requests)
         return first + (block - first) * (depth - 1) / max(self.block_size - 1, 1)
 
     def verify_s(self, num_requests: int, num_drafts: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a step that verifies so many drafts in all, after drafting; any shape."""
+        """Seconds of a step that verifies ``num_drafts`` in all, after drafting; any shape."""
         drafts = np.asarray(num_drafts)
         if self.sizes:
             steps = np.array(ladder(num_requests + int(drafts.max(initial=0))))
@@ -74,7 +74,7 @@ class StepProfile:
         return self._at(self.single_s, num_requests)
 
     def catch_up_s(self, num_requests: int, num_steps: int) -> float:
-        """Seconds until the draft stages have seen all of so many steps without drafting."""
+        """Seconds to feed the tokens of ``num_steps`` steps to the draft stages."""
         return num_steps * self._at(self.seed_s, num_requests)
 
     def save(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class StepProfile:
 
     @classmethod
     def load(cls, path: Path) -> StepProfile:
-        """Read a saved profile.  Raises: ConfigError if it is none."""
+        """Read a saved profile.  Raises: ConfigError if the file is not a profile."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored.pop("schema") != SCHEMA:
@@ -114,7 +114,7 @@ class StepProfile:
             raise ValueError("num_requests is empty or block_size is not positive")
 
     def _at(self, seconds: Sequence[float], num_requests: int) -> float:
-        """Interpolated; beyond the last measured number it grows in proportion."""
+        """Interpolated; proportional beyond the last measured number."""
         num_requests = ladder_size(num_requests) if self.sizes else num_requests
         last = self.num_requests[-1]
         scale = max(num_requests / last, 1.0)

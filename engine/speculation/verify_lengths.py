@@ -1,8 +1,8 @@
-"""How many drafts of each request to verify: the most tokens per second that can be expected.
+"""Selects the drafts to verify that maximize the expected tokens per second.
 
-A request's draft survives if it is accepted together with all drafts before it.  A step yields one
-token per request and each verified draft's survival probability on top.  Survival falls along a
-block, so taking drafts by falling survival always takes prefixes.
+A draft survives if it is accepted together with all drafts before it.  A step is expected to yield
+one token per request plus the survival probability of each verified draft.  Survival decreases
+along a block, so selecting drafts by descending survival always selects prefixes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ StepSeconds = Callable[[Ints], Floats]
 def early_stopping_lengths(
     survival: ArrayLike, most: Sequence[int], step_s: StepSeconds
 ) -> list[int]:
-    """Add drafts by falling survival as long as each makes the step's tokens per second grow.
+    """Add drafts by descending survival as long as each increases the step's tokens per second.
 
-    survival: [R, B] by request and draft, each row falling; most: the limits, 0 to B.
-    The choice looks at no draft beyond the first that is refused, so no accepted token depends on
+    survival: [R, B] by request and draft, each row descending; most: the limits, 0 to B.
+    The selection looks at no draft beyond the first one refused, so no accepted token depends on
     what would have followed it.  Source: algorithm 1 of arXiv 2607.05147.
     """
     chances, requests, _ = _by_survival(survival, most)
@@ -40,11 +40,11 @@ def best_budget(
     step_s: StepSeconds,
     drafting_s: Sequence[float] = (0.0,),
 ) -> tuple[int, int]:
-    """How many drafts to guess for each request and to verify in all, for the most tokens per
-    second, anywhere on the curve.
+    """Drafts to propose per request, and to verify in all, for the most tokens per second: the
+    global maximum.
 
-    ``drafting_s[d - 1]``: seconds until the first d of each are there, the last entry for all that
-    are left; ``step_s`` are those of the rest of the step.
+    ``drafting_s[d - 1]``: seconds to draft d tokens per request, with the last entry for any larger
+    d; ``step_s``: seconds of the rest of the step.
     """
     chances, _, places = _by_survival(survival, most)
     seconds = step_s(np.arange(len(chances) + 1))
@@ -61,7 +61,7 @@ def best_budget(
 
 
 def top_lengths(survival: ArrayLike, most: Sequence[int], budget: int) -> list[int]:
-    """The ``budget`` drafts that are likeliest to survive, as a length for each request."""
+    """The ``budget`` drafts most likely to survive, as a length for each request."""
     _, requests, _ = _by_survival(survival, most)
     return _lengths(requests[:budget], len(most))
 
@@ -72,14 +72,14 @@ def _lengths(requests: Ints, count: int) -> list[int]:
 
 
 def _tokens(num_requests: int, chances: Floats) -> Floats:
-    """What a step yields by the number of drafts verified, 0 to all."""
+    """Expected tokens of a step by the number of drafts verified, 0 to all."""
     tokens: Floats = np.concatenate([[float(num_requests)], chances]).cumsum()
     return tokens
 
 
 def _by_survival(survival: ArrayLike, most: Sequence[int]) -> tuple[Floats, Ints, Ints]:
-    """Survival, request and place of all drafts, the likeliest first; ties by place, so that no
-    draft comes before the one it builds on.  Rows end where they are no longer numbers above 0."""
+    """Survival, request and position of all drafts, the most likely first; ties by position, so
+    that no draft precedes the one before it.  Rows end at the first value that is not positive."""
     found = np.asarray(survival, dtype=np.float64).reshape(len(most), -1).T
     places = np.arange(len(found))[:, None]
     usable = np.logical_and.accumulate((found > 0) & (places < np.asarray(most)))
