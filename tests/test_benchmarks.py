@@ -18,7 +18,14 @@ _SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", _SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "engine_overhead.py",
+        "pipeline_overhead.py",
+        pytest.param("cpu_batching.py", marks=pytest.mark.slow),
+    ],
+)
 def test_a_short_run_prints_speeds(name: str) -> None:
     command = [sys.executable, "-P", str(_ROOT / "benchmarks" / name), *_SHORT[name]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -28,6 +35,7 @@ def test_a_short_run_prints_speeds(name: str) -> None:
     assert speeds and all(speed > 0 for speed in speeds)
 
 
+@pytest.mark.slow
 def test_steps_with_masks_run_without_a_gpu() -> None:
     """What they take on a CPU says nothing; the engine's parts that it stands in for are these."""
     options = ["--device", "cpu", "--requests", "3", "--steps", "2", "--step-ms", "1"]

@@ -115,7 +115,7 @@ def _answers(
         return engine.generate(rows, params)
 
 
-@pytest.fixture(params=["golden", "embedded"])
+@pytest.fixture(params=["golden", pytest.param("embedded", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, golden_model: Path) -> Path | None:
     return golden_model if request.param == "golden" else None
 

@@ -34,11 +34,10 @@ PLAN = BenchPlan(
 def test_as_many_ranks_run_as_there_are_devices() -> None:
     """Of four ranks two are here and the link to the others is modelled; of two, all."""
     said: list[str] = []
-    plan = dataclasses.replace(PLAN, drafts=(None, 1))
-    few_depths = dataclasses.replace(TINY, dspark_block_size=1)  # each is timed before a choice
-    rows = list(measure_rank(plan, few_depths, ["cpu", "cpu"], said.append))
+    plan = dataclasses.replace(PLAN, drafts=(1,))
+    rows = list(measure_rank(plan, TINY, ["cpu", "cpu"], said.append))
     assert [(row.name, row.ranks, row.present) for row in rows] == [
-        ("2 requests, auto", 4, 2), ("2 requests, 1 drafts", 4, 2), ("50 tokens", 2, 2),
+        ("2 requests, 1 drafts", 4, 2), ("50 tokens", 2, 2),
     ]  # fmt: skip
     for row in rows:
         assert min(row.step_s) > 0 and (row.link_s > 0) == (row.ranks > row.present)

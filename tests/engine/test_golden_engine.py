@@ -122,7 +122,8 @@ def test_greedy_continuation_is_the_reference_codes(name: str, length: int, exac
     assert list(done.output_token_ids) == ids[:num_clear].tolist()
 
 
-@settings(max_examples=3, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
 @given(
     order=st.permutations(range(NUM_REQUESTS)),
     max_num_seqs=st.integers(1, 8),
@@ -159,7 +160,7 @@ def test_batch_invariant_answers_are_bitwise_the_same(
 
 
 def test_released_head_sizes_are_batch_invariant_too() -> None:
-    requests = requests_for("kdim-a", 3, longest=290, seed=3)
+    requests = requests_for("kdim-a", 2, longest=290, seed=3)
     expected: dict[str, tuple[object, ...]] = {}
     for request in requests:
         engine = engine_for("kdim-a", batch_invariant=True, enable_prefix_caching=False)
@@ -174,8 +175,8 @@ def test_released_head_sizes_are_batch_invariant_too() -> None:
     assert engine.stats().num_draft_tokens > 0
 
 
-def test_the_workload_has_preemptions_hits_and_accepted_drafts() -> None:
-    """Or else the test above would prove little."""
+def test_preemptions_hits_and_drafts_change_no_bit_of_an_answer() -> None:
+    """All of them happen here, or else the test above would prove little."""
     engine = engine_for(
         "tiny-a",
         batch_invariant=True,
@@ -183,7 +184,7 @@ def test_the_workload_has_preemptions_hits_and_accepted_drafts() -> None:
         max_model_len=16 * BLOCK_SIZE,
         num_speculative_tokens=3,
     )
-    done = run(engine, requests_for("tiny-a", NUM_REQUESTS, longest=60))
+    done = run(engine, requests_for("tiny-a", NUM_REQUESTS, longest=60)[::-1])
     assert answers(done) == one_by_one("tiny-a", exact=False)
     stats = engine.stats()
     assert stats.num_preemptions > 0 and stats.num_cached_tokens > 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from compiled_kernels import Add, Compiled, cases
 
-_BF16 = ["wide bf16 to bf16", "wide bf16 to fp32, added", "wide bf16 to i16"]
-_MORE_BF16 = ["wide bf16 to fp32"]
-_PARTS = ["parts bf16 64 x 192", "parts bf16 128 x 64"]
-_MORE_PARTS = ["parts bf16 64 x 64", "parts bf16 128 x 192"]
+_BF16 = ["wide bf16 to fp32, added"]
+_MORE_BF16 = ["wide bf16 to bf16", "wide bf16 to i16", "wide bf16 to fp32"]
+_PARTS = ["parts bf16 128 x 64"]
+_MORE_PARTS = ["parts bf16 64 x 192", "parts bf16 64 x 64", "parts bf16 128 x 192"]
 FEW = {*_BF16, *_PARTS}
 COMPILED = Compiled(__file__, FEW)
 

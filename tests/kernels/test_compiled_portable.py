@@ -7,9 +7,12 @@ import re
 import pytest
 from compiled_kernels import Add, Compiled, cases
 
-_PACKED = ["fp4 x 16", "fp4 x 128", "fp8 x 128"]
-_MORE_PACKED = ["fp4 x 64", "fp8 x 16"]
-_DECODED = ["plain x 128", "fp8 in groups x 128"]
+_PACKED = ["fp4 x 16"]
+_MORE_PACKED = ["fp4 x 64", "fp4 x 128", "fp8 x 16", "fp8 x 128"]
+_DECODED = ["plain x 128"]
+_MORE_DECODED = ["fp8 in groups x 128"]
+_SCALED = ["fp4 x 16"]
+_MORE_SCALED = ["fp4 x 128", "fp8 x 128"]
 _ROWS = [
     "quantise", "quantise pairs", "swiglu", "choice", "page tokens", "count", "place tokens",
     "place counted tokens", "place pairs", "sum",
@@ -24,7 +27,7 @@ def test_packed_weights_meet_fp8_tensor_cores_on_hopper(name: str) -> None:
     assert COMPILED.steps(90, name) == f"wgmma.mma_async.sync.aligned.m64n{tokens}k32.f32.e4m3.e4m3"
 
 
-@pytest.mark.parametrize("name", _DECODED)
+@pytest.mark.parametrize("name", cases(_DECODED, _MORE_DECODED))
 def test_bf16_tensor_cores_on_hopper(name: str) -> None:
     assert COMPILED.steps(90, name) == "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"
 
@@ -35,7 +38,7 @@ def test_the_other_kernels_do_not_spill(name: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [100, pytest.param(103, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["fp4 x 16", "fp4 x 128", "fp8 x 128"])
+@pytest.mark.parametrize("name", cases(_SCALED, _MORE_SCALED))
 def test_block_scaled_tensor_cores_on_blackwell(name: str, arch: int) -> None:
     steps = COMPILED.steps(arch, name)
     assert re.fullmatch(r"tcgen05\.mma\.cta_group::1\.kind::mxf8f6f4\.block_scale\.\S+", steps)

@@ -108,7 +108,7 @@ def load_model(name: str) -> Model:
     return Model(checkpoint.config, checkpoint.load(), token_map=token_compression(tokenizer))
 
 
-@pytest.fixture(params=["tiny-a", "kdim-a"])
+@pytest.fixture(params=["tiny-a", pytest.param("kdim-a", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Model:
     return load_model(request.param)
 

@@ -18,8 +18,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 from rank_pool import RankPool  # noqa: E402
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
+    """No longer than it is needed: threads of four idle ranks take a third of a core."""
     ranks = RankPool()
     yield ranks
     ranks.close()

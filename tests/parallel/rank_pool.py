@@ -1,4 +1,4 @@
-"""Four ranks that stay up for the whole test session and run functions of ``rank_jobs``."""
+"""Four ranks that stay up for a module of tests and run functions of ``rank_jobs``."""
 
 from __future__ import annotations
 

@@ -117,6 +117,7 @@ def test_a_prefill_rank_that_is_killed_loses_no_row() -> None:
         assert comparable(answers(engine)) == one_rank()[0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_rank_was_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

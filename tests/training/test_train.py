@@ -58,8 +58,8 @@ def trained(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     logs = {
-        "first": run_leg(folder, "backbone", 4),
-        "second": run_leg(folder, "backbone", 2, "--keep-masters"),
+        "first": run_leg(folder, "backbone", 3),
+        "second": run_leg(folder, "backbone", 1, "--keep-masters"),
         "draft": run_leg(folder, "draft", 2, "--export"),
     }
     torch.set_num_threads(threads)
@@ -72,8 +72,8 @@ def test_loss_falls_and_legs_join(trained: tuple[Path, dict[str, list[dict[str, 
         entry["loss"] for name in ("first", "second") for entry in logs[name] if "loss" in entry
     ]
     assert losses[-1] < losses[0] - 0.2
-    assert logs["second"][0]["step"] == 5  # goes on counting
-    assert losses[4] < losses[0]  # and does not start again
+    assert logs["second"][0]["step"] == 4  # goes on counting
+    assert losses[3] < losses[0]  # and does not start again
     drafts = [entry["draft"] for entry in logs["draft"] if "draft" in entry]
     assert drafts[-1] < drafts[0]
 
@@ -94,10 +94,11 @@ def test_compact_masters_resume_on_another_machine(
     folder, _ = trained
     (tmp_path / "data").symlink_to(folder / "data")
     log = run_leg(tmp_path, "backbone", 1, "--compact", str(folder / "out"))
-    assert log[0]["step"] == 7
+    assert log[0]["step"] == 5
     assert log[0]["loss"] < 5.9  # a fresh model of 384 tokens starts at about 6.2
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_the_exported_model(
     trained: tuple[Path, dict[str, list[dict[str, float]]]], tmp_path: Path
 ) -> None:

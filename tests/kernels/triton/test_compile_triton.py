@@ -30,7 +30,6 @@ def _compile(arch: int, names: list[str]) -> dict[str, dict[str, Any]]:
     "arch, target, instruction, names",
     [
         (90, "sm_90a", "wgmma.mma_async", ALL),
-        (100, "sm_100a", "tcgen05.mma", ["attention", "index_scores"]),
         (103, "sm_103a", "tcgen05.mma", ["index_scores"]),
         pytest.param(100, "sm_100a", "tcgen05.mma", ALL, marks=pytest.mark.slow),
         pytest.param(103, "sm_103a", "tcgen05.mma", ALL, marks=pytest.mark.slow),
