@@ -39,7 +39,7 @@ from deepinfer.engine.execution.decode_step import StepOutput
 from deepinfer.engine.execution.staging import host_zeros, send
 from deepinfer.engine.sampling.constraint import AnswerConstraint
 from deepinfer.engine.sampling.sampler import Sampler
-from deepinfer.engine.scheduling.intake import unasked_state
+from deepinfer.engine.scheduling.intake import detached_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.kernels.sampling import mask_logits, sample
@@ -238,7 +238,7 @@ class _Sure:
 
 
 def _state(slot: int) -> RequestState:
-    state = unasked_state(slot)
+    state = detached_state(slot)
     state.slot, state.max_output_tokens = slot, 10**9
     return state
 

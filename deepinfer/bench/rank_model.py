@@ -18,7 +18,7 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.share import Share
 from deepinfer.engine.sampling.sampler import Sampler
-from deepinfer.engine.scheduling.intake import unasked_state
+from deepinfer.engine.scheduling.intake import detached_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.speculation.draft_backlog import DraftBacklog
 from deepinfer.errors import ConfigError
@@ -165,7 +165,7 @@ class RankModel:
                 f"{len(sizes)} requests of {sum(sizes):,} tokens together: the caches have room "
                 f"for {self.num_slots} and {self.cache.num_blocks * BLOCK_SIZE:,}"
             )
-        states = [unasked_state(slot) for slot in range(len(sizes))]
+        states = [detached_state(slot) for slot in range(len(sizes))]
         for slot, (state, count, end) in enumerate(zip(states, counts, ends, strict=True)):
             state.slot, state.blocks = slot, list(range(end - count, end))
         return states

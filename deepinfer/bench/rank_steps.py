@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deepinfer.engine.execution.ladder import ladder_size
+from deepinfer.engine.execution.padded_sizes import padded_size
 from deepinfer.engine.memory.out_of_memory import free_unused
 from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
@@ -59,7 +59,7 @@ class Deployment:
             return CHUNK_TOKENS
         block, requests = self.model.dspark_block_size, max(part.requests)
         drafts = max(block if number is None else number for number in part.drafts)
-        return max(ladder_size(requests * (1 + drafts)), ladder_size(requests) * block)
+        return max(padded_size(requests * (1 + drafts)), padded_size(requests) * block)
 
     def make_rank(self, device: str, real_share: Share | None = None) -> RankModel:
         """``real_share`` is that of a rank whose others are there."""

@@ -21,7 +21,7 @@ from deepinfer.kernels.dspark import verify_drafts
 from .decode_stages import DecodeResult, DraftBlock, DrawnDecode, LaunchedDecode, PlannedDecode
 from .decode_step import DecodeStep
 from .drafter import Drafter
-from .staging import Returned, send
+from .staging import HostCopy, send
 from .step_tokens import choose_drafts
 from .turns import TakesTurns
 
@@ -107,7 +107,7 @@ class DecodeWorker:
         if plan.block is None:  # a row without usable logits ends, but the next step may run it
             self.step.newest[output.slots] = drawn.clamp(min=0)
         return DrawnDecode(
-            plan=plan, output=output, used=used, drawn=drawn, returned=Returned(drawn)
+            plan=plan, output=output, used=used, drawn=drawn, returned=HostCopy(drawn)
         )
 
     def finish(self, step: DrawnDecode) -> DecodeResult:
@@ -145,10 +145,10 @@ class DecodeWorker:
         first = [state.next_position for state in states]
         budget = min(budget, sum(min(limit, depth) for limit in most))
         chosen = choose_drafts(drafted.token_ids, drafted.survival, first, most, budget)
-        returned = [Returned(x) for x in (drafted.token_ids, drafted.survival, chosen.lens)]
+        returned = [HostCopy(x) for x in (drafted.token_ids, drafted.survival, chosen.lens)]
         output = self.step.run(states, first, chosen)
         drawn = self.sampler.draw(output.logits, output.slots, output.positions)
-        drawn_back = Returned(drawn)
+        drawn_back = HostCopy(drawn)
         token_ids, chances, counts = (tensor.tolist() for tensor in returned)
         self.drafter.planner.note(chances)
         self.drafter.draft_ahead(batch, drafted, chosen.lens, output, drawn)

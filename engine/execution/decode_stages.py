@@ -10,7 +10,7 @@ from deepinfer.engine.scheduling.schedule import DecodeBatch
 from deepinfer.engine.types import TokenLogprobs
 
 from .decode_step import StepOutput
-from .staging import Returned
+from .staging import HostCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,4 +75,4 @@ class DrawnDecode:
     output: StepOutput
     used: Tensor
     drawn: Tensor
-    returned: Returned
+    returned: HostCopy

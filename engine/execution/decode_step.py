@@ -22,7 +22,7 @@ from deepinfer.errors import EngineError
 from .batch import DraftOutput, ForwardBatch
 from .bound_model import BoundModel
 from .graphs import GraphCache
-from .ladder import ladder_size
+from .padded_sizes import padded_size
 from .slot_table import SlotTable
 from .staging import StagedInts, send
 from .step_tokens import NEWEST, ChosenDrafts, known_drafts, padded
@@ -81,8 +81,8 @@ class DecodeStep:
         self.num_drafts = num_drafts
         self.piece_keys = piece_keys
         self._keeps_draft_logits = keeps_draft_logits
-        self._most_requests = ladder_size(num_slots)
-        self._most_tokens = ladder_size(num_slots * (1 + num_drafts))
+        self._most_requests = padded_size(num_slots)
+        self._most_tokens = padded_size(num_slots * (1 + num_drafts))
         self._staged = StagedInts(
             5 * (self._most_requests + 1) + 4 * (self._most_tokens + 1), table.device
         )
@@ -113,7 +113,7 @@ class DecodeStep:
         has_images = self._may_have_images(states, tokens[0])
         if self.graphs.is_enabled:
             # As many requests as tokens, which costs nothing and needs fewer graphs.
-            tokens = padded(tokens, ladder_size(num_tokens))
+            tokens = padded(tokens, padded_size(num_tokens))
             requests = padded(requests, min(self._most_requests, tokens.shape[1]))
             query_lens = [1 if is_plain else 1 + self.num_drafts] * requests.shape[1]
             context_lens = [self.table.context_bound(max(context_lens))] * requests.shape[1]
@@ -141,7 +141,7 @@ class DecodeStep:
         rows = [(s.slot, s.num_computed_tokens, s.decoder_start) for s in states]
         requests = np.array(rows).T
         if self.graphs.is_enabled:
-            requests = padded(requests, ladder_size(len(states)))
+            requests = padded(requests, padded_size(len(states)))
         self.model.catch_up()
         sent = self._staged.send(*requests)
         if num_new is not None:

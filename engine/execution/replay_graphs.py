@@ -18,8 +18,8 @@ from .slot_table import SlotTable
 
 if TYPE_CHECKING:
     from deepinfer.engine.model.config import ModelConfig
-    from deepinfer.engine.model.halfway import Halfway
-    from deepinfer.engine.model.narrowed import Narrowed
+    from deepinfer.engine.model.decoder_input import DecoderInput
+    from deepinfer.engine.model.encoder_output import EncoderOutput
 
 _MOST_TOKENS = 1024  # with more, computing takes as long as launching
 
@@ -31,11 +31,11 @@ class HasHalves(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def encode(self, batch: ForwardBatch, cache: Any) -> Halfway: ...
+    def encode(self, batch: ForwardBatch, cache: Any) -> EncoderOutput: ...
 
-    def narrow(self, halfway: Halfway, cache: Any) -> Narrowed: ...
+    def enter_decoder(self, encoded: EncoderOutput, cache: Any) -> DecoderInput: ...
 
-    def finish(self, start: Narrowed, cache: Any) -> ForwardOutput: ...
+    def finish(self, start: DecoderInput, cache: Any) -> ForwardOutput: ...
 
 
 class ReplayGraphs:
@@ -47,8 +47,8 @@ class ReplayGraphs:
     def __init__(self, graphs: GraphCache, table: SlotTable) -> None:
         self._graphs = graphs
         self._table = table
-        self._places: dict[Hashable, Narrowed] = {}
-        self._kept: dict[Hashable, Narrowed] = {}
+        self._places: dict[Hashable, DecoderInput] = {}
+        self._kept: dict[Hashable, DecoderInput] = {}
 
     @property
     def is_enabled(self) -> bool:
@@ -56,7 +56,7 @@ class ReplayGraphs:
 
     def forward(self, model: HasHalves, batch: ForwardBatch, cache: Any) -> ForwardOutput:
         """As ``Model.forward``, but ``main_hidden`` is valid only until the next graph runs."""
-        start = model.narrow(model.encode(batch, cache), cache)
+        start = model.enter_decoder(model.encode(batch, cache), cache)
         window, lens = model.config.sliding_window, start.batch.decoder_lens
         if set(lens) != {window} or len(start.main_rows) > _MOST_TOKENS:
             return model.finish(start, cache)
@@ -74,7 +74,7 @@ class ReplayGraphs:
         output = self._graphs.run(("replay", *key), lambda: model.finish(kept, cache))
         return replace(output, logits=output.logits.clone(), main_rows=start.main_rows)
 
-    def _reaching(self, place: Narrowed, context: int) -> Narrowed:
+    def _reaching(self, place: DecoderInput, context: int) -> DecoderInput:
         """The same buffers with a block table of its own, as long as ``context`` needs."""
         count = len(place.batch.decoder_lens)
         num_blocks = -(-context // self._table.block_size)

@@ -99,7 +99,7 @@ def wait_for(device: torch.device | str) -> None:
         torch.get_device_module(device).synchronize(device)
 
 
-class Returned:
+class HostCopy:
     """An asynchronous copy of a tensor to the host."""
 
     def __init__(self, tensor: Tensor) -> None:

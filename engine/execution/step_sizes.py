@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import torch
 
-from deepinfer.engine.scheduling.intake import unasked_state
+from deepinfer.engine.scheduling.intake import detached_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import DecodeBatch
 
 from .decode import DecodeWorker
 from .decode_step import DecodeStep
-from .ladder import ladder, ladder_size
+from .padded_sizes import padded_size, padded_sizes
 from .staging import wait_for
 
 STRIDE = 7919  # a prime, for tokens from all over the vocabulary
@@ -58,7 +58,7 @@ def time_sizes(
     device = torch.device(step.table.device)
     step.newest.copy_(torch.arange(len(step.newest), device=device) * STRIDE % step.vocab_size)
     calls = dict(_calls(step, states, depths, least))
-    ends = {ladder_size(least), ladder_size(len(states)), max(kind.size for kind in calls)}
+    ends = {padded_size(least), padded_size(len(states)), max(kind.size for kind in calls)}
     deadline = float("inf")
     with torch.inference_mode():
         for kind in sorted(calls, key=lambda kind: (kind.size not in ends, -kind.size)):
@@ -89,8 +89,8 @@ def _host_s(
     whole_s = min(
         _seconds(lambda: worker.run(batch), device, _IN_A_ROW) for _ in range(_WARM_RUNS + 1)
     )
-    drafting_s = found[StepSize("draft", ladder_size(count), depth)]
-    verify_s = found[StepSize("verify", ladder_size(count * (1 + depth)))]
+    drafting_s = found[StepSize("draft", padded_size(count), depth)]
+    verify_s = found[StepSize("verify", padded_size(count * (1 + depth)))]
     return max(whole_s - drafting_s - verify_s, 0.0)
 
 
@@ -98,17 +98,17 @@ def _calls(
     step: DecodeStep, states: Sequence[RequestState], depths: Sequence[int], least: int
 ) -> Iterator[tuple[StepSize, Callable[[], object]]]:
     most, positions = len(states), [state.next_position for state in states]
-    for size in ladder(most):
+    for size in padded_sizes(most):
         count = min(size, most)
-        if size >= ladder_size(least):
+        if size >= padded_size(least):
             yield StepSize("plain", size), partial(step.run, states[:count], positions[:count])
             for depth in depths:
                 yield StepSize("draft", size, depth), partial(step.draft, states[:count], depth)
     if not depths:
         return
-    for size in ladder(most * (1 + step.num_drafts)):
+    for size in padded_sizes(most * (1 + step.num_drafts)):
         count = min(size, most)
-        if size >= ladder_size(least):
+        if size >= padded_size(least):
             ends = [number * size // count for number in range(count + 1)]
             drafts = [
                 [token * STRIDE % step.vocab_size for token in range(begin + 1, end)]
@@ -132,7 +132,7 @@ def _dummy_states(step: DecodeStep) -> list[RequestState]:
     longest = step.table.blocks.shape[1] * step.table.block_size
     position = max(0, min(_POSITION, longest - step.num_drafts - 1))
     num_blocks = -(-(position + step.num_drafts + 1) // step.table.block_size)
-    states = [unasked_state(slot) for slot in range(len(step.newest))]
+    states = [detached_state(slot) for slot in range(len(step.newest))]
     for slot, state in enumerate(states):
         state.slot, state.blocks, state.num_computed_tokens = slot, [0] * num_blocks, position
         step.table.assign(state)

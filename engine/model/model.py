@@ -19,12 +19,12 @@ from deepinfer.kernels.norm import rms_norm
 
 from .block import Block
 from .config import ModelConfig
+from .decoder_input import DecoderInput
 from .dspark import DraftModel, DraftSampler, greedy_sampler
+from .encoder_output import EncoderOutput
 from .engram import Engram, read_history
 from .global_kv import GlobalKV
-from .halfway import Halfway
 from .layer_tensors import LayerTensors
-from .narrowed import Narrowed
 from .residual import Entered, Residual, Settled
 from .rotary import Rotary
 from .share import WHOLE_MODEL, Share
@@ -100,7 +100,7 @@ class Model:
         return self.decode(self.encode(batch, cache), cache)
 
     @torch.inference_mode()
-    def encode(self, batch: ForwardBatch, cache: KVCache) -> Halfway:
+    def encode(self, batch: ForwardBatch, cache: KVCache) -> EncoderOutput:
         """The encoder layers (those before the split layer) that this rank has."""
         tokens, kv = self._begin(batch, batch.encoder_start, cache)
         lookback = self._lookback(batch, tokens, cache)
@@ -115,30 +115,32 @@ class Model:
             if block.plan.tap is not None:
                 taps[block.plan.tap] = _tapped(entered)
             residual = block.run(entered, tokens, cache.window[block.plan.layer_id], kv)
-        return Halfway(batch, tokens, kv, lookback, residual, taps)
+        return EncoderOutput(batch, tokens, kv, lookback, residual, taps)
 
     @torch.inference_mode()
-    def decode(self, halfway: Halfway, cache: KVCache) -> ForwardOutput:
+    def decode(self, encoded: EncoderOutput, cache: KVCache) -> ForwardOutput:
         """The decoder layers (from the split layer on), and the head."""
-        return self.finish(self.narrow(halfway, cache), cache)
+        return self.finish(self.enter_decoder(encoded, cache), cache)
 
     @torch.inference_mode()
-    def narrow(self, halfway: Halfway, cache: KVCache) -> Narrowed:
+    def enter_decoder(self, encoded: EncoderOutput, cache: KVCache) -> DecoderInput:
         """Store the split layer's compressed entries, and keep only the decoder's tokens."""
-        batch, tokens, kv, lookback = halfway.batch, halfway.tokens, halfway.kv, halfway.lookback
+        batch, tokens, kv, lookback = encoded.batch, encoded.tokens, encoded.kv, encoded.lookback
         split = next(block for block in self.blocks if block.plan.is_decoder)
-        entered = self._enter(split, halfway.residual, lookback, tokens)
+        entered = self._enter(split, encoded.residual, lookback, tokens)
         split.write_global_kv(entered.rows.values, tokens, kv)
         batch, kept = narrow_batch(batch)
         if kept is None:
             tokens = tokens.starting_at(self._window(batch, batch.decoder_start))
             main_rows = torch.arange(len(batch.token_ids), device=self.device)
-            return Narrowed(batch, main_rows, lookback, entered, dict(halfway.taps), (tokens, kv))
-        taps = {tap: hidden[kept] for tap, hidden in halfway.taps.items()}
-        return Narrowed(batch, kept, lookback[kept], entered.at(kept), taps)
+            return DecoderInput(
+                batch, main_rows, lookback, entered, dict(encoded.taps), (tokens, kv)
+            )
+        taps = {tap: hidden[kept] for tap, hidden in encoded.taps.items()}
+        return DecoderInput(batch, kept, lookback[kept], entered.at(kept), taps)
 
     @torch.inference_mode()
-    def finish(self, start: Narrowed, cache: KVCache) -> ForwardOutput:
+    def finish(self, start: DecoderInput, cache: KVCache) -> ForwardOutput:
         """The decoder layers on the remaining tokens, and the head."""
         batch, entered, taps = start.batch, start.entered, dict(start.taps)
         blocks = [block for block in self.blocks if block.plan.is_decoder]

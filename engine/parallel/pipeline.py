@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deepinfer.engine.cache.kv_cache import KVCache, RingSnapshot
 from deepinfer.engine.execution.batch import DraftOutput, ForwardBatch, ForwardOutput
-from deepinfer.engine.model.halfway import Halfway
+from deepinfer.engine.model.encoder_output import EncoderOutput
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.model.residual import Settled
 
@@ -61,11 +61,11 @@ class PipelineModel:
 
     def forward(self, batch: ForwardBatch, cache: PipelineCache) -> ForwardOutput:
         self.stages.order("forward", on_device(batch, "cpu"))
-        halfway = self.model.encode(batch, cache.own)
-        received = [self.stages.data.receive(like, _SECOND) for like in _handed_over(halfway, self)]
+        encoded = self.model.encode(batch, cache.own)
+        received = [self.stages.data.receive(like, _SECOND) for like in _handed_over(encoded, self)]
         streams, pre, *taps = received
         encoded = replace(
-            halfway,
+            encoded,
             residual=Settled(streams, pre),
             taps=dict(zip(_encoder_taps(self.config), taps, strict=True)),
         )
@@ -117,9 +117,9 @@ def run_encoder(model: Model, cache: KVCache, stages: Stages) -> None:
         if name == "end":
             return
         if name == "forward":
-            halfway = model.encode(on_device(value, str(model.device)), cache)
-            settled = halfway.residual.settle()
-            taps = [halfway.taps[tap] for tap in _encoder_taps(model.config)]
+            encoded = model.encode(on_device(value, str(model.device)), cache)
+            settled = encoded.residual.settle()
+            taps = [encoded.taps[tap] for tap in _encoder_taps(model.config)]
             for tensor in (settled.streams, settled.pre, *taps):
                 stages.data.send(tensor, _FIRST)
         elif name == "snapshot":
@@ -130,9 +130,9 @@ def run_encoder(model: Model, cache: KVCache, stages: Stages) -> None:
             cache.restore(value, RingSnapshot(tuple(rings)))
 
 
-def _handed_over(halfway: Halfway, model: PipelineModel) -> Sequence[Tensor]:
+def _handed_over(encoded: EncoderOutput, model: PipelineModel) -> Sequence[Tensor]:
     """Tensors with the shapes that the other rank will send for a pass."""
-    settled = halfway.residual.settle()
+    settled = encoded.residual.settle()
     tap = settled.streams[:, 0]
     return settled.streams, settled.pre, *(tap for _ in _encoder_taps(model.config))
 

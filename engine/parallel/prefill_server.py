@@ -11,7 +11,7 @@ import torch
 
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.engine import LLMEngine
-from deepinfer.engine.scheduling.intake import unasked_state
+from deepinfer.engine.scheduling.intake import detached_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
 
@@ -99,7 +99,7 @@ class PrefillServer:
 
     def _add(self, mailbox: Mailbox, job: PrefillJob) -> None:
         self._num_arrived += 1
-        state = unasked_state(self._num_arrived, job.token_ids)
+        state = detached_state(self._num_arrived, job.token_ids)
         state.decoder_start = job.decoder_start
         self._owners[state] = mailbox, job.number
         self._num_sent[state] = 0

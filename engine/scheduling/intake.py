@@ -50,7 +50,7 @@ def make_state(
     return state
 
 
-def unasked_state(number: int, token_ids: Sequence[int] = (0,)) -> RequestState:
+def detached_state(number: int, token_ids: Sequence[int] = (0,)) -> RequestState:
     """A request without a client here: a prompt from another rank, or a dummy for timing steps.
 
     It has no slot or blocks yet, and generates at most one token, with no stop conditions.

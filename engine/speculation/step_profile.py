@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deepinfer.engine.execution.ladder import ladder, ladder_size
+from deepinfer.engine.execution.padded_sizes import padded_size, padded_sizes
 from deepinfer.errors import ConfigError
 
 SCHEMA = "deepinfer.step_profile/3"
@@ -61,7 +61,7 @@ class StepProfile:
         """Seconds of a step that verifies ``num_drafts`` in all, after drafting; any shape."""
         drafts = np.asarray(num_drafts)
         if self.sizes:
-            steps = np.array(ladder(num_requests + int(drafts.max(initial=0))))
+            steps = np.array(padded_sizes(num_requests + int(drafts.max(initial=0))))
             padded = steps[np.searchsorted(steps, num_requests + drafts)]
             beyond = np.maximum(padded / self.sizes[-1], 1.0)
             return np.asarray(beyond * np.interp(padded, self.sizes, self.size_s))
@@ -115,7 +115,7 @@ class StepProfile:
 
     def _at(self, seconds: Sequence[float], num_requests: int) -> float:
         """Interpolated; proportional beyond the last measured number."""
-        num_requests = ladder_size(num_requests) if self.sizes else num_requests
+        num_requests = padded_size(num_requests) if self.sizes else num_requests
         last = self.num_requests[-1]
         scale = max(num_requests / last, 1.0)
         return scale * float(np.interp(num_requests, self.num_requests, seconds))

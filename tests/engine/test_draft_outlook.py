@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import pytest
 
-from deepinfer.engine.execution.ladder import ladder, ladder_size
+from deepinfer.engine.execution.padded_sizes import padded_size, padded_sizes
 from deepinfer.engine.speculation.draft_outlook import PROBE_SHARE, DraftOutlook
 from deepinfer.engine.speculation.draft_planner import EarlyStopping, StaleBudget
 from deepinfer.engine.speculation.step_profile import StepProfile
@@ -27,7 +27,7 @@ def make_profile(draft_s: float, block_s: float, first_s: float | None = None) -
 
 def padded(profile: StepProfile, num_requests: int) -> StepProfile:
     """The same where steps up to all drafts of so many requests are padded."""
-    sizes = ladder(num_requests * 6)
+    sizes = padded_sizes(num_requests * 6)
     drafts = [max(size - num_requests, 0) for size in sizes]
     size_s = profile.verify_s(num_requests, drafts).tolist()
     return dataclasses.replace(profile, sizes=sizes, size_s=tuple(size_s))
@@ -177,7 +177,7 @@ def test_a_budget_fills_the_padded_size(num_requests: int) -> None:
     planner = StaleBudget(DraftOutlook(profile, 128, [0.9, 0.8, 0.7, 0.6, 0.5]))
     tokens = [num_requests + stale_step(planner, survival) for _ in range(4)]
     for count in tokens:
-        assert count == 6 * num_requests or ladder_size(count + 1) > ladder_size(count)
+        assert count == 6 * num_requests or padded_size(count + 1) > padded_size(count)
 
 
 def test_what_was_found_ahead_is_what_would_be_found_later() -> None:

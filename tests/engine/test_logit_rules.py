@@ -15,7 +15,7 @@ from deepinfer.engine.sampling import seen_tokens
 from deepinfer.engine.sampling.logit_rules import LogitRules
 from deepinfer.engine.sampling.sampler import Sampler
 from deepinfer.engine.sampling.step_masks import StepMasks
-from deepinfer.engine.scheduling.intake import unasked_state
+from deepinfer.engine.scheduling.intake import detached_state
 from deepinfer.engine.scheduling.request_state import RequestState
 from deepinfer.engine.types import SamplingParams
 from deepinfer.kernels.testing import assert_bitwise_equal
@@ -30,7 +30,7 @@ ASKED = [
 
 
 def asked_state(slot: int, sampling: SamplingParams, prompt: list[int]) -> RequestState:
-    state = unasked_state(slot, prompt)
+    state = detached_state(slot, prompt)
     state.request = replace(state.request, sampling=sampling)
     state.slot, state.num_prompt_tokens = slot, len(prompt)
     state.rules = LogitRules.of(sampling, (EOS,))

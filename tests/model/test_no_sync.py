@@ -139,7 +139,7 @@ def test_a_replay_reads_no_value(model: Model, launches: list[str], context: int
             "deepinfer.engine.model.tokens.send",
             lambda values, device: torch.empty(len(values), **ints),
         )
-        start = model.narrow(model.encode(whole, cache), cache)
+        start = model.enter_decoder(model.encode(whole, cache), cache)
     launches.clear()
     with NothingOnTheHost():
         logits = model.finish(start.map(torch.clone), cache).logits

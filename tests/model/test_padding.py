@@ -1,4 +1,4 @@
-"""Decode steps padded to the sizes of the graph ladder give the bits of steps of exact size."""
+"""Decode steps padded to the sizes of graphs give the bits of steps of exact size."""
 
 from __future__ import annotations
 

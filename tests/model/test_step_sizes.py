@@ -11,7 +11,7 @@ from deepinfer.engine.engine import LLMEngine
 from deepinfer.engine.execution import step_sizes
 from deepinfer.engine.execution.decode_step import DecodeStep
 from deepinfer.engine.execution.graphs import GraphCache, Result
-from deepinfer.engine.execution.ladder import ladder, ladder_size
+from deepinfer.engine.execution.padded_sizes import padded_size, padded_sizes
 from deepinfer.engine.execution.step_sizes import StepSize, time_first_steps, time_sizes
 from deepinfer.engine.model.model import Model
 from deepinfer.engine.types import Request, SamplingParams
@@ -77,12 +77,12 @@ def test_an_engine_that_met_all_sizes_answers_the_same_and_meets_no_new_one(mode
 
 
 @ONE_MODEL
-def test_sizes_are_those_of_the_ladder(model: Model) -> None:
+def test_sizes_are_the_padded_ones(model: Model) -> None:
     _, step, _ = make_engine(model)
     sizes = list(time_first_steps(step, chooses_drafts=False))
-    assert {s.size for s in sizes if s.kind == "verify"} == set(ladder(NUM_SEQS * 3))
+    assert {s.size for s in sizes if s.kind == "verify"} == set(padded_sizes(NUM_SEQS * 3))
     assert {s for s in sizes if s.kind == "draft"} == {
-        StepSize("draft", count, NUM_DRAFTS) for count in ladder(NUM_SEQS)
+        StepSize("draft", count, NUM_DRAFTS) for count in padded_sizes(NUM_SEQS)
     }
     _, plain, _ = make_engine(model, 0)
     assert {s.kind for s in time_first_steps(plain, chooses_drafts=False)} == {"plain"}
@@ -113,6 +113,8 @@ def test_the_steps_of_given_requests(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (5, 6), (100, 128), (257, 320), (1537, 1792)])
-def test_ladder(count: int, size: int) -> None:
-    assert ladder_size(count) == size
-    assert ladder(count)[-1] == size and ladder(count) == tuple(sorted(set(ladder(count))))
+def test_padded_sizes(count: int, size: int) -> None:
+    assert padded_size(count) == size
+    assert padded_sizes(count)[-1] == size and padded_sizes(count) == tuple(
+        sorted(set(padded_sizes(count)))
+    )

@@ -1,4 +1,4 @@
-"""A forward pass at the start of the decoder layers, with the tokens that go through them."""
+"""``DecoderInput``: the tokens of a pass that go through the decoder layers, and their state."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Narrowed:
-    """T tokens, d width.  batch: theirs; main_rows [T] i64: which ones of the pass they are;
-    lookback [T, n-gram size] i64; entered: the split layer's input, whose compressed entries are
-    stored; taps by position, [T, d] bf16.
+class DecoderInput:
+    """T tokens, d width.  batch: a batch of these tokens; main_rows [T] i64: their indices in the
+    whole pass; lookback [T, n-gram size] i64; entered: the split layer's input, whose compressed
+    entries are stored already; taps by position, [T, d] bf16.
 
-    begun: the tokens and the view of the global KV of the whole pass where all of it is left, else
-    None: both follow from the batch.
+    begun: if all tokens of the pass remain, its tokens and its view of the global KV, to be reused;
+    else None, since both can be derived from the batch.
     """
 
     batch: ForwardBatch
@@ -35,18 +35,18 @@ class Narrowed:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of ``batch``, ``entered`` and so on, always in the same order."""
+        """All tensors of the fields, always in the same order."""
         found: list[Tensor] = []
         self.map(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Narrowed:
-        """The same with every tensor changed; the rows of ``entered`` unquantised."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> DecoderInput:
+        """The same with ``change`` applied to every tensor; rows of ``entered`` as bf16."""
         values = change(self.entered.rows.values)
         mix = HyperMix(*map(change, self.entered.mix))
         named = ((field.name, getattr(self.batch, field.name)) for field in fields(self.batch))
         tensors = {name: change(value) for name, value in named if isinstance(value, Tensor)}
-        return Narrowed(
+        return DecoderInput(
             replace(self.batch, **tensors),  # type: ignore[arg-type]
             change(self.main_rows),
             change(self.lookback),

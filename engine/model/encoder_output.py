@@ -1,4 +1,4 @@
-"""A forward pass between the encoder layers and the decoder layers."""
+"""``EncoderOutput``: a forward pass between the encoder layers and the decoder layers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Halfway:
+class EncoderOutput:
     """T tokens, d width.  ``residual`` and ``taps`` (by position in ``dspark_target_layer_ids``,
-    [T, d] bf16) are what the encoder layers computed; the rest follows from the batch.
+    [T, d] bf16) were computed by the encoder layers; the rest is derived from the batch.
 
     lookback [T, n-gram size] i64: compressed ids of each token and its predecessors.
     """
