@@ -24,10 +24,29 @@ from .machine import check_kernels
 def load_kernels(
     store: Path | None, config: ModelConfig, model_name: str, device: str
 ) -> str | None:
-    """Let ``device`` take the kernels of ``config`` from a bundle in ``store``.
+    """Let ``device`` take the kernels of ``config`` from a bundle in ``store``; or why not.
+
+    Raises: as ``find_kernels``, also for a bundle that this process would not take.
+    """
+    found = find_kernels(store, config, model_name, device)
+    if not isinstance(found, Bundle):
+        return found
+    try:
+        _use(found)
+    except ConfigError as error:
+        if store is not None:
+            raise
+        return f"compiled as they are first launched: {error}"
+    return None
+
+
+def find_kernels(
+    store: Path | None, config: ModelConfig, model_name: str, device: str
+) -> Bundle | str | None:
+    """The bundle in ``store`` with the kernels of ``config`` for ``device``; None on a CPU.
 
     Without a store the default one is looked into, and a run goes on without a bundle: its kernels
-    are compiled as they are first launched.  Returns a note on that, or None.
+    are compiled as they are first launched.  Then a note on that is returned.
     Raises: ConfigError if a store was given and has no bundle for this run.
     """
     kind = torch.device(device).type
@@ -42,17 +61,15 @@ def load_kernels(
                         f"there are {', '.join(NVIDIA_TARGETS)}")  # fmt: skip
     wanted = nvidia_identity(config.to_dict(), model_name, target)
     if store is not None:
-        _use(find_bundle(store, wanted))
-        return None
+        return find_bundle(store, wanted)
     folder = default_store() / wanted.name
     advice = f"`{build_command(wanted, default_store())}` compiles them ahead of time"
     if not folder.is_dir():
         return f"compiled as they are first launched; {advice}"
     try:
-        _use(read_bundle(folder))
+        return read_bundle(folder)
     except ConfigError as error:
         return f"compiled as they are first launched: {error}"
-    return None
 
 
 def _without(store: Path | None, reason: str) -> str:

@@ -16,13 +16,14 @@ from deepinfer.recipes.constraints.vocabulary import ConstraintVocabulary
 from deepinfer.recipes.types import Thinking
 
 from .arguments import EngineArguments
+from .compiled_kernels import find_kernels
 from .engine.checkpoint.engram_tables import MOST_DEVICE_BYTES
 from .engine.memory.capacity import size_cache
 from .engine.memory.device_memory import DeviceMemory
 from .engine.memory.expert_form import more_bytes_as_fp8
 from .engine.memory.memory_plan import memory_plan
 from .engine.memory.weight_bytes import weight_bytes
-from .loading import open_model
+from .loading import model_name, open_model
 from .machine import resolve_device
 from .rows.assemble import RowInFlight
 from .rows.prepare import RowPreparer
@@ -46,6 +47,9 @@ class DryRun:
         sizes = arguments.parallel_sizes()
         sizes.check_model(self.model_config)
         num_ranks = sizes.num_expert_ranks
+        if arguments.kernels is not None and arguments.cluster is None:
+            name = model_name(model_path, self.model_folder)
+            find_kernels(Path(arguments.kernels), self.model_config, name, device)
         memory = DeviceMemory.of(device)
         if memory is not None:
             weights = _device_bytes(self.model_config, opened.engine_config, num_ranks)

@@ -135,8 +135,8 @@ def load_model(
     checkpoint, tokenizer, notes = opened.checkpoint, opened.tokenizer, opened.notes
     engine_config, model_config = opened.engine_config, checkpoint.config
     threads_before = set_cpu_threads(num_threads, model_config.hidden_size)
-    model_name = "tiny" if model_path is None else str(checkpoint.folder)
-    if note := load_kernels(kernels, model_config, model_name, device):
+    name = model_name(model_path, checkpoint.folder)
+    if note := load_kernels(kernels, model_config, name, device):
         notes["kernels"] = note
     with current_device(device):
         model = load_weights(opened, device, rank)
@@ -166,6 +166,11 @@ def load_model(
         if profile_path is not None and saved is None:
             engine.profile.save(profile_path)
     return LoadedModel(checkpoint.folder, model_config, tokenizer, engine, notes, threads_before)
+
+
+def model_name(model_path: str | Path | None, folder: Path) -> str:
+    """What ``deepinfer build --config`` takes for the model in ``folder``."""
+    return "tiny" if model_path is None else str(folder)
 
 
 def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:

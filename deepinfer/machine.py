@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from .errors import ConfigError
 # processes use the cores, waiting for that thread made steps tens of times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
 _MOST_THREADS = 1024
+_DEVICE = re.compile("cpu|(cuda|npu)(:(0|[1-9][0-9]*))?")
 _TESTED = _HOPPER = (9, 0)
 
 
@@ -29,7 +31,7 @@ def resolve_device(device: str) -> str:
         is_tested = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == _TESTED
         return "cuda" if is_tested else "cpu"
     kind, _, number = str(device).partition(":")
-    if kind not in ("cpu", "cuda", "npu") or (number and not number.isdecimal()):
+    if not _DEVICE.fullmatch(str(device)):
         raise ConfigError(f"device={device!r}: expected auto, cpu, cuda, cuda:N, npu or npu:N")
     count = device_count(kind)
     if int(number or 0) >= count:

@@ -127,7 +127,7 @@ def find_bundle(store: Path, wanted: Identity) -> Bundle:
         return read_bundle(folder)
     advice = f"make it with `{build_command(wanted, store)}`"
     if not store.is_dir():
-        raise ConfigError(f"kernels folder {store} does not exist; {advice}")
+        raise ConfigError(f"kernels={store}: no such folder; {advice}")
     reasons = []
     for found in sorted(store.glob(f"*/{_MANIFEST}")):
         try:
@@ -136,7 +136,7 @@ def find_bundle(store: Path, wanted: Identity) -> Bundle:
             reason = str(error)
         reasons.append(f"{found.parent.name}: {reason}")
     listed = "; ".join(reasons) or "it holds no bundle"
-    raise ConfigError(f"kernels folder {store} has none for this run ({listed}); {advice}")
+    raise ConfigError(f"kernels={store} has none for this run ({listed}); {advice}")
 
 
 def build_command(wanted: Identity, store: Path) -> str:

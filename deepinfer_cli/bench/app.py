@@ -148,7 +148,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         from .prompts import read_prompts
         from .verb import BenchRequest, bench
 
-        with in_users_words(origins(given)):
+        with in_users_words(origins(given) | {"device": "--device"}):
             request = BenchRequest(
                 plan=BenchPlan(**fields),
                 flags=tuple(flag for flag, text in given.items() if text is not None),

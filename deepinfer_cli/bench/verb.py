@@ -22,6 +22,7 @@ from deepinfer.bench.results import LimitRow, Measurement
 from deepinfer.engine.execution.current_device import current_device
 from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.speculation.measure_steps import device_name
+from deepinfer.errors import ConfigError
 from deepinfer.machine import resolve_device
 from deepinfer.nvml import Nvml
 from deepinfer_cli.host import host, versions
@@ -72,10 +73,10 @@ def bench(request: BenchRequest, console: Console) -> int:
     """
     old = None if request.compare is None else BenchRecord.load(request.compare)
     flash = ModelConfig.flash()
-    device = resolve_device(request.device)
+    device = _device(request.device)
     if request.output is not None:
         request.output.mkdir(parents=True, exist_ok=True)
-    is_on_gpu = device != "cpu" and request.model is None
+    is_on_gpu = device.startswith("cuda") and request.model is None
     unused = () if is_on_gpu else tuple(_unused(request.flags))
     for note in unused:
         console.warn(note)
@@ -112,6 +113,15 @@ def bench(request: BenchRequest, console: Console) -> int:
     record = replace(record, measurements=tuple(found), is_complete=ended is None)
     _write(record, old, request, console)
     return exit_code(ended)
+
+
+def _device(name: str) -> str:
+    """As ``resolve_device``, of what is measured here.  Raises: ConfigError."""
+    if not name.startswith("npu"):
+        return resolve_device(name)
+    raise ConfigError(
+        f"device={name!r}: bench measures NVIDIA GPUs and CPUs; expected auto, cpu, cuda or cuda:N"
+    )
 
 
 def _devices(device: str) -> list[str]:

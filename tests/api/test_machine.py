@@ -31,7 +31,7 @@ def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("cpu") == "cpu"
     assert resolve_device("cuda:1") == "cuda:1"
-    for device in ("tpu", "cuda:2", "cuda:x", "cpu:1"):
+    for device in ("tpu", "cuda:2", "cuda:x", "cuda:", "cuda:01", "cpu:0", "cpu:1"):
         with pytest.raises(ConfigError, match=device):
             resolve_device(device)
 

@@ -12,8 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from deepinfer.engine.memory.device_memory import DeviceMemory
 from deepinfer.engine.types import MemoryPlan
+from deepinfer.kernel_build import model_config
+from deepinfer.kernels.bundle import nvidia_identity
+from deepinfer.kernels.bundle_builder import build_bundle
 from deepinfer_cli.doctor import hardware, readiness
 from deepinfer_cli.doctor.checks import Check, line_of, shown_path
 from deepinfer_cli.doctor.hardware import compiler_checks, disk_checks
@@ -60,6 +65,37 @@ def test_what_would_end_a_run_is_a_problem(
     shown = " ".join(done.out.decode().split())
     assert done.exit_code == 1 and text in shown
     assert "Not ready: deepinfer run would fail (1 found)" in shown
+
+
+def test_kernels_that_a_gpu_run_would_not_find(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with an H200: no such folder, none in it, one for another model; then one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    memory = DeviceMemory(total_bytes=140 << 30, free_bytes=139 << 30)
+    monkeypatch.setattr(DeviceMemory, "of", lambda device: memory)
+
+    def shown(verb: str, *more: str) -> tuple[int, str]:
+        done = cli(verb, *more, "--device", "cuda", "--kernels", "store")
+        return done.exit_code, " ".join((done.out.decode() + done.err).split())
+
+    Path("rows.jsonl").write_text('{"prompt": "Hello."}\n')
+
+    def refused(reason: str) -> None:
+        for verb, *more in (("doctor",), ("plan", "rows.jsonl")):
+            code, text = shown(verb, *more)
+            assert code and f"--kernels=store{reason}" in text and "deepinfer build" in text, text
+
+    refused(": no such folder")
+    Path("store").mkdir()
+    refused(" has none for this run (it holds no bundle)")
+    for name in ("full", "tiny"):
+        identity = nvidia_identity(model_config(name).to_dict(), name, "sm90a")
+        build_bundle(Path("store"), identity, lambda: ([], []))
+        if name == "full":
+            refused(" has none for this run (sm90a-")
+    assert "has none for this run" not in shown("doctor")[1]
 
 
 def test_it_can_be_pasted(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
