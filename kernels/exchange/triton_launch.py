@@ -76,7 +76,8 @@ def make_heads_triton(
 
 def _check_table(rank: Tensor, place: Tensor, count: Tensor) -> None:
     is_whole = all(x.dtype == torch.int64 and x.is_contiguous() for x in (rank, place, count))
-    if not is_whole or rank.dim() != 2 or rank.shape != place.shape or len(count) != len(rank):
+    fits = rank.dim() == 2 and rank.shape == place.shape and count.shape == rank.shape[:1]
+    if not is_whole or not fits:
         raise TensorError(
             "table: expected contiguous rank and place [E, M] i64 and count [E] i64, found "
             + ", ".join(describe(x) for x in (rank, place, count))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer.kernels.launch import bf16_pairs, has_native_fp8
+from deepinfer.kernels.launch import bf16_pairs, has_native_fp8, sizes
 from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 from deepinfer.kernels.relaunch import launch
 
@@ -99,7 +99,7 @@ def tiles_of(rows: int, layout: dict[str, int]) -> tuple[tuple[int], int]:
 
 def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activations:
     """Shapes: x [T, K] bf16, K even; returns T rows.  Batch-invariant: yes."""
-    count, k = x.shape
+    count, k = sizes("x", x, 2)
     out = Activations.empty(count, k, path, order, x.device)
     if count:
         pairs = bf16_pairs("x", x)

@@ -17,12 +17,13 @@ from .weights import Weight
 
 def fits_parts(x: Tensor, weight: Weight, parts: int) -> bool:
     """Whether ``fp32_linear_parts_gluon`` takes these; the bits are those of the portable form."""
-    n, k = weight.values.shape
+    values = weight.values
     return (
-        len(x) > 0
-        and x.dtype == weight.values.dtype == torch.bfloat16
-        and n % 64 == 0
-        and k % (INPUTS.value * parts) == 0
+        x.dim() == values.dim() == 2
+        and len(x) > 0
+        and x.dtype == values.dtype == torch.bfloat16
+        and values.shape[0] % 64 == 0
+        and values.shape[1] % (INPUTS.value * parts) == 0
     )
 
 

@@ -26,9 +26,9 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
     """Whether ``plain_linear_gluon`` takes these; the bits are those of the portable form."""
     values = weight.values
     return (
-        x.shape[0] >= (_MANY_IN_GROUPS if values.dim() == 3 else _MANY)
+        x.dim() == values.dim() > 1
+        and x.shape[0] >= (_MANY_IN_GROUPS if values.dim() == 3 else _MANY)
         and x.dtype == values.dtype == torch.bfloat16
-        and values.dim() > 1
         and values.shape[-1] % INPUTS.value == 0
         and values.shape[-2] % (COLUMNS.value if values.dim() == 3 else 8) == 0
     )
@@ -36,6 +36,7 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
 
 def plain_linear_gluon(x: Tensor, weight: Weight) -> Tensor:
     """x [T, K] by [N, K], or [T, G, K] by [G, N, K], all bf16: [T, N] or [T, G, N] bf16."""
+    _check(x, weight)
     out = torch.empty(len(x), _width(weight), dtype=torch.bfloat16, device=x.device)
     _launch(x, weight, _result_tiles(out), out, 0)
     return out.view(*x.shape[:-1], weight.values.shape[-2])
@@ -46,6 +47,7 @@ def plain_fp32_linear_gluon(
 ) -> Tensor:
     """x [T, K] by [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, in ``out`` if that is
     given."""
+    _check(x, weight)
     shape = len(x), len(weight.values)
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=x.device)
@@ -58,6 +60,7 @@ def plain_fp32_linear_gluon(
 
 def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
     """The same as activations for ``linear``, whose order is the plain one: [T, G N]."""
+    _check(x, weight)
     if _width(weight) != linear.k:
         raise TensorError(f"weight: expected {linear.k} rows in all, found {_width(weight)}")
     acts = Activations.empty_for(linear, len(x), linear.k)
@@ -68,6 +71,14 @@ def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight
 
 def _result_tiles(out: Tensor) -> TensorDescriptor:
     return described_tiles(out, 64, _OUT_BYTES // out.element_size())
+
+
+def _check(x: Tensor, weight: Weight) -> None:
+    """Raises: TensorError."""
+    if weight.values.dim() == 3:
+        check_groups(x, weight)
+    else:
+        check_operands(x, weight, weight.values)
 
 
 def _width(weight: Weight) -> int:
@@ -83,10 +94,6 @@ def _launch(
     addend: Tensor | None = None,
 ) -> None:
     values = weight.values
-    if values.dim() == 3:
-        check_groups(x, weight)
-    else:
-        check_operands(x, weight, values)
     n, k = values.shape[-2:]
     rows, width = len(x), _width(weight)
     count = cdiv(rows, ROWS.value)

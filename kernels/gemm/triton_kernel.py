@@ -13,7 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.errors import TensorError
-from deepinfer.kernels.launch import cdiv, check_tensor, describe, has_native_fp8, is_interpreted
+from deepinfer.kernels.launch import (
+    cdiv,
+    check_tensor,
+    describe,
+    has_native_fp8,
+    is_interpreted,
+    sizes,
+)
 from deepinfer.kernels.quant.triton_bits import round_bf16
 from deepinfer.kernels.relaunch import launch
 
@@ -49,9 +56,9 @@ def quantized_linear_triton(
 
 def linear_triton(x: Tensor, weight: Weight) -> Tensor:
     """As ``linear_reference``; a packed weight meets unrounded activations, as bf16."""
-    return grouped_linear_triton(x[:, None], Weight(weight.values[None], _lift(weight.scales)))[
-        :, 0
-    ]
+    sizes("x", x, 2)
+    group = Weight(weight.values[None], _lift(weight.scales))
+    return grouped_linear_triton(x[:, None], group)[:, 0]
 
 
 def grouped_linear_triton(

@@ -115,4 +115,5 @@ def _launch_in_pages(
 
 def router_parts(x: Tensor) -> int:
     """In how many parts of d logits are summed, whatever the number of tokens."""
-    return _PARTS if x.shape[1] % (64 * _PARTS) == 0 else 1
+    _, width = sizes("x", x, 2)
+    return _PARTS if width % (64 * _PARTS) == 0 else 1

@@ -14,7 +14,14 @@ from deepinfer.kernels.gemm.expert_rows import ExpertRows
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.gemm.triton_blocks import block_tile, kept_pairs, store_quantized
-from deepinfer.kernels.launch import bf16_pairs, cdiv, check_tensor, describe, has_native_fp8
+from deepinfer.kernels.launch import (
+    bf16_pairs,
+    cdiv,
+    check_tensor,
+    describe,
+    has_native_fp8,
+    sizes,
+)
 from deepinfer.kernels.quant.triton_bits import bf16_pair, even_bf16, odd_bf16, sigmoid
 from deepinfer.kernels.relaunch import launch
 
@@ -48,7 +55,8 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
 
 def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeight) -> Activations:
     """The gated activation, [N, 2 I] bf16, as activations for ``linear``."""
-    out = Activations.empty_for(linear, len(gate_up), gate_up.shape[1] // 2)
+    count, both = sizes("gate_up", gate_up, 2)
+    out = Activations.empty_for(linear, count, both // 2)
     return _swiglu_into(out, gate_up, limit)
 
 
@@ -66,7 +74,7 @@ def swiglu_of_rows(
 
     ``alternate``: 64 gates, their 64 ups and so on, not one half and then the other.
     """
-    count, both = gate_up.shape
+    count, both = sizes("gate_up", gate_up, 2)
     out = Activations.empty(count, both // 2, path, order, gate_up.device)
     return _swiglu_into(out, gate_up, limit, weights, rows, alternate=alternate)
 

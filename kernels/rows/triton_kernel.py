@@ -19,6 +19,7 @@ from deepinfer.kernels.launch import (
     describe,
     has_native_fp8,
     next_power_of_2,
+    sizes,
 )
 from deepinfer.kernels.quant.triton_bits import (
     bf16_pair,
@@ -66,7 +67,7 @@ def pack_latents_triton(
     eps: float = 0.0,
 ) -> Tensor:
     """``pack_latents_reference``."""
-    num_bytes = _row_bytes(row_format, x.shape[-1])
+    num_bytes = _row_bytes(row_format, _width(x))
     packed = torch.empty(*x.shape[:-1], num_bytes, dtype=torch.uint8, device=x.device)
     _launch_packed(x, rope, row_format, packed.view(-1, num_bytes), None, weight, eps)
     return packed
@@ -83,7 +84,8 @@ def store_latents_triton(
     eps: float = 0.0,
 ) -> None:
     """``store_latents_reference``; rows of ``cache`` may have gaps between them."""
-    check_tensor("rows", rows, torch.int64, (x.shape[0],), x)
+    tokens, _ = sizes("x", x, 2)
+    check_tensor("rows", rows, torch.int64, (tokens,), x)
     _launch_packed(x, rope, row_format, cache, rows, weight, eps)
 
 
@@ -105,6 +107,13 @@ def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, 
     if codes == _FP8 and cache.stride(0) % 2 == 0:
         values = values.view(torch.int16)
     return values, scales
+
+
+def _width(x: Tensor) -> int:
+    """Of rows x [..., D].  Raises: TensorError if there are none."""
+    if x.dim() < 2:
+        raise TensorError(f"x: expected rows, found {describe(x)}")
+    return x.shape[-1]
 
 
 def _row_bytes(row_format: RowFormat, width: int) -> int:
@@ -138,9 +147,7 @@ def _launch(
     inverse: bool = False,
     rows: Tensor | None = None,
 ) -> None:
-    width = x.shape[-1]
-    if x.dim() < 2:
-        raise TensorError(f"x: expected rows, found {describe(x)}")
+    width = _width(x)
     if x.dim() > 2:
         x = x.reshape(-1, width)
     pairs = bf16_pairs("x", x)

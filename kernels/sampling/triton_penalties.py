@@ -23,15 +23,16 @@ def penalize_logits_triton(
     Batch-invariant: yes.  Nothing waits for the device.
     """
     _, vocab_size = check_logits("logits", logits)
-    [count], num_slots = sizes("rows", rows, 1), len(marks)
+    [count] = sizes("rows", rows, 1)
+    (num_drafts, _), (num_slots, _) = sizes("drafts", drafts, 2), sizes("marks", marks, 2)
     check_tensor("rows", rows, torch.int64, (count,), logits)
     check_tensor("slots", slots, torch.int64, (count,), logits)
-    check_tensor("drafts", drafts, torch.int64, (len(drafts), count), logits)
+    check_tensor("drafts", drafts, torch.int64, (num_drafts, count), logits)
     check_tensor("marks", marks, torch.int32, (num_slots, vocab_size), logits)
     check_tensor("penalties", penalties, torch.float32, (num_slots, 3), logits)
     if count:
         launch(penalize_kernel, (cdiv(vocab_size, _TILE), count))(
-            logits, rows, slots, drafts, marks, penalties, logits.stride(0), count, len(drafts),
+            logits, rows, slots, drafts, marks, penalties, logits.stride(0), count, num_drafts,
             vocab_size, TILE=_TILE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 

@@ -196,6 +196,7 @@ def wrong_forms(x: Tensor, free: tuple[int, ...]) -> Iterator[tuple[str, Tensor]
     yield "another dtype", x.to(torch.float64 if x.dtype.itemsize > 1 else torch.int16)
     yield "with a dimension more", x[None]
     yield "with a dimension less", x[0].contiguous()
+    yield "with no dimension", x.flatten()[0]
     for axis in set(range(x.dim())) - set(free):
         yield f"shorter in {axis}", x.narrow(axis, 0, x.shape[axis] - 1).contiguous()
 

@@ -251,6 +251,7 @@ def test_what_an_exchange_cannot_take_is_named(device: torch.device) -> None:
     for table in (
         (rank.int(), place, count), (rank, place[1:], count), (rank, place, count[1:]),
         (rank[:, 0], place[:, 0], count), (rank.t().contiguous().t(), place, count),
+        (rank, place, count[0]),
     ):  # fmt: skip
         refused("table", ids, weights, table)
     kernels.make_heads_triton(own, sent, ids, weights, ranks.table, 4)

@@ -23,6 +23,7 @@ from deepinfer.kernels.gemm.activations import quantize_activations
 from deepinfer.kernels.gemm.k_order import KOrder
 from deepinfer.kernels.gemm.matrix_path import MatrixPath
 from deepinfer.kernels.moe.triton_kernel import sum_rows_triton
+from deepinfer.kernels.moe.triton_swiglu import swiglu_for_triton
 from deepinfer.kernels.rows import triton_kernel as rows
 from deepinfer.kernels.testing import assert_bitwise_equal
 
@@ -59,11 +60,28 @@ def test_what_is_refused_is_named(name: str) -> None:
 def test_dimensions_are_counted(name: str) -> None:
     entry = ENTRIES[name]
     for tensor, x in entry.tensors.items():
-        with pytest.raises(TensorError):
-            entry.call(**entry.tensors | {tensor: x[0].contiguous()})
+        for fewer in (x[0].contiguous(), x.flatten()[0]):
+            with pytest.raises(TensorError):
+                entry.call(**entry.tensors | {tensor: fewer})
         if tensor not in entry.leads:
             with pytest.raises(TensorError):
                 entry.call(**entry.tensors | {tensor: x[None]})
+
+
+def test_a_lone_number_is_no_row_to_quantise() -> None:
+    weight = Weight(**weight_of(32, 32))
+    for x in (new(BF16), new(BF16, 64), new(BF16, 1, 3, 64)):
+        with pytest.raises(TensorError, match="gate_up: expected 2 dimensions"):
+            swiglu_for_triton(x, 10.0, weight)
+        with pytest.raises(TensorError, match="x: expected 2 dimensions"):
+            quantize_activations(x, MatrixPath.DECODED, KOrder.PLAIN)
+
+
+def test_rows_to_store_are_one_of_each_token() -> None:
+    """Not several, of which a list of one row each would be read past its end."""
+    tensors = ENTRIES["stored latents"].tensors
+    with pytest.raises(TensorError, match="x: expected 2 dimensions"):
+        ENTRIES["stored latents"].call(**tensors | {"x": new(BF16, 3, 2, 64)})
 
 
 def test_rotation_is_by_pairs_of_the_row() -> None:
