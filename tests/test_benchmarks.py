@@ -21,8 +21,8 @@ _SHORT = {
 @pytest.mark.parametrize(
     "name",
     [
-        "engine_overhead.py",
         "pipeline_overhead.py",
+        pytest.param("engine_overhead.py", marks=pytest.mark.slow),
         pytest.param("cpu_batching.py", marks=pytest.mark.slow),
     ],
 )

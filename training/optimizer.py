@@ -100,7 +100,8 @@ def base_lr(name: str) -> float:
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """[G, R, C] f32 -> the same with all singular values near 1."""
-    x = matrices.bfloat16()
+    # On a CPU bf16 takes ten times as long as f32.
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

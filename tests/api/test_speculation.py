@@ -39,7 +39,7 @@ def _answer(output: RequestOutput) -> object:
     return sample.token_ids, sample.finish_reason, sample.logprobs
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_drafts_change_no_token_and_no_logprob(temperature: float) -> None:
     plain = answers(4, temperature, 18, num_speculative_tokens=0)
     assert answers(4, temperature, 18, num_speculative_tokens=5, max_num_seqs=3) == plain

@@ -120,6 +120,17 @@ def test_cron_gets_plain_lines(in_tmp: Path, command: list[str]) -> None:
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == b""
     assert done.stderr.startswith(b"deepinfer: no report of in.jsonl")
+    run = subprocess.run(
+        [*command, "run", "in.jsonl", "-o", "-"],
+        stdin=subprocess.DEVNULL, capture_output=True, env={"PATH": os.defpath, "LC_ALL": "C"},
+    )  # fmt: skip
+    assert run.returncode == 0 and b"\x1b" not in run.stdout + run.stderr
+    assert run.stdout.startswith(b'{"id"') and run.stderr[4:5] == b"-"
+
+
+@pytest.mark.slow
+def test_cron_gets_plain_lines_of_a_plan(in_tmp: Path, command: list[str]) -> None:
+    Path("in.jsonl").write_text('{"prompt":"hello"}\n')
     plan = subprocess.run(
         [*command, "plan", "in.jsonl", "--calibrate", "0.1s"],
         stdin=subprocess.DEVNULL, capture_output=True, env={"PATH": os.defpath, "LC_ALL": "C"},

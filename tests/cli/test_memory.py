@@ -60,8 +60,10 @@ def _peak_mib(count: int, *arguments: str) -> float:
     "arguments",
     [
         pytest.param(("-o", "out.jsonl"), id="file"),
-        pytest.param(("-o", "-"), id="stdout"),
-        pytest.param(("-o", "out.jsonl", "--order", "completion"), id="completion"),
+        pytest.param(("-o", "-"), id="stdout", marks=pytest.mark.slow),
+        pytest.param(
+            ("-o", "out.jsonl", "--order", "completion"), id="completion", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_eight_times_the_rows_take_the_same_memory(

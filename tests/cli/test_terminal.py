@@ -72,6 +72,7 @@ def test_no_color_and_dumb_terminals(in_tmp: Path, command: list[str]) -> None:
     assert "\x1b" not in sent and "invalid_json 1" in sent
 
 
+@pytest.mark.slow
 def test_plans_fit_the_terminal(in_tmp: Path, command: list[str]) -> None:
     columns = 40
     rows = ['{"prompt":"%s"}' % ("word " * (3 * i + 1)) for i in range(20)]
@@ -83,6 +84,7 @@ def test_plans_fit_the_terminal(in_tmp: Path, command: list[str]) -> None:
     assert sum("█" in line or "#" in line for line in lines) > 3
 
 
+@pytest.mark.slow
 def test_doctor_in_a_terminal(in_tmp: Path, command: list[str]) -> None:
     code, sent = _run_in_terminal([*command, "doctor"], 60, NO_COLOR="1")
     lines = _visible(sent)
