@@ -1,4 +1,4 @@
-"""Public API: the few names a Python user imports.  Everything else is internal.
+"""The public API.  Everything that is not exported here is internal.
 
 Imports are lazy, so that ``deepinfer --help`` and ``deepinfer.recipes`` never import torch.
 """

@@ -1,4 +1,4 @@
-"""``EngineArguments``: what an ``OfflineEngine`` is made with, checked before files are opened."""
+"""``EngineArguments``: the arguments of ``OfflineEngine``, checked before any file is opened."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _OF_ENGINE_CONFIG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArguments:
-    """The arguments of ``OfflineEngine``, which says what they mean.
+    """The arguments of ``OfflineEngine``, where they are documented.
 
-    Raises: ConfigError for a value that is out of range or that this machine cannot honour.
+    Raises: ConfigError for a value that is out of range or not possible on this machine.
     """
 
     tensor_parallel_size: int = 1
@@ -82,7 +82,7 @@ class EngineArguments:
         check_num_ranks(self.parallel_sizes().world_size, device)
         check_flash_mla(self.enable_flash_mla, device)
         check_num_threads(self.num_threads)
-        if self.cluster is None:  # whose nodes may have what this machine has not
+        if self.cluster is None:  # a cluster's nodes may have other devices
             check_kernels(self.kernels, device)
         self._check_cluster(device)
         seed = self.seed
@@ -91,7 +91,7 @@ class EngineArguments:
         check_fields(self.engine_settings())
 
     def engine_settings(self) -> dict[str, Any]:
-        """Those fields of ``EngineConfig`` that are given."""
+        """The given fields of ``EngineConfig``."""
         drafts = self.num_speculative_tokens if self.enable_speculative_dspark else 0
         settings = {name: getattr(self, name) for name in _OF_ENGINE_CONFIG}
         settings["num_speculative_tokens"] = drafts
@@ -127,7 +127,7 @@ class EngineArguments:
         )
 
     def loading(self) -> dict[str, Any]:
-        """What ``load_model`` is told besides the model and ``engine_settings``."""
+        """The arguments of ``load_model`` besides the model and ``engine_settings``."""
         return {
             "device": resolve_device(self.device),
             "num_threads": self.num_threads,

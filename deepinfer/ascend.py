@@ -1,4 +1,4 @@
-"""Ascend NPUs as devices of torch: the vendor's packages are imported when one is asked for."""
+"""Ascend NPUs as torch devices; the vendor's packages are imported only on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import ConfigError
 
 
 def load_torch_npu() -> None:
-    """Let torch know the device ``npu``.  Raises: ConfigError that says what is missing."""
+    """Register torch's device ``npu``.  Raises: ConfigError that says what is missing."""
     try:
         import_module("torch_npu")
     except (ImportError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Which compiled kernels a run takes: a bundle from ``deepinfer build``, or none."""
+"""Finds the compiled kernels for a run: a bundle from ``deepinfer build``, or none."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .machine import check_kernels
 def load_kernels(
     store: Path | None, config: ModelConfig, model_name: str, device: str
 ) -> str | None:
-    """Let ``device`` take the kernels of ``config`` from a bundle in ``store``; or why not.
+    """Make ``device`` use the kernels for ``config`` from a bundle in ``store``; or return why not.
 
-    Raises: as ``find_kernels``, also for a bundle that this process would not take.
+    Raises: as ``find_kernels``, also for a bundle that this process cannot use.
     """
     found = find_kernels(store, config, model_name, device)
     if not isinstance(found, Bundle):
@@ -43,11 +43,11 @@ def load_kernels(
 def find_kernels(
     store: Path | None, config: ModelConfig, model_name: str, device: str
 ) -> Bundle | str | None:
-    """The bundle in ``store`` with the kernels of ``config`` for ``device``; None on a CPU.
+    """The bundle in ``store`` with the kernels for ``config`` on ``device``; None on a CPU.
 
-    Without a store the default one is looked into, and a run goes on without a bundle: its kernels
-    are compiled as they are first launched.  Then a note on that is returned.
-    Raises: ConfigError if a store was given and has no bundle for this run.
+    Without ``store`` the default one is searched.  If it has no bundle, a note is returned: the run
+    then compiles kernels at their first launch.
+    Raises: ConfigError if ``store`` was given and has no bundle for this run.
     """
     kind = torch.device(device).type
     check_kernels(store, device)

@@ -1,4 +1,4 @@
-"""``DryRun``: everything about a run that can be known before weights are loaded."""
+"""``DryRun``: everything about a run that can be determined without loading weights."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from .rows.run_sampling import check_run_sampling
 
 
 class DryRun:
-    """The checks and sizes of ``OfflineEngine(model_path, **arguments)``, without making it.
+    """The checks and sizes of ``OfflineEngine(model_path, **arguments)``, without creating it.
 
-    config: the engine's, with all sizes filled in.  model_config: the model's.  memory: what both
-    need, on each of the ranks that share experts.  notes: settings that could not be followed, and
-    why.
-    Raises: CheckpointError about the folder, ConfigError about an argument.
+    config: that of the engine, with all sizes resolved.  model_config: that of the model.  memory:
+    weights and caches, per rank with expert parallelism.  notes: settings that could not be
+    applied, and why.  Raises: CheckpointError about the folder, ConfigError about an argument.
     """
 
     def __init__(self, model_path: str | Path | None, arguments: EngineArguments) -> None:
@@ -78,7 +77,7 @@ class DryRun:
         thinking: Thinking | None = None,
         constraint: ConstraintSpec | None = None,
     ) -> RowInFlight:
-        """What the engine would be given for a row.  Raises: RowError, as the run would."""
+        """The input of the engine for a row.  Raises: RowError, as the run would."""
         prepared = self._preparer.prepare(
             number, row, defaults, raw=raw, thinking=thinking, constraint=constraint
         )
@@ -87,7 +86,7 @@ class DryRun:
         return prepared
 
     def check(self, sampling: SamplingParams, constraint: ConstraintSpec | None) -> None:
-        """What holds for all rows that do not say otherwise.  Raises: ConfigError, as the run."""
+        """Check the defaults for all rows.  Raises: ConfigError, as the run would."""
         assert self.config.max_model_len is not None
         check_run_sampling(
             sampling,
@@ -102,7 +101,7 @@ class DryRun:
                 raise ConfigError(f"{error.kind}: {error}") from error
 
     def _compile(self, spec: ConstraintSpec) -> None:
-        """Each constraint is compiled once, however many rows have it."""
+        """Compile a constraint, once for all rows that have it."""
         if spec.digest not in self._compiled:
             if self._compiler is None:
                 vocabulary = ConstraintVocabulary(self._tokenizer, self.model_config.vocab_size)
@@ -123,7 +122,7 @@ class DryRun:
 
 
 def _device_bytes(model: ModelConfig, config: EngineConfig, num_expert_ranks: int) -> int:
-    """What weights take on the device of a rank: large Engram tables stay on the host."""
+    """Weight bytes on a rank's device; large Engram tables stay on the host."""
     weights = weight_bytes(model)
     experts = weights.experts
     if config.expert_weights == "fp8":

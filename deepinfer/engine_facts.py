@@ -1,4 +1,4 @@
-"""``EngineFacts``: what an ``OfflineEngine`` is made of, for reports."""
+"""``EngineFacts``: device, model and memory of an ``OfflineEngine``, for reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from deepinfer.engine.types import MemoryPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """``device`` is cpu, cuda or cuda:N; ``device_name`` what it is, with the threads of a CPU.
-    ``model_folder`` is None for a model without files."""
+    """``device`` is cpu, cuda or cuda:N; ``device_name`` is its product name, on a CPU with the
+    number of threads.  ``model_folder`` is None for a model without files."""
 
     device: str
     device_name: str

@@ -1,7 +1,7 @@
-"""The one tree of errors a user can meet.  A leaf: every folder may import it, it imports none.
+"""All errors that a user can get.  Every package may import this module; it imports none of them.
 
-A message says what is wrong, where, what was expected, and what to do.  ``exit_code`` is what the
-command line returns when the error ends a run.
+A message says what is wrong, where, what was expected, and what to do.  ``exit_code`` is the exit
+code of the command line when the error ends a run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` without what controls a terminal: messages quote rows, names and libraries."""
+    """``text`` without control characters: messages quote rows, names and libraries."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def on_one_line(text: str) -> str:
-    """The same for what is one line of a log or a table, whatever a file is called."""
+    """The same on a single line, for logs and tables: file names may contain newlines."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -38,7 +38,7 @@ class DeepInferError(Exception):
 
 
 class EngineError(DeepInferError):
-    """The engine cannot go on."""
+    """The engine cannot continue."""
 
 
 class TensorError(EngineError):
@@ -46,13 +46,13 @@ class TensorError(EngineError):
 
 
 class ConfigError(DeepInferError):
-    """A setting, argument or size that cannot be honoured."""
+    """A setting, argument or size that is invalid or not supported."""
 
     exit_code = 2
 
 
 class CheckpointError(ConfigError):
-    """A model folder that is missing, incomplete or not what its config says."""
+    """A model folder that is missing, incomplete or inconsistent with its config."""
 
 
 class InputError(DeepInferError):
@@ -62,15 +62,15 @@ class InputError(DeepInferError):
 
 
 class LockedError(DeepInferError):
-    """Another run holds this output."""
+    """Another run is writing this output."""
 
     exit_code = 5
 
 
 class RowError(DeepInferError):
-    """One row is unusable.  It becomes an error row and never ends the run.
+    """A single row is invalid.  It becomes an error row and never ends the run.
 
-    ``kind`` is a short stable word for the error file and the report, such as ``invalid_json``.
+    ``kind`` is a stable identifier for the errors file and the report, such as ``invalid_json``.
     """
 
     exit_code = 3

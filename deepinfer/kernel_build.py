@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A bundle, and whether it was there already."""
+    """A bundle, and whether it existed already."""
 
     bundle: Bundle
     was_there: bool
@@ -43,7 +43,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compiler:
-    """Who compiles: a worker module, the variables of its process, and what each task says more."""
+    """How to compile: worker module, environment of its process, and additions to each task."""
 
     worker: str
     environment: Mapping[str, str]
@@ -52,7 +52,7 @@ class _Compiler:
 
 
 def num_cores() -> int:
-    """Those that this process may use; more compilers at a time take memory and save no time."""
+    """Cores that this process may use; more compilers need memory and save no time."""
     return len(os.sched_getaffinity(0))
 
 
@@ -84,9 +84,9 @@ def build_kernels(
 ) -> Built:
     """The bundle of a model for ``target`` (of ``targets.py``); needs no accelerator.
 
-    ``stage`` is how far kernels for Ascend are taken; where one gets less far, the bundle says so.
-    Raises: ConfigError about the config; EngineError if the tools cannot be had, or a kernel for
-    NVIDIA does not compile.
+    ``stage``: the last stage for Ascend kernels; the bundle says which ones did not get that far.
+    Raises: ConfigError about the config; EngineError if the tools are not available, or a kernel
+    for NVIDIA does not compile.
     """
     config = model_config(config_name)
     is_nvidia = target in NVIDIA_TARGETS
@@ -138,12 +138,12 @@ def _ascend_versions() -> dict[str, str]:
 
 
 def _objects() -> Path:
-    """What compilers made, kept so that a build goes on where another was stopped."""
+    """The folder of compiled objects, from which an interrupted build continues."""
     return cache_folder() / "objects"
 
 
 def _tasks(config: ModelConfig, compiler: _Compiler) -> list[Json]:
-    # Here, because torch and Triton take seconds to load.
+    # Imported here: torch and Triton take seconds to load.
     from deepinfer.engine.kernel_plan import model_launches
     from deepinfer.kernels.compile_task import task_of
     from deepinfer.kernels.rehearsal import PretendedDevice

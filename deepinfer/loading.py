@@ -1,4 +1,4 @@
-"""From a model's folder to a running engine; what can be checked is checked before weights load."""
+"""Loads a model and creates its engine; everything that can be is checked before weights load."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from .engine.speculation.measure_steps import device_name
 from .engine.speculation.step_profile import StepProfile
 from .machine import is_hopper, set_cpu_threads
 
-# Step times of engines that this process has made on the CPU, by what they depend on: the next like
-# it need not measure for a second again.  (A GPU's are measured while graphs are captured.)
+# Step times of this process's CPU engines, by what they depend on, so that the next equal engine
+# need not measure again for a second.  (On a GPU they are measured while capturing graphs.)
 _measured: dict[tuple[ModelConfig, EngineConfig, int], StepProfile] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model whose files were checked; no weight is loaded yet.  ``notes`` as below."""
+    """A model whose files have been checked, without weights.  ``notes`` as below."""
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer
@@ -53,7 +53,7 @@ class OpenedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to answer.  ``notes`` says where a setting could not be followed."""
+    """A model with its engine.  ``notes``: settings that could not be applied."""
 
     folder: Path
     config: ModelConfig
@@ -72,8 +72,8 @@ def open_model(
 ) -> OpenedModel:
     """Open and check a checkpoint; ``None`` is the embedded model.
 
-    ``settings`` are fields of ``EngineConfig``; those left out take defaults that fit the model,
-    and what ``rank`` has of it.
+    ``settings``: fields of ``EngineConfig``; others get defaults that fit the model, or the part of
+    it that ``rank`` has.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
     checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
@@ -92,9 +92,9 @@ def open_model(
 
 
 def _with_expert_form(config: EngineConfig, sizes: ModelConfig, rank: Rank | None) -> EngineConfig:
-    """``config`` with the form in which this rank keeps routed experts."""
+    """``config`` with this rank's format of routed experts."""
     memory = DeviceMemory.of(config.device) if is_hopper(config.device) else None
-    # Where drafts are verified as they pay, full batches take about one of each request.
+    # If drafts are verified as they pay off, it is about one per request in full batches.
     drafts = config.num_speculative_tokens
     tokens = config.max_num_seqs * (1 + (min(1, drafts) if config.schedule_drafts else drafts))
     if rank is None:
@@ -122,13 +122,13 @@ def load_model(
 ) -> LoadedModel:
     """Open a model as ``open_model`` does, load it and make its engine.
 
-    ``profile_path`` keeps the measured step times from run to run.  ``kernels`` is a folder of
-    bundles from ``deepinfer build``; without it the default one is looked into.
-    ``calibration`` replaces the one beside the weights; ``observer`` sees every decode step's
-    result.  ``rank`` says what this process computes of the model, and with whom;
-    ``remote_prefill`` is what replaces the engine's own prefill.
-    The number of CPU threads is set here, since step times depend on it; what it was before is kept
-    in the result.
+    ``profile_path`` keeps the measured step times between runs.  ``kernels``: a folder of bundles
+    from ``deepinfer build``, by default the one in the cache.
+    ``calibration`` replaces the one beside the weights; ``observer`` is called with every decode
+    step's result.  ``rank``: the part of the model that this process computes, and its peers;
+    ``remote_prefill`` replaces the engine's own prefill.
+    The number of CPU threads is set here, since step times depend on it; the result has the earlier
+    number.
     Raises: CheckpointError about the folder, ConfigError about a setting.
     """
     opened = open_model(model_path, settings, device=device, rank=rank)
@@ -176,8 +176,8 @@ def model_name(model_path: str | Path | None, folder: Path) -> str:
 def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> Model:
     """The model of an opened checkpoint, or a rank's share of it.
 
-    The model moves tensors to the device itself, so that its copies and the checkpoint's never fill
-    it together; ``opened.notes`` gets a line if Engram tables stay on the host.
+    The model itself moves tensors to the device, so that there are never two copies of all of them;
+    ``opened.notes`` gets a line if Engram tables stay on the host.
     """
     checkpoint = opened.checkpoint
     tables = place_tables(checkpoint, device, may_copy=rank is None)
@@ -197,8 +197,8 @@ def load_weights(opened: OpenedModel, device: str, rank: Rank | None = None) -> 
 def _saved_profile(
     path: Path | None, config: EngineConfig, notes: dict[str, str]
 ) -> StepProfile | None:
-    """The saved step times if they are of this device, drafts and threads; else they are measured
-    again, with a note if they were of another.  Raises: ConfigError if the file is no profile."""
+    """The saved step times if device, drafts and threads are the same; otherwise None and a note.
+    Raises: ConfigError if the file is not a profile."""
     if path is None or not path.exists() or not config.schedule_drafts:
         return None
     profile = StepProfile.load(path)
@@ -215,8 +215,8 @@ def _saved_profile(
 def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None:
     """[vocab_size] i32: the compressed id of every token, for models with Engram; else None.
 
-    Ids that the tokenizer does not use count as padding.
-    Raises: CheckpointError if the tokenizer gives another number of compressed ids than the config.
+    Ids that the tokenizer does not use map to padding.
+    Raises: CheckpointError if the number of compressed ids differs from the config.
     """
     if not config.engram_layer_ids:
         return None
@@ -235,7 +235,7 @@ def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None
 def resolve_engine_config(
     settings: Mapping[str, Any], model: ModelConfig, device: str
 ) -> tuple[EngineConfig, dict[str, str]]:
-    """``settings`` completed for ``model``, and notes on what could not be followed."""
+    """``settings`` completed for ``model``, and notes on what could not be applied."""
     notes: dict[str, str] = {}
     resolved = dict(settings)
     context = model.max_position_embeddings

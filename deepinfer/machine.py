@@ -1,4 +1,4 @@
-"""What this machine has: the device to run on, and whether parallel sizes can be honoured."""
+"""Devices and threads of this machine, and checks of arguments that depend on them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from deepinfer.engine.checks import is_whole
 from .ascend import load_torch_npu
 from .errors import ConfigError
 
-# Below this width a layer's matmuls are too small to share.  Measured on 2 cores with the embedded
-# model: a second thread gains a quarter at 64 requests and nothing at one, and where other
-# processes use the cores, waiting for that thread made steps tens of times slower.
+# Below this width a layer's matmuls are too small for several threads.  Measured on 2 cores with
+# the embedded model: a second thread gains a quarter with 64 requests and nothing with one, and if
+# other processes use the cores, waiting for it makes steps tens of times slower.
 _SHARED_FROM_HIDDEN_SIZE = 1024
 _MOST_THREADS = 1024
 _DEVICE = re.compile("cpu|(cuda|npu)(:(0|[1-9][0-9]*))?")
@@ -22,8 +22,8 @@ _TESTED = _HOPPER = (9, 0)
 
 
 def resolve_device(device: str) -> str:
-    """A device by name; ``auto`` is the first GPU if the engine is tested on its kind, which is
-    Hopper (H100, H200), and else the CPU.  An Ascend NPU is taken only when it is asked for.
+    """A device by name; ``auto`` is the first GPU if it is of a kind that the engine is tested on
+    (Hopper: H100, H200), else the CPU.  An Ascend NPU is used only on request.
 
     Raises: ConfigError if it does not exist.
     """
@@ -48,14 +48,15 @@ def is_hopper(device: str) -> bool:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of a kind (cpu, cuda, npu) there are.  Raises: as ``load_torch_npu``."""
+    """Number of devices of a kind (cpu, cuda, npu).  Raises: as ``load_torch_npu``."""
     if kind == "npu":
         load_torch_npu()
     return 1 if kind == "cpu" else int(torch.get_device_module(kind).device_count())
 
 
 def check_flash_mla(enable: bool, device: str) -> None:
-    """Refuse plain attention on an accelerator, which there is none of.  Raises: ConfigError."""
+    """Refuse to disable fused attention on an accelerator, which has no other.  Raises:
+    ConfigError."""
     if not enable and not device.startswith("cpu"):
         raise ConfigError(
             f"enable_flash_mla=False on {device}: there is only the fused attention; leave it on, "
@@ -66,7 +67,7 @@ def check_flash_mla(enable: bool, device: str) -> None:
 def set_cpu_threads(num_threads: int | None, hidden_size: int) -> int:
     """Set how many threads torch uses in this process, and return how many it used before.
 
-    ``None`` keeps torch's number, or takes one for a model of small layers.
+    ``None`` keeps torch's number, except that a model with small layers gets one.
     """
     before = torch.get_num_threads()
     if num_threads is None:
@@ -82,7 +83,7 @@ def check_kernels(store: str | Path | None, device: str) -> None:
 
 
 def check_num_threads(num_threads: int | None) -> None:
-    """Raises: ConfigError for another number than 1 to 1,024."""
+    """Raises: ConfigError unless it is 1 to 1,024."""
     if num_threads is not None and not is_whole(num_threads, 1, _MOST_THREADS):
         raise ConfigError(
             f"num_threads={num_threads!r}: expected a whole number, 1 to {_MOST_THREADS}"

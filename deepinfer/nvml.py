@@ -1,6 +1,6 @@
-"""What the NVIDIA driver knows of this machine's GPUs, asked through its own library (NVML).
+"""Information about this machine's GPUs from the NVIDIA driver's management library (NVML).
 
-The driver brings ``libnvidia-ml``, so no package is needed; without a driver nothing is known.
+``libnvidia-ml`` is part of the driver, so no package is needed; without a driver there is none.
 Source: NVML API reference (nvmlInit_v2, nvmlDeviceGetTotalEnergyConsumption, ...).
 """
 
@@ -16,7 +16,8 @@ _VERSION_BYTES = 80
 
 
 class Nvml:
-    """``gpus``: handles of those that this process may use (CUDA_VISIBLE_DEVICES), in its order."""
+    """``gpus``: handles of the GPUs visible to this process (CUDA_VISIBLE_DEVICES), in that
+    order."""
 
     def __init__(self, library: Any = None, environment: Mapping[str, str] | None = None) -> None:
         self._library = _loaded() if library is None else library
@@ -26,7 +27,7 @@ class Nvml:
             self.gpus = self._find(visible)
 
     def joules(self) -> list[float] | None:
-        """Energy of each GPU since the driver was loaded; None where it does not count."""
+        """Energy of each GPU since the driver was loaded; None if it has no counter."""
         found = []
         for gpu in self.gpus:
             used = ctypes.c_ulonglong()
@@ -57,13 +58,13 @@ class Nvml:
                 uuid = name.strip().encode()
                 code = self._library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(gpu))
             if code != 0:
-                break  # as CUDA does: what follows a name that does not exist is not visible
+                break  # as in CUDA: names after one that does not exist are ignored
             found.append(gpu)
         return found
 
 
 class GpuEnergy:
-    """Joules since it was made, of all GPUs of this process or of those with these ``numbers``."""
+    """Joules since its creation, of all visible GPUs or of those with these ``numbers``."""
 
     def __init__(self, nvml: Nvml | None = None, numbers: Collection[int] | None = None) -> None:
         self._nvml = Nvml() if nvml is None else nvml
@@ -71,7 +72,7 @@ class GpuEnergy:
         self._first = self._nvml.joules()
 
     def joules(self) -> float | None:
-        """None where nobody counts."""
+        """None if there are no counters."""
         now = self._nvml.joules()
         if now is None or self._first is None:
             return None

@@ -1,4 +1,4 @@
-"""``OfflineEngine``: prompts in, answers out, in Python.  The command line uses the same class."""
+"""``OfflineEngine``: the Python API, which the command line uses, too."""
 
 from __future__ import annotations
 
@@ -26,37 +26,36 @@ from .session import HasProcesses, Session, open_session
 class OfflineEngine:
     """A loaded model on the accelerators of this machine.
 
-    ``model_path`` is a checkpoint folder or a Hub id that is already in the local Hugging Face
-    cache; ``None`` is the small model inside the package.
+    ``model_path`` is a checkpoint folder, or a Hub id that is in the local Hugging Face cache;
+    ``None`` is the small model that ships in the package.
 
-    ``expert_parallel_size`` ranks share the routed experts and answer rows of their own,
-    ``tensor_parallel_size`` ranks share attention; ``prefill_ranks`` only read prompts, which
-    ``decode_ranks`` then answer.  Every ``expert_rebalance_interval`` passes the ranks move experts
-    so that their loads are even, with ``num_redundant_experts`` further copies (by default as many
-    as memory allows).  Answers are those of one rank as long as ``exact_exchange`` is on.
-    ``cluster`` is the address of a Ray cluster, or auto, on which ``num_replicas`` whole engines
-    answer.  Each rank is a process, on a GPU or the CPU, and a script that uses them needs
-    ``if __name__ == "__main__":``.  Sizes that this machine or model cannot honour raise
-    ConfigError with the reason.
+    Parallelism: ``expert_parallel_size`` ranks split the routed experts, and each answers its own
+    rows; ``tensor_parallel_size`` ranks split attention.  ``prefill_ranks`` only prefill, for
+    ``decode_ranks`` that only decode.  Every ``expert_rebalance_interval`` passes experts are moved
+    to even out the load, with ``num_redundant_experts`` additional replicas (by default as many as
+    fit in memory).  With ``exact_exchange`` answers are those of a single rank.  ``cluster`` is the
+    address of a Ray cluster, or auto, for ``num_replicas`` replicas of the whole engine.  Each rank
+    is a process, on a GPU or the CPU, so a script needs ``if __name__ == "__main__":``.  Sizes that
+    this machine or model does not support raise ConfigError with the reason.
 
-    ``enable_flash_mla`` is the fused attention of a GPU, which has no other; on a CPU both settings
-    run the reference.
+    ``enable_flash_mla``: fused attention.  GPUs have no other; a CPU runs the reference either way.
 
-    ``enable_speculative_dspark`` drafts with the model's own DSpark stages,
-    ``num_speculative_tokens`` at a time.  Without that number as many are verified as pay, from
-    confidence and step times measured in under a second at start; ``schedule_drafts=True`` does
-    the same below the number.  ``profile_path`` keeps these times from run to run.  A model
-    without such stages answers without drafts, and ``notes`` says so.  ``rejection_sampling``
-    accepts more drafts of random answers, which then depend on how they were drafted.
+    Speculation: ``enable_speculative_dspark`` drafts with the model's own DSpark stages,
+    ``num_speculative_tokens`` at a time.  Without that number, as many drafts are verified as pay
+    off, given their confidence and step times measured in under a second at start;
+    ``schedule_drafts=True`` does the same with the number as a maximum.  ``profile_path`` keeps
+    these times between runs.  A model without such stages answers without drafts, and ``notes``
+    says so.  ``rejection_sampling`` accepts more drafts, but sampled answers then depend on how
+    they were drafted and are not reproducible.
 
     ``batch_invariant=None`` follows the variable DEEPINFER_BATCH_INVARIANT.  ``exact`` runs every
     layer on every prompt token.
-    ``num_threads`` is what torch may use in this process until ``close`` (default: one for a model
-    of small layers, else torch's own number).
-    ``kernels`` is a folder of kernels that ``deepinfer build`` compiled for this GPU and model;
-    they are refused with the reason if they are for others.  Without it the default folder is
-    looked into, and kernels that are not there are compiled when they are first used.
-    Further arguments are fields of ``EngineConfig``; ``None`` keeps a default that fits the model.
+    ``num_threads``: torch's threads in this process until ``close`` (default: one for a model with
+    small layers, else torch's own number).
+    ``kernels``: a folder of kernels that ``deepinfer build`` compiled for this GPU and model; those
+    for others are refused with the reason.  Without it the default folder is searched, and missing
+    kernels are compiled at first use.
+    Further arguments are fields of ``EngineConfig``; ``None`` means a default that fits the model.
 
     Use it as a context manager, or call ``close``.
     """
@@ -146,13 +145,13 @@ class OfflineEngine:
     ) -> list[RequestOutput]:
         """Answer all prompts and return their outputs in the order of ``prompts``.
 
-        A prompt is a string (one user turn; plain text with ``raw``), a list of token ids, or a
-        row as in a file.  ``sampling_params`` is one for all, or one per prompt.  ``thinking`` is
-        off, low, default or max; without it string prompts do not think and ``messages`` follow
-        the recipe.  ``constraint`` is what answers must match, as a row would say it:
-        ``{"regex": ...}``, ``{"grammar": ...}`` or ``{"response_format": ...}``; it holds for rows
-        that have none of these fields and no tools.  A bad row gives an output with ``error`` set.
-        Raises: ConfigError for arguments of a wrong form, EngineError after ``close``.
+        A prompt is a string (one user turn, or plain text with ``raw``), a list of token ids, or a
+        row as in a file.  ``sampling_params``: one for all, or one per prompt.  ``thinking``: off,
+        low, default or max; without it string prompts do not think and ``messages`` follow the
+        recipe.  ``constraint``: what answers must match, with the fields of a row: ``{"regex":
+        ...}``, ``{"grammar": ...}`` or ``{"response_format": ...}``; it applies to rows that have
+        none of these fields and no tools.  A bad row gives an output with ``error`` set.
+        Raises: ConfigError for invalid arguments, EngineError after ``close``.
         """
         rows = prompt_rows(prompts)
         params = sampling_for_each(sampling_params, len(rows))
@@ -171,12 +170,12 @@ class OfflineEngine:
         thinking: Thinking | None = None,
         constraint: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Answer what ``generate`` takes; outputs come in the order in which they finish.
+        """Like ``generate``, but yields outputs in the order in which they finish.
 
-        ``rows`` may be any iterable and endless: they are pulled only as there is room for them.
-        ``output.row`` is the place of a prompt, or its number where it comes as a tuple
-        ``(number, prompt)``; derived seeds depend on that number.  A bad row yields an output with
-        ``error_kind`` set and never raises.  Closing the iterator aborts what is running.
+        ``rows`` may be any iterable, even an infinite one: rows are pulled only when there is room.
+        ``output.row`` is the index of a prompt, or its number if it is given as ``(number,
+        prompt)``; derived seeds depend on that number.  A bad row yields an output with
+        ``error_kind`` set and never raises.  Closing the iterator aborts running requests.
         """
         _check_thinking(thinking)
         return self._open().rows.run(
@@ -193,17 +192,17 @@ class OfflineEngine:
 
     @property
     def model_folder(self) -> Path:
-        """Where the checkpoint lies."""
+        """The folder of the checkpoint."""
         return self._open().folder
 
     @property
     def engine_config(self) -> EngineConfig:
-        """The settings in use."""
+        """The engine's settings, all resolved."""
         return self._open().engine.config
 
     @property
     def device(self) -> str:
-        """Where the model runs: cpu, cuda or cuda:N, never auto."""
+        """The device of the model: cpu, cuda or cuda:N, never auto."""
         return self.engine_config.device
 
     def facts(self) -> EngineFacts:
@@ -222,26 +221,26 @@ class OfflineEngine:
 
     @property
     def process_ids(self) -> list[int]:
-        """The processes that compute: the ranks, or this one."""
+        """Ids of the processes that compute: the ranks, or this process."""
         engine = self._open().engine
         return engine.process_ids if isinstance(engine, HasProcesses) else [self._process]
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens that prompt and answer may have together."""
+        """Maximum tokens of prompt plus answer."""
         return self._open().engine.max_model_len
 
     @property
     def notes(self) -> Mapping[str, str]:
-        """Settings that could not be followed, and why."""
+        """Settings that could not be applied, and why."""
         return self._open().notes
 
     def stats(self) -> EngineStats:
-        """Counters since the engine was made."""
+        """Counters since the engine was created."""
         return self._open().engine.stats()
 
     def close(self) -> None:
-        """Abort what runs and free the model and its caches.  May be called twice."""
+        """Abort running requests, and free the model and its caches.  Idempotent."""
         if self._session is None:
             return
         session, self._session = self._session, None

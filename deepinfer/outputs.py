@@ -1,4 +1,4 @@
-"""What a caller gets for one row: samples, usage, the sampling really used, or an error."""
+"""The output of one row: samples, usage, effective sampling parameters, or an error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One answer.  ``text`` is the answer only; what was thought before is in ``reasoning``.
+    """One answer.  ``text`` is the answer only; the thinking before it is in ``reasoning``.
 
-    ``finish_reason`` is the engine's, or ``tool_calls`` when the answer ended in calls.
-    ``warnings`` are short words such as ``unfinished_reasoning`` or ``unfinished_tool_call``.
-    ``constraint`` says whether the finished answer, judged again from its text, matches what it
-    was held to: ``valid``, ``invalid``, ``incomplete`` (it was cut); None for a free answer.
+    ``finish_reason`` is the engine's, or ``tool_calls`` if the answer ended with calls.
+    ``warnings`` are identifiers such as ``unfinished_reasoning`` or ``unfinished_tool_call``.
+    ``constraint``: whether the text of the finished answer satisfies its constraint: ``valid``,
+    ``invalid``, ``incomplete`` (it was cut off); None without a constraint.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a row, over all its samples."""
+    """Token counts of a row, summed over its samples."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -62,8 +62,8 @@ class Usage:
 class RequestOutput:
     """The result of one row: ``samples`` (as many as ``sampling.n``), or ``error``.
 
-    ``notes`` says where the effective sampling or handling differs from what the row asked, for
-    example ``temperature`` forced by thinking mode, or an unsupported field.
+    ``notes``: where the effective sampling or handling differs from what the row asked for, such as
+    a ``temperature`` forced by thinking mode, or an unsupported field.
     """
 
     row: int
@@ -79,12 +79,12 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """The first sample's answer; the empty string for an error."""
+        """The answer of the first sample; the empty string for an error."""
         return self.samples[0].text if self.samples else ""
 
     @property
     def reasoning(self) -> str | None:
-        """What the first sample thought before answering, if anything."""
+        """The reasoning of the first sample, if there is any."""
         return self.samples[0].reasoning if self.samples else None
 
     @property

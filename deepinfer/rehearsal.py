@@ -1,4 +1,4 @@
-"""``rehearse``: run a few rows for a bounded time, and note how long every step takes."""
+"""``rehearse``: answers some rows for a bounded time and records the time of every step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .timed_engine import TimedEngine, TimeIsUp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What was measured.  ``cpu`` values are processor seconds of this process, all threads.
+    """The measurements.  ``cpu`` values are processor seconds of this process, over all threads.
 
-    lengths: (answer tokens, whether the answer ended by itself) of every answer that was begun and
-    may end by itself.
-    row_s: seconds for each answered row outside of steps: encoding, parsing.
+    lengths: (answer tokens, whether the answer ended by itself) of every answer that was started
+    and can end by itself.
+    row_s: seconds per answered row outside of steps: encoding, parsing.
     """
 
     load_s: float
@@ -53,12 +53,12 @@ def rehearse(
     thinking: Thinking | None = None,
     constraint: Mapping[str, Any] | None = None,
 ) -> Rehearsal | None:
-    """Load the model as ``OfflineEngine`` does and answer ``rows`` for about ``seconds``: on a CPU
-    seconds that this thread runs, since other programs come and go.
+    """Load the model as ``OfflineEngine`` does, and answer ``rows`` for about ``seconds`` (on a
+    CPU, this thread's processor time, since other programs interfere).
 
-    It takes up to four times as long while too few of the first answers are finished, and
-    runs at least one prefill and one decode step, however long they take.  None if no row reached
-    the engine.  Raises: as ``OfflineEngine``.
+    It takes up to four times as long while too few of the first answers are finished, and runs at
+    least one prefill and one decode step.  None if no row reached the engine.
+    Raises: as ``OfflineEngine``.
     """
     began = time.monotonic()
     timed: list[TimedEngine] = []

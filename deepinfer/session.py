@@ -1,4 +1,4 @@
-"""``Session``: a running engine and its rows, in this process or spread over ranks."""
+"""``Session``: a running engine with its row stream, in this process or on several ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rows.row_stream import ROWS_AHEAD, RowStream
 
 
 class RunningEngine(Protocol):
-    """What is asked of an engine besides rows."""
+    """The properties of an engine that are needed besides its rows."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -46,7 +46,7 @@ class HasProcesses(Protocol):
 
 
 class Rows(Protocol):
-    """``RowStream``, or the driver of many."""
+    """``RowStream``, or ``RankedEngine``."""
 
     def run(
         self,
@@ -62,8 +62,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """``threads_before``: what torch could use in this process, None if that was not changed.
-    ``num_expert_ranks`` share the routed experts."""
+    """``threads_before``: torch's threads before they were changed, None if they were not.
+    ``num_expert_ranks``: ranks that split the routed experts."""
 
     folder: Path
     model_config: ModelConfig
@@ -74,7 +74,7 @@ class Session:
     num_expert_ranks: int = 1
 
     def close(self) -> None:
-        """Abort what runs and free the model and its caches."""
+        """Abort running requests, and free the model and its caches."""
         self.rows.close()
         self.engine.close()
         if self.threads_before is not None:
@@ -82,7 +82,7 @@ class Session:
 
 
 def open_session(model_path: str | Path | None, arguments: EngineArguments) -> Session:
-    """Load a model; ``None`` is the embedded one."""
+    """Load a model; ``None`` is the embedded model."""
     if arguments.cluster is not None or arguments.parallel_sizes().world_size > 1:
         return _open_ranks(model_path, arguments)
     loaded = load_model(model_path, arguments.engine_settings(), **arguments.loading())
@@ -105,7 +105,7 @@ def open_session(model_path: str | Path | None, arguments: EngineArguments) -> S
 
 
 def _open_ranks(model_path: str | Path | None, arguments: EngineArguments) -> Session:
-    """The same with processes that share the model, or that each have all of it."""
+    """The same with rank processes, or with replicas on a cluster."""
     sizes = arguments.parallel_sizes()
     checkpoint = open_checkpoint(embedded_model_path() if model_path is None else model_path)
     sizes.check_model(checkpoint.config)

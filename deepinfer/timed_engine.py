@@ -1,4 +1,4 @@
-"""``TimedEngine``: an engine whose every step is timed, in batches that grow."""
+"""``TimedEngine``: times every step of an engine, with growing batches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from deepinfer.engine.types import Completion, Request
 
 from .engine.execution.decode_stages import DecodeResult
 
-_LONGER = 4  # times the seconds, at most
-_OPEN_SHARE = 0.2  # of the first answers may be unfinished
-# The end of a run has few answers, which drafts may speed up: some such steps are timed too.
+_LONGER = 4  # at most this many times the seconds
+_OPEN_SHARE = 0.2  # fraction of the first answers that may be unfinished
+# At the end of a run batches are small, and drafts may pay off more: time such steps, too.
 _SMALL_BATCHES = (1, 4, 16, 32)
-_SMALL_SHARE = 0.1  # of the time is for each of them, and a few steps at least
+_SMALL_SHARE = 0.1  # fraction of the time for each of them, besides a minimum of steps
 _FEW_STEPS, _ENOUGH_STEPS = 3, 8
 
 
 class TimeIsUp(Exception):
-    """Leaves the stream between two steps."""
+    """Ends the stream between two steps."""
 
 
 @dataclass(slots=True)
 class TimedEngine:
-    """Passes everything on to the engine and keeps a record of each step.
+    """Forwards everything to the engine and records each step.
 
-    Answers begin one, four, sixteen, and at last as many at a time as the engine takes, which a run
-    begins with the longest prompts: so a short rehearsal has fair batches of many sizes.
+    Batches of one, four and sixteen answers come first, then full ones, which start with the
+    longest prompts as in a run: so even a short rehearsal has realistic batches of many sizes.
     """
 
     engine: LLMEngine
@@ -37,7 +37,7 @@ class TimedEngine:
     prefills: list[tuple[int, float, float]] = field(default_factory=list)
     decodes: list[tuple[int, int, float, float]] = field(default_factory=list)
     cut_lengths: list[int] = field(default_factory=list)
-    first_wave: set[str] | None = None  # whose answers were begun when the batch was full
+    first_wave: set[str] | None = None  # requests running when the batch was first full
     endless: set[str] = field(default_factory=set)  # requests that ignore the end-of-text token
     step_s: float = 0.0
     step_cpu_s: float = 0.0
@@ -45,7 +45,7 @@ class TimedEngine:
     began: float = 0.0
     stage: int = 0  # in _SMALL_BATCHES, then beyond
     stage_began: float = 0.0
-    num_steady: int = 0  # decode steps since the stage, or the last prefill
+    num_steady: int = 0  # decode steps since the stage began, or since the last prefill
 
     def __post_init__(self) -> None:
         self.began = self.stage_began = self.clock()
@@ -54,19 +54,19 @@ class TimedEngine:
         self.last_decode = result
 
     def has_room(self) -> bool:
-        """Whether another row may begin now."""
+        """Whether another row may start now."""
         full = self.engine.config.max_num_seqs
         most = min(_SMALL_BATCHES[self.stage], full) if self.is_small else full
         return self.used_s <= self.seconds and len(self.engine.unfinished_lengths()) < most
 
     @property
     def is_small(self) -> bool:
-        """Whether the batch is not a full one yet."""
+        """Whether batches are still limited."""
         return self.stage < len(_SMALL_BATCHES)
 
     @property
     def used_s(self) -> float:
-        """Seconds since the beginning, by the clock."""
+        """Seconds since the start."""
         return self.clock() - self.began
 
     def add_request(self, request: Request) -> None:
@@ -91,18 +91,18 @@ class TimedEngine:
         return completions
 
     def _drop_prompts(self, lengths: Mapping[str, int]) -> None:
-        """Prompts go first, and many long ones take their time: go on with the answers begun."""
+        """Drop prompts that have not started: prefill has priority and could use up the time."""
         for name, length in lengths.items():
             if not length:
                 self.engine.abort(name)
 
     def _advance(self) -> None:
-        """To the next larger batch when this one was timed."""
+        """Continue with the next larger batch once this size was timed."""
         if self.is_small:
             is_late = self.clock() - self.stage_began > _SMALL_SHARE * self.seconds
             if self.num_steady >= (_FEW_STEPS if is_late else _ENOUGH_STEPS):
                 self.stage, self.stage_began, self.num_steady = self.stage + 1, self.clock(), 0
-                # A run begins with a full batch: it keeps no choice that a small one would make.
+                # A run starts with full batches: forget what was learned from small ones.
                 self.engine.plan_drafts_anew()
         elif self.first_wave is None and self.num_steady:
             begun = self.engine.unfinished_lengths().items()
@@ -125,9 +125,8 @@ class TimedEngine:
         return completions
 
     def _knows_enough(self, lengths: Mapping[str, int]) -> bool:
-        """There is nothing to plan with before a step of each kind was run; and lengths are a
-        guess as long as most of the first answers are not finished.  ``lengths``: of those
-        that are not."""
+        """Whether a step of each kind was run, and enough of the first answers have finished to
+        estimate lengths.  ``lengths``: those of unfinished answers."""
         if not self.prefills or not self.decodes:
             return False
         is_timed = self.num_steady >= _ENOUGH_STEPS or self.used_s > 1.5 * self.seconds

@@ -1,1 +1,1 @@
-"""Measures what a machine does with the model, and works out what a deployment could do."""
+"""Benchmarks: measures this machine with the model, and computes the limits of a deployment."""

@@ -1,4 +1,4 @@
-"""Tokens that absent ranks have sent: made once, and read as those that really came."""
+"""Synthetic tokens of absent ranks, made once and read like tokens that really arrived."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _E4M3_MAX, _E8M0_BIAS = 448.0, 127
 
 
 def fill_tokens(buffers: Buffers, rank: int) -> None:
-    """Rows of normal numbers of ``rank``, rounded as those that are sent, and zeros for who chose
-    them.  Normal, because what products compute with decides how much power they take."""
+    """Fill the tokens of ``rank`` with normally distributed numbers, quantized like those that are
+    sent, and their headers with zeros.  Normal, since a GEMM's power depends on its operands."""
     layout = buffers.layout
     values, heads = buffers.own[buffers.values_of(rank)], buffers.own[buffers.heads_of(rank)]
     blocks = (layout.capacity, layout.hidden_size // layout.block, layout.block)
@@ -30,11 +30,11 @@ def fill_tokens(buffers: Buffers, rank: int) -> None:
 
 
 class ArrivedTokens:
-    """As many as any layer asks for, in one buffer for all of them: layers take turns, and none
-    finds in a cache what the one before has read if it is larger than that.
+    """One buffer for all layers, with as many tokens as any layer needs.  If it is larger than the
+    caches, no layer finds the tokens of the previous one cached.
 
-    Results go to one buffer, a row for each choice of this rank's tokens, as if all of them came
-    from here: so many are written there as go to all ranks, and read as come back from all.
+    Results go to one buffer with a row for each expert choice of this rank's tokens: as many are
+    written there as would be sent to all ranks, and as many read as would return from all.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class ArrivedTokens:
     def tokens(
         self, count: int, own: int, width: int, num_choices: int, device: torch.device
     ) -> Arrivals:
-        """At least ``count`` tokens, without choices, where this rank has ``own`` ones.  What was
-        given out before stays valid."""
+        """At least ``count`` tokens, without expert choices, on a rank with ``own`` tokens.  What
+        was returned before stays valid."""
         for found in self._arrivals:
             layout = found.buffers.layout
             is_fitting = (layout.hidden_size, layout.num_choices) == (width, num_choices)
@@ -74,7 +74,7 @@ class ArrivedTokens:
 
 
 def _no_tokens(width: int, device: torch.device) -> Activations:
-    """This rank brings none.  Imported here: a machine without Triton imports this module, too."""
+    """No tokens of this rank.  Imported here, since machines without Triton use this module."""
     from deepinfer.kernels.gemm.activations import Activations
     from deepinfer.kernels.gemm.k_order import KOrder
     from deepinfer.kernels.gemm.matrix_path import MatrixPath

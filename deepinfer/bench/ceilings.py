@@ -1,4 +1,4 @@
-"""What this machine does with plain library calls: the measure beside every figure of a run."""
+"""Ceilings: copies and library GEMMs on this machine, to compare every measurement with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 0.4
 
 
 def cpu_ceilings() -> list[Ceiling]:
-    """A copy in memory, bf16 and fp32 products of 1,024 cubed, with this process's threads."""
+    """A copy in memory, and bf16 and fp32 GEMMs of size 1,024, with this process's threads."""
     source = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     target = torch.empty_like(source)
     copy_s = best_seconds(lambda: target.copy_(source))
@@ -32,7 +32,7 @@ def cpu_ceilings() -> list[Ceiling]:
 
 
 def gpu_ceilings() -> list[Ceiling]:
-    """A copy on the device, FP8 and bf16 products of 8,192 cubed."""
+    """A copy on the device, and FP8 and bf16 GEMMs of size 8,192."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy_s = best_seconds(_waited(lambda: target.copy_(source)))
@@ -66,7 +66,7 @@ def _waited(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def cpu_profile(ceilings: list[Ceiling], memory_bytes: float) -> DeviceProfile:
-    """Limits of this CPU from its measured ceilings: every product at the faster rate."""
+    """Limits of this CPU from its measured ceilings, with the faster rate for every GEMM."""
     copy, *products = ceilings
     fastest = max(product.value for product in products)
     return DeviceProfile(
@@ -82,7 +82,7 @@ def cpu_profile(ceilings: list[Ceiling], memory_bytes: float) -> DeviceProfile:
 
 
 def best_seconds(call: Callable[[], object], seconds: float = _SECONDS) -> float:
-    """Least time of ``call``, run for about ``seconds``."""
+    """Minimum time of ``call``, repeated for about ``seconds``."""
     call()
     best, started = float("inf"), time.perf_counter()
     while time.perf_counter() - started < seconds:

@@ -1,7 +1,6 @@
-"""The whole engine on a real model: prompts in, answers out, timed by phase.
+"""Benchmark of the whole engine on a real model, timed by phase.
 
-This is what a machine without a GPU can measure for real, and what any checkpoint that fits one
-device can be measured with.
+It runs on machines without a GPU, and with any checkpoint that fits on one device.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _DRAFTS = {0: "no drafts", None: "drafts as pay"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """requests    sizes of the full batches to decode
-    drafts        drafts verified per request and step, one row each; None: as many as pay
+    """requests    batch sizes to decode
+    drafts        drafts verified per request and step, one row each; None: as many as pay off
     num_tokens    tokens of each answer
     prompt_words  words of each prompt of the prefill rows
-    num_rounds    rounds over all rows; each row's raw times are one per round
+    num_rounds    rounds over all rows; each gives one raw time per row
     """
 
     requests: tuple[int, ...] = (1, 8, 64)
@@ -52,7 +51,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One kind of work: engine to use, prompts and tokens of each answer."""
+    """One row of the table: engine, prompts, and tokens of each answer."""
 
     name: str
     phase: str
@@ -68,12 +67,12 @@ def measure_engine(
     tick: Callable[[str], None] = lambda name: None,
     profile: DeviceProfile | None = None,
 ) -> Iterator[Measurement]:
-    """A row for each kind of work; ``tick`` hears what runs now.
+    """All rows; ``tick`` is called with the name of each row before it runs.
 
-    ``make_engine`` gives an engine that verifies that many drafts, or as many as pay for None.
-    Rounds go over all rows, so that a slow moment of the machine does not fall on one of them; the
-    first round warms up and does not count.  Where the time of a row went is of one round more.
-    KeyboardInterrupt comes after the rows that were measured until then, in fewer rounds.
+    ``make_engine`` gives an engine that verifies that many drafts, or for None as many as pay off.
+    Each round covers all rows, so that a slow moment of the machine does not affect a single one;
+    the first round is a warm-up.  The split of each row's time is from an additional round.
+    KeyboardInterrupt is raised after yielding the rows measured so far, with fewer rounds.
     """
     subjects = list(prompts or PROMPTS)
     wanted = list(plan.drafts) if "decode" in plan.phases else []
@@ -106,7 +105,7 @@ def measure_engine(
 def _rows(
     plan: EnginePlan, subjects: list[str], engines: Mapping[int | None, OfflineEngine]
 ) -> Iterator[_Row]:
-    """``engines`` by how many drafts each verifies."""
+    """The rows; ``engines`` by the number of drafts that each verifies."""
     if "decode" in plan.phases:
         for size in plan.requests:
             batch = [subjects[i % len(subjects)] for i in range(size)]
@@ -121,7 +120,7 @@ def _rows(
 
 
 def _run(row: _Row) -> tuple[EngineStats, int]:
-    """What the engine's counters gained, and the prompt tokens of one request."""
+    """The increase of the engine's counters, and the prompt tokens of one request."""
     before = row.engine.stats()
     sampling = SamplingParams(temperature=0.0, max_tokens=row.num_tokens, ignore_eos=True)
     outputs = row.engine.generate(list(row.prompts), sampling)
@@ -152,7 +151,7 @@ def _parts(row: _Row) -> Mapping[str, float]:
 
 
 def _split(measured: Measurement, parts: Mapping[str, float]) -> Measurement:
-    """With the parts of another round, as shares of the measured step."""
+    """Scale the parts of another round to shares of the measured step."""
     scale = measured.local_s / (sum(parts.values()) or 1.0)
     return replace(measured, parts_s={name: scale * part for name, part in parts.items()})
 

@@ -1,4 +1,4 @@
-"""The limits of a deployment on a named device: a table that needs no such device."""
+"""The table of limits of a deployment on a named device, which need not be present."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BLOCK = 64
 
 
 def limit_rows(plan: BenchPlan, model: ModelConfig) -> list[LimitRow]:
-    """One row for each size and number of drafts of the plan, with experts as they are stored
-    unless the plan has all of them as FP8.  Raises: ConfigError."""
+    """One row per size and number of drafts of the plan, with experts as stored unless the plan
+    asks for FP8.  Raises: ConfigError."""
     plan.check_model(model)
     as_fp8 = plan.expert_weights == "fp8"
     rows = []
     if "decode" in plan.phases:
-        # As many as pay are at most all.
+        # As many as pay off: at most all.
         most = model.dspark_block_size
         drafts = sorted({most if number is None else number for number in plan.drafts})
         rows += [
@@ -50,7 +50,7 @@ def decode_row(
     *,
     experts_as_fp8: bool = False,
 ) -> LimitRow:
-    """Requests of different lengths count as equally many of their mean."""
+    """Requests of different lengths are replaced by as many of their mean length."""
     context = round(mean(plan.contexts(num_requests)))
     limit = decode_limit(
         model,
@@ -88,7 +88,7 @@ def prefill_row(
     *,
     experts_as_fp8: bool = False,
 ) -> LimitRow:
-    """Prompts of different lengths count as equally many of their mean."""
+    """Prompts of different lengths are replaced by as many of their mean length."""
     prompts = plan.prompts(num_tokens)
     prompt_len = round(mean(prompts))
     limit = prefill_limit(
@@ -118,7 +118,7 @@ def prefill_row(
 
 
 def rank_weight_bytes(model: ModelConfig, ranks: int, *, experts_as_fp8: bool = False) -> float:
-    """Bytes of the weights of one rank: all but the experts and Engram rows of the others."""
+    """Weight bytes of one rank: everything except the other ranks' experts and Engram rows."""
     weights = weight_bytes(model)
     more = more_bytes_as_fp8(model) if experts_as_fp8 else 0
     return weights.shared + (weights.experts + weights.tables + more) / ranks
@@ -137,6 +137,6 @@ def requests_that_fit(
     *,
     experts_as_fp8: bool = False,
 ) -> int:
-    """How many requests of ``context`` tokens a rank holds beside its weights; 0 if none."""
+    """Number of requests of ``context`` tokens that fit on a rank besides its weights."""
     room = memory_bytes - rank_weight_bytes(model, ranks, experts_as_fp8=experts_as_fp8)
     return max(0, int(room // request_bytes(model, context)))

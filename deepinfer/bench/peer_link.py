@@ -1,4 +1,4 @@
-"""The link between two GPUs of this machine, measured: what the exchange is modelled with then."""
+"""Measures the link between two GPUs of this machine, to model the exchange with."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ROUND_TRIPS = 64
 def measured_link() -> Link | None:
     """One direction between the first two GPUs; None with fewer.
 
-    Bandwidth is that of a large copy.  The latency is half of a round trip of a few bytes, of many
-    that wait for each other: the host starts them meanwhile, as long as it is not slower.
+    Bandwidth is that of a large copy.  Latency is half of a round trip of a few bytes, measured
+    over many dependent ones that are launched ahead, so that the host's time does not count.
     """
     if torch.cuda.device_count() < 2:
         return None

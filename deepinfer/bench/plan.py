@@ -1,4 +1,4 @@
-"""What ``deepinfer bench`` measures: phases, sizes, and the deployment that one rank stands for."""
+"""``BenchPlan``: what ``deepinfer bench`` measures, for which deployment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTINGS = ("even", "skewed", "balanced")
 LAUNCH_CONTEXT = 131_072
 LAUNCH_ACCEPTANCE = 0.75
 LAUNCH_REPLAY = 140
-CHUNK_TOKENS = 8_192  # of a prefill pass
+CHUNK_TOKENS = 8_192  # per prefill pass
 _LARGEST = 2**31
 
 
@@ -27,23 +27,23 @@ class BenchPlan:
     """phases           what to measure
     requests         decode: requests per rank, one row each
     context          tokens of each request, or of each prompt in a prefill
-    lengths          tokens of requests and prompts in turn, instead of ``context``
+    lengths          lengths of requests and prompts, in turn, instead of ``context``
     tokens           prefill: prompt tokens per rank, one row each
-    drafts           drafts verified per request and step, one row each; None: as many as pay
-    acceptance       chance that a draft is accepted once those before it were
-    decode_ranks     ranks of the expert exchange while decoding, one row each
-    prefill_ranks    and while prefilling
-    link             what carries the exchange; None is the fabric of the device, or
-    own_link         that of this machine where it was measured
-    device_profile   whose peak rates the limits are
-    modes            prefills in other modes, one row more each: exact runs every layer on every
-                     token, batch-invariant saves the rings that a prefix hit restores
-    routing          even: every expert has as many tokens; skewed: some have many, and in each
-                     layer this rank has most; balanced: the same after EPLB.  One row each
-    replay_tokens    decoder tokens of a prompt; None is one window
-    expert_weights   form of the experts' FP4 weights, as in ``EngineConfig``; auto: for each row
+    drafts           drafts verified per request and step, one row each; None: as many as pay off
+    acceptance       probability that a draft is accepted if those before it were
+    decode_ranks     expert-parallel ranks for decode, one row each
+    prefill_ranks    the same for prefill
+    link             link of the exchange; None is the fabric of the device, or
+    own_link         the link of this machine, if it was measured
+    device_profile   device whose peak rates give the limits
+    modes            additional prefill modes, one row each: exact runs every layer on every token,
+                     batch-invariant saves rings for prefix hits
+    routing          even: all experts get the same number of tokens; skewed: some get many, and
+                     this rank the most in each layer; balanced: skewed after EPLB.  One row each
+    replay_tokens    decoder tokens per prompt; None is one window
+    expert_weights   format of the experts' FP4 weights, as in ``EngineConfig``; auto: per row
     output_projection  as in ``EngineConfig``: bf16 or fp8
-    num_steps        steps of each measurement, a quarter of them for ``modes``; the median counts
+    num_steps        steps per measurement, a quarter of them for ``modes``; the median counts
     seed             of random weights, tokens and routing
 
     Raises: ConfigError for a value out of range.
@@ -91,13 +91,13 @@ class BenchPlan:
         self.exchange(1)
 
     def contexts(self, num_requests: int) -> list[int]:
-        """Tokens of so many requests."""
+        """Context lengths of ``num_requests`` requests."""
         lengths = self.lengths or (self.context,)
         return [lengths[number % len(lengths)] for number in range(num_requests)]
 
     def prompts(self, num_tokens: int) -> list[int]:
-        """Tokens of the prompts of a prefill: as many as come nearest to ``num_tokens`` where all
-        are equally long, else as many as reach them."""
+        """Lengths of the prompts of a prefill: with equal lengths, as many as come closest to
+        ``num_tokens`` in total, else as many as reach it."""
         if not self.lengths:
             length = min(num_tokens, self.context)
             return [length] * max(1, round(num_tokens / length))
@@ -109,8 +109,8 @@ class BenchPlan:
     def decodes_as_fp8(
         self, model: ModelConfig, ranks: int, requests: int, drafts: int | None
     ) -> bool:
-        """Whether ranks that decode so many requests keep their experts so, if there is room.
-        Where as many drafts are verified as pay, it is about one of each in large batches."""
+        """Whether ranks that decode ``requests`` store experts as FP8 if there is room.  If as many
+        drafts are verified as pay off, about one per request is assumed in large batches."""
         most = 1 if drafts is None else drafts
         return self._as_fp8(model, ranks * requests * (1 + most))
 
@@ -131,7 +131,7 @@ class BenchPlan:
         return device_profile(self.device_profile)
 
     def exchange(self, ranks: int) -> Link:
-        """What carries the exchange of so many ranks: those of one node need no network."""
+        """The link for the exchange of ``ranks``: within a node no network is needed."""
         fabric = self.own_link or device_link(self.profile())
         if self.link is None:
             return fabric
@@ -139,7 +139,7 @@ class BenchPlan:
         return fabric if 1 < ranks <= chosen.ranks_per_node else chosen
 
     def check_model(self, model: ModelConfig) -> None:
-        """Raise ConfigError where the model cannot do what is asked."""
+        """Raises: ConfigError if the plan exceeds what the model supports."""
         if self.longest > model.max_position_embeddings:
             raise ConfigError(
                 f"context={self.longest}: the model's is {model.max_position_embeddings}"
@@ -160,7 +160,7 @@ class BenchPlan:
 
 
 def padded_experts(num_experts: int, num_ranks: int) -> int:
-    """Experts that a rank holds: the last ranks hold empty ones if they do not divide."""
+    """Experts per rank; if they do not divide evenly, the last ranks have empty ones."""
     return -(-num_experts // num_ranks)
 
 

@@ -1,8 +1,9 @@
-"""Several ranks that are really here, among the absent ones of a larger deployment.
+"""Several present ranks of a larger deployment whose other ranks are absent.
 
-P present ranks of N exchange tokens as the engine does.  An absent rank sends as many tokens as a
-present one, made once, and returns something for each that goes to it: everything on a present rank
-works as in the whole deployment, only bytes for absent ones cross no link.
+P present ranks of N exchange tokens as in the engine.  Each absent rank is simulated as sending as
+many synthetic tokens as a present one and returning a result for each token sent to it: a present
+rank does all the work that it would do in the whole deployment, but bytes for absent ranks cross no
+link.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from deepinfer.kernels.exchange import Buffers, ExchangeLayout, token_block
 from .arrived import fill_tokens
 from .plan import padded_experts
 
-# The round in which absent ranks have sent and returned: none is ever later.
+# The round counter of absent ranks, larger than any real round: they never keep others waiting.
 _ALWAYS = 1 << 30
 
 
 class PresentShare:
     """A present rank's ``Share``: all of attention, and its part of the routed experts.
 
-    ``group`` are the present ranks, the first ones of ``ranks``; ``capacity``: the most tokens of a
-    pass of any rank.  On GPUs ranks write into each other's memory, on a CPU they use gloo.
+    ``group``: the present ranks, which are the first of ``ranks``; ``capacity``: maximum tokens per
+    rank and pass.  On GPUs the exchange goes through peer memory, on a CPU through gloo.
     """
 
     tensor_rank = 0
@@ -77,7 +78,7 @@ class PresentShare:
         return PeerExperts(local, table, self._channels[choices])
 
     def before_pass(self, number: int, most_tokens: int) -> Turn:
-        """All ranks bring at most so many tokens to the next pass."""
+        """Announce the maximum number of tokens per rank in the next pass."""
         for fixed in self._fixed:
             fixed.capacity = most_tokens
         for channel in self._channels.values():
@@ -86,7 +87,7 @@ class PresentShare:
 
 
 def even_table(num_experts: int, ranks: int, device: torch.device) -> RoutingTable:
-    """Experts in their order over ``ranks``, whose last ones may hold the last expert once more."""
+    """Consecutive experts per rank; the last ranks may repeat the last expert."""
     held = padded_experts(num_experts, ranks)
     experts = torch.arange(num_experts, device=device)[:, None]
     return RoutingTable(
@@ -101,8 +102,8 @@ def even_table(num_experts: int, ranks: int, device: torch.device) -> RoutingTab
 
 
 class EchoGroup(Group):
-    """A group of ``ranks`` whose first ones are ``present``: what is sent to an absent rank comes
-    back as if that had sent it."""
+    """A group of ``ranks`` of which the first are ``present``: data sent to an absent rank is
+    returned as if that rank had sent it."""
 
     def __init__(self, present: Group, ranks: int) -> None:
         super().__init__(range(ranks), present.rank, present.handle)
@@ -120,8 +121,8 @@ class EchoGroup(Group):
 class PartChannel(PeerChannel):
     """A channel of all ranks of ``layout`` between the present ones of ``group``.
 
-    What goes to absent ranks is written to memory of this GPU that nobody reads.  Their tokens lie
-    in this rank's buffer from the beginning, each with choices among all ``num_experts``.
+    Data for absent ranks is written to memory of this GPU that nothing reads.  Their tokens are in
+    this rank's buffer from the start, with expert choices among all ``num_experts``.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class PartChannel(PeerChannel):
 
 
 def write_arrivals(buffers: Buffers, present: int, num_experts: int) -> None:
-    """The tokens of the absent ranks, from ``present`` on, into a rank's buffer, and that they have
-    sent and returned all they ever will."""
+    """Write the tokens of the absent ranks, from ``present`` on, into a rank's buffer, and set
+    their round counters."""
     layout, own = buffers.layout, buffers.own
     choices, held = layout.num_choices, padded_experts(num_experts, layout.num_ranks)
     first = -(-layout.hidden_size // layout.block // 4)  # word of the owners

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a CPU: seconds by family of kernels, as Python enters them."""
+"""Splits the time of a step on a CPU by kernel family, by tracing Python calls."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OTHER = "engine, torch"
 @contextmanager
 def python_parts(within: Callable[..., object]) -> Iterator[dict[str, float]]:
     """Seconds inside calls of the Python function ``within``, by the innermost folder of
-    ``kernels/`` whose function runs; complete when the block has ended.
+    ``kernels/`` on the stack; complete at the end of the block.
 
-    Only this thread counts.  Being watched makes calls slower: shares hold better than seconds.
+    Only this thread is traced.  Tracing slows calls down: shares are more accurate than seconds.
     """
     parts: dict[str, float] = defaultdict(float)
     watch = _Watch(within.__code__, parts)
@@ -34,8 +34,8 @@ def python_parts(within: Callable[..., object]) -> Iterator[dict[str, float]]:
 
 
 class _Watch:
-    """Gives the time between calls and returns to the family that ran meanwhile; None outside of
-    ``within``, which is not counted."""
+    """Attributes the time between trace events to the family that ran; None stands for code
+    outside of ``within``, which is not counted."""
 
     def __init__(self, within: CodeType, parts: dict[str, float]) -> None:
         self._within = within
@@ -50,7 +50,7 @@ class _Watch:
             inner = self._inner(frame.f_code, outer)
             self._turn(outer, inner)
             self._stack.append(inner)
-        elif event == "return" and self._stack:  # not that of a frame which was there before
+        elif event == "return" and self._stack:  # not of a frame that was entered before tracing
             self._turn(self._stack.pop(), self._top())
 
     def _top(self) -> str | None:
@@ -65,7 +65,7 @@ class _Watch:
         self._since = now
 
     def _inner(self, code: CodeType, outer: str | None) -> str | None:
-        """The family that runs inside a call: its own, else that of the caller."""
+        """The family of a call: that of its file, else that of the caller."""
         if outer is None:
             return OTHER if code is self._within else None
         if code not in self._families:

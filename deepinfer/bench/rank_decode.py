@@ -1,4 +1,4 @@
-"""Times decode steps of one rank's share: draft, read the drafts, verify them, draw."""
+"""Times decode steps of one rank's share: drafting, verification and sampling."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def measure_decode(
     rank: RankModel,
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """One row for each routing, number of drafts and number of requests that there is room for;
-    one more for steps that batch-invariant mode changes.  ``tick`` hears each row's name first."""
+    """One row per routing, number of drafts and batch size that fits, and another one for steps
+    that batch-invariant mode changes.  ``tick`` is called with each row's name."""
     for routing in plan.routing:
         rank.share.routing = routing
         suffix = "" if routing == "even" else f", {routing}"
@@ -78,7 +78,7 @@ def _fixed(
 def _auto(
     plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, name: str
 ) -> Measurement:
-    """The limit is that of as many drafts as were verified on average, with what they yielded."""
+    """The limit is computed for the mean number of verified drafts, and their yield."""
     most = rank.config.dspark_block_size
     step = rank.worker(most, num_requests=number)
     batch = begin(step, rank.decoding(plan.contexts(number)), most)
@@ -103,7 +103,7 @@ def _auto(
 def _limit(
     plan: BenchPlan, flash: ModelConfig, rank: RankModel, number: int, drafts: int
 ) -> LimitRow:
-    """That of a rank whose experts have the form of this one's."""
+    """The limit for the format in which this rank stores its experts."""
     return decode_row(plan, flash, rank.ranks, number, drafts, experts_as_fp8=rank.experts_as_fp8)
 
 
@@ -112,7 +112,7 @@ def _exchanges(rank: RankModel, drafts: int) -> int:
 
 
 def begin(step: DecodeStep, states: list[RequestState], num_drafts: int) -> DecodeBatch:
-    """Requests in their slots, as a step with so many drafts of each."""
+    """Assign slots, and return a batch with ``num_drafts`` drafts per request."""
     for state in states:
         step.table.assign(state)
     step.sampler.assign(states)

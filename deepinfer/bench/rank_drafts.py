@@ -1,4 +1,4 @@
-"""``auto`` drafts on one rank's share: the engine's planner, with chances that are assumed."""
+"""``--drafts auto`` on one rank's share: the engine's planner with assumed acceptance."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class AssumedChances(Calibration):
-    """Each draft's chance is drawn anew, with mean ``acceptance``: random weights know none.
+    """Random acceptance probabilities with mean ``acceptance``, since random weights have none.
 
-    u ** (1 / acceptance - 1) of a uniform u has that mean, and many drafts that are nearly sure.
+    u ** (1 / acceptance - 1) with uniform u has that mean, and many values close to 1.
     """
 
     acceptance: float = 0.75
@@ -42,8 +42,8 @@ class AssumedChances(Calibration):
 
 @dataclass(frozen=True, slots=True)
 class AutoSteps:
-    """Times of steps, and per request and step the drafts verified and the tokens expected; a
-    further step."""
+    """Times of steps; per request and step, the drafts verified and the tokens expected; and a
+    function that runs another step."""
 
     once: Callable[[], object]
     timed: TimedSteps
@@ -54,8 +54,8 @@ class AutoSteps:
 def auto_steps(
     step: DecodeStep, batch: DecodeBatch, acceptance: float, num_steps: int
 ) -> AutoSteps:
-    """Steps with as many drafts as the engine's planner finds worth it, from the times of all sizes
-    that a step of these requests can have."""
+    """Steps in which the engine's planner chooses the drafts, given the times of all sizes that a
+    step of these requests can have."""
     device, count = torch.device(step.table.device), len(batch.states)
     depths = range(1, max(batch.num_drafts) + 1)
     times = time_sizes(step, batch.states, depths, least=count, repeats=_REPEATS)

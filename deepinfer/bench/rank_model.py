@@ -1,4 +1,4 @@
-"""The model, caches and requests of one rank's share, on one device."""
+"""``RankModel``: the model, caches and requests of one rank's share, on one device."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .rank_share import SliceShare
 from .rank_tensors import HOST_TABLE_BYTES, RandomTensors, rank_config
 
 BLOCK_SIZE = 64
-# Rows of a cache that differ, a prime: no two requests have the same ones at the same places.
+# Number of different cache rows, a prime, so that no two requests have the same ones.
 _DIFFERENT_ROWS = 65_521
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModel:
-    """The share of one rank with room for ``num_slots`` requests of ``context`` tokens.
+    """The share of one rank, for ``num_slots`` requests of ``context`` tokens.
 
-    ``experts_as_fp8``: the form of the experts' weights, see ``EngineConfig.expert_weights``.
-    ``share.routing`` says what the other ranks send; graphs captured before it changed replay the
-    old one, so a change needs a new ``worker``.  ``present`` ranks are really here; ``runner`` is
-    the model as they make their passes together, None for one."""
+    ``experts_as_fp8``: the format of the experts' weights, see ``EngineConfig.expert_weights``.
+    ``share.routing`` determines what the other ranks send; captured graphs replay the old routing,
+    so a change needs a new ``worker``.  ``present``: the number of ranks that really exist;
+    ``runner``: the model in lockstep with them, None for one rank."""
 
     config: ModelConfig
     ranks: int
@@ -70,8 +70,8 @@ class RankModel:
         output_as_fp8: bool = False,
         tables_on_host: bool = False,
     ) -> RankModel:
-        """``num_redundant``: experts held beside this rank's own, for balanced routing.
-        ``real_share`` is that of a rank whose others are there.  ``tables_on_host``: Engram rows
+        """``num_redundant``: redundant experts on this rank, for balanced routing.
+        ``real_share``: the share of a rank that has present peers.  ``tables_on_host``: Engram rows
         are read from pinned host memory, from smaller tables than a rank's."""
         device = torch.device(device)
         config = rank_config(model, ranks, HOST_TABLE_BYTES if tables_on_host else None)
@@ -109,7 +109,7 @@ class RankModel:
         )
 
     def decoding(self, contexts: Sequence[int]) -> list[RequestState]:
-        """Requests with so many tokens computed and blocks of their own, waiting for a step.
+        """Decoding requests with these context lengths and their own blocks.
 
         Raises: ConfigError if the caches have no room for them."""
         most, window = self.config.dspark_block_size + 1, self.config.sliding_window
@@ -120,7 +120,7 @@ class RankModel:
         return states
 
     def prompts(self, lengths: Sequence[int], replay_tokens: int | None) -> list[RequestState]:
-        """Prompts of so many tokens, nothing of them computed; decoder layers run on their last
+        """Prompts of these lengths, not computed yet; decoder layers run on their last
         ``replay_tokens``, one window if None.  Raises: ConfigError as ``decoding``."""
         replay = self.config.sliding_window if replay_tokens is None else replay_tokens
         token_ids = [t % self.config.vocab_size for t in range(max(lengths))]
@@ -138,8 +138,8 @@ class RankModel:
         *,
         is_batch_invariant: bool = False,
     ) -> DecodeStep:
-        """Steps of requests of at most ``context`` tokens and ``num_drafts`` drafts, as an engine
-        for at most ``num_requests`` makes them."""
+        """The decode steps that an engine for ``num_requests`` makes, for requests of at most
+        ``context`` tokens and ``num_drafts`` drafts."""
         longest = (context or self.context) + self.config.dspark_block_size + 1
         table = SlotTable(self.num_slots, longest, BLOCK_SIZE, str(self.device))
         window, device = self.config.sliding_window, str(self.device)
@@ -157,7 +157,7 @@ class RankModel:
         )
 
     def _states(self, sizes: Sequence[int]) -> list[RequestState]:
-        """Requests with blocks for so many tokens each, in slots 0, 1, ..."""
+        """Requests with blocks for ``sizes`` tokens, in slots 0, 1, ..."""
         counts = [-(-size // BLOCK_SIZE) for size in sizes]
         ends = list(accumulate(counts))
         if len(sizes) > self.num_slots or ends[-1] > self.cache.num_blocks:
@@ -180,19 +180,19 @@ def num_that_fit(
     experts_as_fp8: bool = False,
     tables_on_host: bool = False,
 ) -> int | None:
-    """Requests of ``context`` tokens that fit the free memory beside the weights of 1 of ``ranks``,
-    with or without its Engram tables; None where nobody knows."""
+    """Requests of ``context`` tokens that fit in free memory besides the weights of 1 of ``ranks``,
+    with or without its Engram tables; None if unknown."""
     if torch.device(device).type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
-    # A tenth for activations, graphs and what loading needs beside.
+    # A tenth is left for activations, graphs and temporary memory of loading.
     room = 0.9 * free + (weight_bytes(model).tables / ranks if tables_on_host else 0)
     return requests_that_fit(model, context, ranks, room, experts_as_fp8=experts_as_fp8)
 
 
 def _fill(cache: KVCache, config: ModelConfig, seed: int) -> None:
-    """Rows of normal numbers, packed as those of an engine: what kernels compute with decides how
-    much power they take, and so their clock."""
+    """Fill the cache with packed rows of normally distributed numbers: operands determine power,
+    and thereby the clock."""
     generator = torch.Generator(cache.window.device).manual_seed(seed)
     rings = [cache.window, cache.draft]
     for pools, width, pack in (

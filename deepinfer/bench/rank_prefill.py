@@ -1,4 +1,4 @@
-"""Times whole prompts through one rank's share, in chunks as the engine computes them."""
+"""Times the prefill of whole prompts on one rank's share, in chunks as in the engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def measure_prefill(
     rank: RankModel,
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """Rows for each routing and number of prompt tokens: the plan's replay, and the other modes.
-    ``tick`` hears each row's name first."""
+    """Rows for each routing and number of prompt tokens: bounded replay, and the other modes.
+    ``tick`` is called with each row's name."""
     for routing in plan.routing:
         rank.share.routing = routing
         for number in plan.tokens:
@@ -68,8 +68,8 @@ def _row(
 
 
 def batches(states: Sequence[RequestState]) -> Iterator[PrefillBatch]:
-    """Whole prompts in passes of at most ``CHUNK_TOKENS``; a chunk also ends where rings are saved
-    (``boundaries``), as the scheduler lets it."""
+    """Whole prompts in passes of at most ``CHUNK_TOKENS``; as in the scheduler, a chunk also ends
+    where rings are saved (``boundaries``)."""
     chunks: list[PrefillChunk] = []
     room = CHUNK_TOKENS
     for state in states:

@@ -1,6 +1,6 @@
 """One rank's share of an expert-parallel deployment on one device.
 
-The other ranks are not there: what they would send is made here, as ``Traffic`` says.
+The other ranks do not exist: what they would send is synthesized here, according to ``Traffic``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from .traffic import Traffic
 class SliceShare:
     """A rank's ``Share``: all of attention, and its part of the routed experts.
 
-    ``num_redundant`` experts more are held than the ranks need together; even and skewed routing
-    leave them alone."""
+    ``num_redundant``: redundant experts on this rank; even and skewed routing do not use them."""
 
     tensor_rank = 0
     tensor_size = 1
@@ -61,7 +60,7 @@ class SliceShare:
         return ReceivedTokens(local, self, plan)
 
     def traffic(self, plan: LayerPlan) -> Traffic:
-        """What comes here in a layer with the present routing."""
+        """What this rank receives in a layer with the current routing."""
         num_held = padded_experts(plan.n_routed_experts, self.ranks)
         return Traffic(
             routing=self.routing,
@@ -75,11 +74,11 @@ class SliceShare:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Table:
-    """What the other ranks send when this one has T tokens: N tokens, with choices [N, K] i64, of
-    which ``num_pairs`` are here, and factors [N, K] f32.
+    """What all ranks send here when each has T tokens: N tokens with expert choices [N, K] i64, of
+    which ``num_pairs`` are local, and weights [N, K] f32.
 
-    back [T copies] i32: the results that a token of this rank gets back.  ``arrivals``: where the
-    tokens lie on a GPU, with -1 for the choices of those that there are not.
+    back [T copies] i32: the result rows that a token of this rank gets back.  ``arrivals``: the
+    buffer with the tokens on a GPU, with choices of -1 for unused places.
     """
 
     choices: Tensor
@@ -91,12 +90,12 @@ class _Table:
 
 
 class ReceivedTokens:
-    """Local experts at work on the tokens that all ranks would send, with results for as many
-    tokens as come back.
+    """Local experts applied to the tokens that all ranks would send, with as many results as would
+    return.
 
-    On a GPU it is as between the GPUs of a host: tokens lie there from the beginning, and a result
-    of each choice comes back.  On a CPU they are copies of this rank's own, and results of a rank
-    are added up before they are sent.
+    On a GPU it works like the exchange between GPUs of one host: the tokens are in place from the
+    start, and a result per expert choice returns.  On a CPU the tokens are copies of this rank's
+    own, and each rank's results are summed before they return.
     """
 
     def __init__(self, local: LocalExperts, share: SliceShare, plan: LayerPlan) -> None:
@@ -124,7 +123,7 @@ class ReceivedTokens:
         return only(compute)
 
     def assist(self) -> None:
-        """There is nobody to help."""
+        """Nothing to do: there are no other ranks."""
 
     def _table(self, num_tokens: int, device: torch.device) -> _Table:
         key = self._share.routing, num_tokens
@@ -138,8 +137,8 @@ class ReceivedTokens:
         (count, per_token), device = choices.shape, choices.device
         width = self.local.down.num_rows
         arrivals = self._share.arrived.tokens(count, num_tokens, width, per_token, device)
-        # Choices that are here come last in a token.  Turned by another number for each rank that
-        # sends, they write all results of this rank's tokens.
+        # A token's local choices come last.  Rotated by a different number for each sending rank,
+        # they write all result rows of this rank's tokens.
         source = torch.arange(count, device=device)[:, None] // num_tokens
         turned = torch.arange(per_token, device=device) - source - 1
         choices = choices.gather(1, turned % per_token)

@@ -1,4 +1,4 @@
-"""All rows of a plan, measured on one rank's share, or on those of the ranks that are here."""
+"""Measures all rows of a plan on one rank's share, or on those of all present ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASURES = {"decode": measure_decode, "prefill": measure_prefill}
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is measured with one number of ranks and one form of experts, by phase.
+    """What to measure with one number of ranks and one format of experts, by phase.
 
     ``tables_on_host``: Engram rows are read from pinned host memory, see ``RankModel.make``."""
 
@@ -41,17 +41,17 @@ class Deployment:
 
     @property
     def plan(self) -> BenchPlan:
-        """One of the plans: they differ in which rows there are."""
+        """One of the plans; they differ only in their rows."""
         return self.parts[0][1]
 
     @property
     def num_slots(self) -> int:
-        """Most requests or prompts at once."""
+        """Maximum number of requests or prompts at once."""
         return max(_num_slots(phase, part) for phase, part in self.parts)
 
     @property
     def most_tokens(self) -> int:
-        """Of any pass of a rank."""
+        """Maximum tokens of a pass of one rank."""
         return max(self._most_tokens(phase, part) for phase, part in self.parts)
 
     def _most_tokens(self, phase: str, part: BenchPlan) -> int:
@@ -62,7 +62,7 @@ class Deployment:
         return max(padded_size(requests * (1 + drafts)), padded_size(requests) * block)
 
     def make_rank(self, device: str, real_share: Share | None = None) -> RankModel:
-        """``real_share`` is that of a rank whose others are there."""
+        """``real_share``: the share of a rank that has present peers."""
         plan = self.plan
         return RankModel.make(
             self.model,
@@ -79,7 +79,7 @@ class Deployment:
         )
 
     def measure(self, rank: RankModel, tick: Callable[[str], None]) -> Iterator[Measurement]:
-        """The rows that this rank gives."""
+        """The rows measured on this rank."""
         for phase, part in self.parts:
             tick(f"{phase} of {rank.present} of {self.ranks} ranks")
             rows = _MEASURES[phase](part, self.model, rank, tick)
@@ -96,10 +96,9 @@ def measure_rank(
     devices: Sequence[str],
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
-    """All rows of the plan, one size of the deployment after the other, on as many of ``devices``
-    as it has ranks.
+    """All rows of the plan, deployment by deployment, on as many of ``devices`` as it has ranks.
 
-    Raises: ConfigError if a phase has a size that does not fit a device's free memory.
+    Raises: ConfigError if a phase has a size that does not fit in a device's free memory.
     """
     for deployment in deployments(plan, flash, devices[0]):
         deployment = _that_fits(deployment, devices[0])
@@ -113,11 +112,11 @@ def measure_rank(
         rank = deployment.make_rank(devices[0])
         yield from deployment.measure(rank, tick)
         del rank
-        free_unused(devices[0])  # the next one is refused where the free memory is too small
+        free_unused(devices[0])  # so that the next one has its memory
 
 
 def deployments(plan: BenchPlan, model: ModelConfig, device: str) -> Iterator[Deployment]:
-    """Each number of ranks, and for each the forms of experts that its rows have."""
+    """Each number of ranks, with the formats of experts that its rows need."""
     sizes = {"decode": plan.decode_ranks, "prefill": plan.prefill_ranks}
     wanted = [phase for phase in sizes if phase in plan.phases]
     for ranks in dict.fromkeys(size for phase in wanted for size in sizes[phase]):
@@ -139,7 +138,7 @@ def deployments(plan: BenchPlan, model: ModelConfig, device: str) -> Iterator[De
 def _with_form_that_fits(
     plan: BenchPlan, flash: ModelConfig, ranks: int, phase: str, device: str
 ) -> BenchPlan:
-    """``plan``, but ``auto`` is FP4 for a phase where FP8 is no faster or has no room."""
+    """``plan``, with ``auto`` resolved to FP4 for a phase where FP8 is not faster or too big."""
     parts = _rows_of_form(plan, flash, ranks, phase, as_fp8=True)
     if plan.expert_weights != "auto" or not parts:
         return plan
@@ -152,7 +151,7 @@ def _with_form_that_fits(
 def _rows_of_form(
     plan: BenchPlan, flash: ModelConfig, ranks: int, phase: str, as_fp8: bool
 ) -> list[BenchPlan]:
-    """Plans of those rows of a phase that have this form of experts."""
+    """Plans with the rows of a phase that use this format of experts."""
     if phase == "prefill":
         tokens = [n for n in plan.tokens if plan.prefills_as_fp8(flash, ranks, n) == as_fp8]
         return [replace(plan, tokens=tuple(tokens))] if tokens else []
@@ -172,16 +171,16 @@ def _rows_of_form(
 
 
 def _num_slots(phase: str, plan: BenchPlan) -> int:
-    """Most requests at once."""
+    """Maximum number of requests at once."""
     if phase == "decode":
         return max(plan.requests)
     return max(len(plan.prompts(number)) for number in plan.tokens)
 
 
 def _that_fits(deployment: Deployment, device: str) -> Deployment:
-    """The deployment, with Engram tables on the host where only that makes room on the device.
+    """The deployment, with Engram tables on the host if it does not fit otherwise.
 
-    Raises: ConfigError if nothing does.
+    Raises: ConfigError if it does not fit at all.
     """
     plan, model, ranks = deployment.plan, deployment.model, deployment.ranks
     as_fp8, num_slots = deployment.experts_as_fp8, deployment.num_slots

@@ -1,7 +1,7 @@
 """Random weights of one rank, in the checkpoint's formats, and Engram tables of its size.
 
-They are normal numbers: kernels do the same work on them as on trained ones, and multiplying them
-takes about as much power.
+Weights are normally distributed: kernels do the same work as on trained weights, at about the same
+power.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from deepinfer.engine.model.config import ModelConfig
 from deepinfer.engine.model.engram_buckets import bucket_primes
 from deepinfer.engine.model.tensors import TensorSpec, expected_tensors, is_engram_table
 
-# A table on the host: large enough that its rows lie in no cache, and soon pinned.
+# Size of a table on the host: too large to be cached, but quick to pin.
 HOST_TABLE_BYTES = 4 * 2**30
 
 
 def rank_config(model: ModelConfig, ranks: int, most_table_bytes: int | None = None) -> ModelConfig:
-    """The model with Engram tables of as many rows as one rank holds, and of at most about
-    ``most_table_bytes``: hashes are then taken modulo smaller primes."""
+    """The model with Engram tables of the size of one rank's part, and of at most about
+    ``most_table_bytes``: hashes are taken modulo smaller primes."""
     if not model.engram_layer_ids:
         return model
     vocab_size = model.engram_vocab_size // ranks
@@ -43,8 +43,8 @@ def rank_config(model: ModelConfig, ranks: int, most_table_bytes: int | None = N
 
 
 class RandomTensors(Mapping[str, Tensor]):
-    """A checkpoint whose tensors are made when they are asked for, on ``device``; Engram tables are
-    then moved to pinned host memory if ``tables_on_host``."""
+    """A checkpoint whose tensors are made on ``device`` at first use; with ``tables_on_host``
+    Engram tables are moved to pinned host memory."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RandomTensors(Mapping[str, Tensor]):
         self._device = torch.device(device)
         self._tables_on_host = tables_on_host
         self._specs = expected_tensors(config)
-        # Codes come with their scale, which is asked for next.
+        # Codes and scale are made together; the scale is asked for next.
         self._newest: tuple[str, tuple[Tensor, ...]] = "", ()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -88,7 +88,8 @@ class RandomTensors(Mapping[str, Tensor]):
         return random_linear(weight, self._specs[weight], self._seed, self._device)
 
     def _table(self, spec: TensorSpec) -> Tensor:
-        """Even codes: no product reads them, and normal numbers take four times the memory."""
+        """Uniform codes: no GEMM reads them, and making normal numbers takes four times the
+        memory."""
         if spec.is_scale:
             return torch.full(spec.shape, 127, dtype=torch.uint8, device=self._device).view(
                 spec.dtype

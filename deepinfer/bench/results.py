@@ -1,4 +1,4 @@
-"""What a benchmark found.  Times in seconds, rates per second; ``None`` where nobody knows."""
+"""Results of a benchmark.  Times in seconds, rates per second; ``None`` if unknown."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from deepinfer.engine.limits.roofline import Limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRow:
-    """What one rank cannot exceed on a device of given peak rates.
+    """The limits of one rank on a device with given peak rates.
 
     size   requests per rank (decode) or prompt tokens per rank (prefill)
-    fits   weights and caches of such a rank fit the device
-    experts_as_fp8  experts' FP4 weights are read as one byte each, not as they are stored
+    fits   whether weights and caches of such a rank fit on the device
+    experts_as_fp8  experts' FP4 weights are stored and read as one byte each
     """
 
     phase: str
@@ -34,19 +34,19 @@ class LimitRow:
         return self.limit.tokens_per_s / self.size if self.phase == "decode" else None
 
     def fitting(self, memory_bytes: float) -> int:
-        """The largest ``size`` that fits, with caches in proportion."""
+        """The largest ``size`` that fits, with caches proportional to it."""
         room = memory_bytes - self.weight_bytes
         return max(0, int(self.size * room / self.cache_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measured row.  ``step_s`` are the raw times of a rank, the slowest of those ``present``;
-    the exchange between these is in it.  ``link_s`` is modelled: the exchange with the others.
-    ``num_drafts`` is the mean of those verified, ``accepted_length`` of the tokens of a request and
-    step; ``energy_j`` are a device's joules of a step; ``experts_as_fp8``: the form of the experts'
-    FP4 weights, of ``limit`` too.  ``host_table_bytes``: Engram rows came from so much pinned host
-    memory instead of the rank's tables, which do not fit the device."""
+    """One measured row.  ``step_s``: raw times of a rank, the slowest of the ``present`` ones, with
+    the exchange between them.  ``link_s``: the modelled exchange with absent ranks.
+    ``num_drafts``: mean number of verified drafts; ``accepted_length``: mean tokens per request and
+    step; ``energy_j``: joules per step and device; ``experts_as_fp8``: the format of the experts'
+    FP4 weights, also in ``limit``.  ``host_table_bytes``: size of the pinned host memory that
+    replaced the rank's Engram tables, which do not fit on the device."""
 
     phase: str
     name: str
@@ -71,7 +71,7 @@ class Measurement:
 
     @property
     def overlap_s(self) -> float:
-        """A step whose exchange hides behind computation, or the other way round."""
+        """A step in which exchange and computation overlap completely."""
         return max(self.local_s, self.link_s)
 
     @property
@@ -96,7 +96,7 @@ class Measurement:
 
     @property
     def share_of_local_limit(self) -> float | None:
-        """Of what computation and memory allow without any exchange."""
+        """Share of what compute and memory allow, without the exchange."""
         return None if self.limit is None else self.limit.local_s / self.local_s
 
     @property
@@ -110,7 +110,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """What the same machine does in the same run with a plain library call."""
+    """A copy or a library GEMM on the same machine in the same run."""
 
     name: str
     value: float
@@ -119,8 +119,8 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """A kernel at one shape.  ``flop`` are products at the ``rate`` of a ceiling, ``num_bytes``
-    what it must read and write."""
+    """A kernel at one shape.  ``flop``: GEMM work at the ``rate`` of a ceiling; ``num_bytes``: the
+    minimum to read and write."""
 
     family: str
     name: str
@@ -134,6 +134,6 @@ class KernelRow:
         return median(self.seconds)
 
     def limit_s(self, ceilings: Sequence[Ceiling]) -> float:
-        """The least time by the ceilings of its ``rate`` and of a copy, whichever is longer."""
+        """The minimum time by the ceiling of its ``rate`` or of a copy, whichever is longer."""
         rates = {ceiling.name.partition(" ")[0]: ceiling.value for ceiling in ceilings}
         return max(self.flop / rates[self.rate], self.num_bytes / rates["copy,"])

@@ -1,4 +1,4 @@
-"""A measured row beside its limit."""
+"""Combines a measured row with its limit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def measured_row(
     parts: Mapping[str, float],
     present: int = 1,
 ) -> Measurement:
-    """The link is modelled: bytes, and a latency for each exchange there and back.  Between
-    ``present`` ranks the exchange is in the step."""
+    """The link to absent ranks is modelled by bytes, and two latencies per exchange.  The exchange
+    between ``present`` ranks is part of the measured step."""
     link, link_s = plan.exchange(row.ranks), 0.0
     if row.ranks > present:
         absent = link.num_receivers(row.ranks) - max(1, present // link.ranks_per_node)

@@ -1,4 +1,4 @@
-"""Times of steps on a device, and the energy it used meanwhile."""
+"""Times steps on a device, and measures their energy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from deepinfer.engine.execution.staging import wait_for
 from deepinfer.nvml import GpuEnergy
 
 _WARM_STEPS = 3
-# The driver's counter moves some ten times a second.
+# The driver's energy counter is updated about ten times per second.
 _LEAST_ENERGY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """Wall times, and joules of one step where the GPU counts them and they took long enough."""
+    """Wall times, and joules per step if the GPU counts them and the steps took long enough."""
 
     step_s: tuple[float, ...]
     energy_j: float | None
@@ -50,10 +50,10 @@ def repeat_s(
     *,
     in_a_row: bool = False,
 ) -> tuple[float, ...]:
-    """Wall times of ``count`` calls, each from an idle device to an idle one; ``in_a_row`` from the
-    end of one to the end of the next, whatever they leave to the device.
+    """Wall times of ``count`` calls, each from idle device to idle device; with ``in_a_row``, from
+    the end of one call to the end of the next, without synchronization.
 
-    The first call of a step on a GPU compiles, the second captures its graph: three warm it up.
+    On a GPU the first call compiles and the second captures a graph, so three calls warm up.
     """
     times = []
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Ranks of a deployment on devices that are here: a process for each, the exchange between them
-real, that with absent ranks modelled."""
+"""Measures the ranks of a deployment on the present devices, one process each.  The exchange
+between them is real, that with absent ranks is modelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .results import Measurement
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which rank a process is, and where all meet."""
+    """A process's rank, and the rendezvous of all."""
 
     deployment: Deployment
     devices: tuple[str, ...]
@@ -34,11 +34,11 @@ class _Place:
 def measure_together(
     deployment: Deployment, devices: Sequence[str], tick: Callable[[str], None]
 ) -> Iterator[Measurement]:
-    """The rows of one rank on each of the devices, as ``combined``.
+    """The rows measured by one rank per device, merged by ``combined``.
 
     Raises: EngineError, or the rank's own error, if one fails; all are stopped then.
     """
-    torch.cuda.empty_cache()  # what this process has measured on the first GPU is in the way
+    torch.cuda.empty_cache()  # memory of earlier measurements on the first GPU
     store = host_store()
     places = [_Place(deployment, tuple(devices), rank, store.port) for rank in range(len(devices))]
     rows: list[list[Measurement]] = [[] for _ in places]
@@ -58,8 +58,7 @@ def measure_together(
 
 
 def combined(rows: Sequence[Measurement]) -> Measurement:
-    """One row for the same row of all ranks: each step as long as on the slowest, tokens and
-    drafts as on average."""
+    """Merge the same row of all ranks: step times of the slowest, mean tokens and drafts."""
     first = rows[0]
     joules = [row.energy_j for row in rows if row.energy_j is not None]
     lengths = [row.accepted_length for row in rows if row.accepted_length is not None]
@@ -74,7 +73,7 @@ def combined(rows: Sequence[Measurement]) -> Measurement:
 
 
 def _run_rank(mailbox: Mailbox, place: _Place) -> None:
-    """What a process measures; None is its last message."""
+    """Run one rank's process, which sends its rows, and None at the end."""
     deployment, present = place.deployment, len(place.devices)
     device = torch.device(place.devices[place.rank])
     if device.type == "cuda":
@@ -91,6 +90,6 @@ def _run_rank(mailbox: Mailbox, place: _Place) -> None:
     rank = dataclasses.replace(rank, present=present, runner=together)
     for row in deployment.measure(rank, mailbox.send):
         mailbox.send(row)
-        together.finish()  # rows may differ in how many passes they take on each rank
+        together.finish()  # ranks may need different numbers of passes for a row
     mailbox.send(None)
     mailbox.wait()

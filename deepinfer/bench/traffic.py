@@ -1,6 +1,6 @@
-"""The tokens that N equally loaded ranks send one of them: how many, and to which of its experts.
+"""The tokens that one of N equally loaded ranks receives: how many, and for which of its experts.
 
-E experts in all, K choices of each token, H experts held here.
+E experts in all, K selected experts per token, H experts on this rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from deepinfer.engine.parallel.expert_balance import plain_placement, rebalance
 
-# Popularity of experts is exp(SPREAD * normal): the most popular of 384 has about 4.5 times the
-# mean.  An assumption; measured loads of real prompts are what EPLB works with.
+# The popularity of experts is exp(SPREAD * normal): the most popular of 384 has about 4.5 times the
+# mean.  This is an assumption; EPLB in the engine uses measured loads.
 SPREAD = 0.5
 
 
@@ -33,7 +33,7 @@ class Traffic:
 
     @cached_property
     def held_shares(self) -> NDArray[np.float64]:
-        """[H] part of all choices that goes to each expert here."""
+        """[H] fraction of all choices for each expert on this rank."""
         even = np.full(self.num_held, 1 / self.ranks / self.num_held)
         if self.routing == "even" or self.ranks == 1:
             return even
@@ -52,22 +52,22 @@ class Traffic:
         return np.pad(each, (0, self.num_held - len(each)))
 
     def num_received(self, num_tokens: int) -> int:
-        """Tokens of all ranks with at least one expert here."""
+        """Tokens of all ranks with at least one expert on this rank."""
         share = float(self.held_shares.sum())
         missed = 1.0
         for choice in range(self.num_choices):
-            # Choices are without repetition: those made leave fewer experts elsewhere.
+            # Without replacement: each choice leaves fewer experts on other ranks.
             missed *= max(0.0, 1 - share * self.num_experts / (self.num_experts - choice))
         return max(1, round(num_tokens * self.ranks * (1 - missed)))
 
     def choices(self, num_tokens: int) -> Tensor:
-        """[received, K] i64 experts here, ascending, -1 first where there is none."""
+        """[received, K] i64 local experts, ascending, preceded by -1 for the others."""
         received = self.num_received(num_tokens)
         pairs = self.held_shares * num_tokens * self.ranks * self.num_choices
         ends = np.rint(np.cumsum(pairs)).astype(np.int64)
         counts = np.minimum(np.diff(ends, prepend=0), received)
         experts = torch.from_numpy(np.repeat(np.arange(self.num_held), counts))
-        # Dealt out in turn, so that no token gets an expert twice and all get about equally many.
+        # Round-robin, so that no token gets an expert twice and all get about equally many.
         places = torch.arange(len(experts))
         picks = torch.full((received, self.num_choices), -1)
         most = min(len(experts), received * self.num_choices)

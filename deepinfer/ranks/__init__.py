@@ -1,1 +1,1 @@
-"""An engine of several processes, on this machine or on many."""
+"""Engines that consist of several processes, on one machine or many."""

@@ -1,8 +1,8 @@
 """Replicas of the whole engine on the nodes of a Ray cluster (extra ``cluster``).
 
-A replica is an actor with a GPU of its own, or a CPU where the cluster has no GPU.  Its engine runs
-in a thread; the actor passes messages.  Replicas answer different rows and never talk to each
-other, so losing one only means that its rows are answered again elsewhere.
+A replica is an actor with its own GPU, or CPU if the cluster has no GPUs.  Its engine runs in a
+thread, while the actor passes messages.  Replicas answer different rows and never communicate, so
+the loss of one only means that its rows are answered again elsewhere.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _START_S = 300.0
 
 
 def start_replicas(address: str, num_replicas: int | None, order: RankOrder) -> RankedEngine:
-    """An engine over replicas in the cluster at ``address``; ``auto`` is the one that this machine
-    belongs to.  Without a number there is one replica per GPU, or per node without GPUs.
+    """An engine with replicas on the cluster at ``address``; ``auto`` is the cluster of this
+    machine.  By default there is one replica per GPU, or per node without GPUs.
 
     Raises: ConfigError if Ray is not installed or there is no such cluster, EngineError if it has
-    no room.
+    too few resources.
     """
     try:
         import ray
@@ -54,8 +54,8 @@ def start_replicas(address: str, num_replicas: int | None, order: RankOrder) -> 
 
 
 class ClusterRanks:
-    """Replicas by number.  One call per replica is on its way at any time: it brings what there is
-    to say and returns with what the replica has said."""
+    """Replicas by number.  There is always one pending call per replica, which delivers messages
+    and returns with the replica's messages."""
 
     def __init__(
         self, ray: Any, num_replicas: int, resources: Mapping[str, float], order: RankOrder
@@ -86,7 +86,7 @@ class ClusterRanks:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of this process alone: replicas are in others, on other machines perhaps."""
+        """Only this process: replicas run in others, possibly on other machines."""
         return [os.getpid()]
 
     def send(self, rank: int, message: Any) -> None:
@@ -121,7 +121,7 @@ class ClusterRanks:
             return [(rank, Lost(rank, f"replica {rank} is gone ({reason})"))]
         for message in found:
             if isinstance(message, Failed):
-                # Its own error, not the loss of a machine: others would meet it too.
+                # An error of the replica itself, not a lost machine: others would get it, too.
                 raise type(message.error)(f"replica {rank}: {message.error}") from message.error
         return [(rank, message) for message in found]
 
@@ -151,7 +151,7 @@ class Replica:
         threading.Thread(target=self._serve, args=(order,), daemon=True).start()
 
     def exchange(self, messages: list[Any]) -> list[Any]:
-        """Take messages for the engine; what it has said, waiting a little for something."""
+        """Deliver messages to the engine; returns its own, waiting briefly for some."""
         for message in messages:
             self._mailbox.incoming.put(message)
         outgoing, found = self._mailbox.outgoing, []

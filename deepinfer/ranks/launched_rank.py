@@ -1,4 +1,4 @@
-"""A process that torchrun or SLURM started as another rank than the first: it only computes."""
+"""A rank other than 0 that torchrun or SLURM started: it only computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .worker import rank_main
 
 
 def serve(place: Place) -> None:
-    """Until rank 0 ends; an error goes there."""
+    """Serve until rank 0 ends; errors are sent to it."""
     store = meeting_place(place)
     connection = reach_driver(place, store)
     if connection is not None:

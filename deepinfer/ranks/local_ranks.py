@@ -1,4 +1,4 @@
-"""Starts the ranks of an engine: processes of this machine, or those a launcher has started."""
+"""The ranks of an engine: processes started on this machine, or by a launcher."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from .worker import rank_main
 
 
 class LocalRanks(RankProcesses):
-    """The processes and the store in which they meet; ``order`` is that of rank 0, without a
-    port."""
+    """The processes and their rendezvous store; ``order``: that of rank 0, without a port."""
 
     def __init__(self, order: RankOrder) -> None:
         sizes = order.sizes
@@ -62,13 +61,13 @@ class LocalRanks(RankProcesses):
 
 
 def start_ranks(order: RankOrder) -> RankedEngine:
-    """An engine over the ranks of ``order.sizes``."""
+    """An engine with the ranks of ``order.sizes``."""
     sizes = order.sizes
     return RankedEngine(LocalRanks(order), sizes.row_ranks, sizes.prefill, order.device)
 
 
 def _links(sizes: ParallelSizes) -> list[dict[int, Connection]]:
-    """By rank, its ends of the connections to each rank of the other role."""
+    """For each rank, its ends of the connections to the ranks of the other role."""
     links: list[dict[int, Connection]] = [{} for _ in range(sizes.world_size)]
     if sizes.has_roles:
         for decode, prefill in product(sizes.row_ranks, sizes.prefill):

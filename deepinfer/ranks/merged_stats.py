@@ -1,4 +1,4 @@
-"""Counters of several engines as one."""
+"""Merges the counters of several engines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from deepinfer.engine.types import EngineStats
 
-# Engines run at the same time, and ranks that share experts place them together.
+# Not added: engines run concurrently, and expert-parallel ranks rebalance together.
 _LARGEST = {"prefill_s", "decode_s", "schedule_s", "capture_s", "num_expert_moves"}
 _WORST = {"expert_imbalance_before", "expert_imbalance_after"}
 
 
 def merge_stats(parts: Iterable[EngineStats]) -> EngineStats:
-    """Counts are added, times are the longest, means over stretches are means of means."""
+    """Add counts, take the maximum of times, and average means over stretches."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]

@@ -1,4 +1,4 @@
-"""What the driver and the ranks of an engine say to each other."""
+"""Messages between the driver and the ranks of an engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from deepinfer.recipes.types import Thinking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """All that a rank needs to start.  ``settings`` are fields of ``EngineConfig``; ``links`` lead
-    to the ranks of the other role, if there are roles."""
+    """Everything that a rank needs to start.  ``settings``: fields of ``EngineConfig``; ``links``:
+    connections to the ranks of the other role, with disaggregated prefill."""
 
     rank: int
     sizes: ParallelSizes
@@ -38,8 +38,8 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank that takes rows or only prefills has loaded its part.  ``facts`` must be the same on
-    all ranks."""
+    """A rank that takes rows, or only prefills, is loaded.  ``facts`` must be the same on all
+    ranks."""
 
     folder: Path
     model_config: ModelConfig
@@ -50,7 +50,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Rows follow, to be answered like this."""
+    """The start of a run, with what applies to all its rows."""
 
     raw: bool
     thinking: Thinking | None
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """No more rows.  ``is_abort``: forget those that are running, too."""
+    """No more rows.  ``is_abort``: also drop those that are running."""
 
     is_abort: bool = False
 
@@ -79,6 +79,6 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All rows of this rank are answered or forgotten, and so are those of all others."""
+    """All rows, of this rank and of all others, are answered or dropped."""
 
     stats: EngineStats

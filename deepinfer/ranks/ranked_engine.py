@@ -1,7 +1,7 @@
-"""``RankedEngine``: the driver of ranks that take rows, wherever they run.
+"""``RankedEngine``: drives the ranks that take rows, wherever they run.
 
-Rows go to the rank that has the fewest; every rank renders, computes and parses its own.  The rows
-of a rank that is lost go to the others.
+Each row goes to the rank with the fewest; every rank renders, computes and parses its own
+rows.  The rows of a lost rank go to the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .messages import Begin, End, Finished, Ready, Row
 
 
 class Ranks(Protocol):
-    """``RankProcesses``, or the like in a cluster."""
+    """``RankProcesses``, or the equivalent in a cluster."""
 
     @property
     def process_ids(self) -> list[int]: ...
@@ -40,10 +40,10 @@ class Ranks(Protocol):
 
 
 class RankedEngine:
-    """Waits until ranks have loaded.  One ``run`` at a time.
+    """Waits until all ranks are loaded.  One ``run`` at a time.
 
-    ``row_ranks`` take rows, ``other_ranks`` only say that they are ready.
-    Raises: what a rank raised, with its name; ConfigError if ranks have different versions.
+    ``row_ranks`` take rows; ``other_ranks`` only report that they are ready.
+    Raises: the error of a rank, with its name; ConfigError if ranks have different versions.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class RankedEngine:
             self._is_running = False
 
     def stats(self) -> EngineStats:
-        """The sum over all ranks, as far as they have told."""
+        """Merged counters of all ranks, as last reported."""
         return merge_stats(list(self._stats.values())) if self._stats else EngineStats()
 
     def close(self) -> None:
-        """Stop the ranks.  May be called twice."""
+        """Stop the ranks.  Idempotent."""
         self._is_closed = True
         self._ranks.close()
 
     def _answer(self, rows: Iterator[tuple[int, Any, SamplingParams]]) -> Iterator[RequestOutput]:
-        """Every row's output once, in the order in which they come."""
+        """Each row's output exactly once, in order of completion."""
         source: Iterator[tuple[int, Any, SamplingParams]] | None = rows
         again: deque[Row] = deque()
         in_flight: dict[int, list[Row]] = {rank: [] for rank in self._row_ranks}
@@ -147,7 +147,7 @@ class RankedEngine:
                     self._check_open()
 
     def _end(self, message: End) -> None:
-        """Have all ranks end this run, so that another one can begin."""
+        """End the run on all ranks, so that another one can begin."""
         self._send_all(message)
         finished: set[int] = set()
         while not finished.issuperset(self._row_ranks):
@@ -160,7 +160,7 @@ class RankedEngine:
                     finished.add(rank)
 
     def _lose(self, lost: Lost) -> None:
-        """Go on without a rank.  Raises: EngineError if no other takes rows."""
+        """Continue without a rank.  Raises: EngineError if no other takes rows."""
         self.notes[f"rank {lost.rank}"] = f"{lost.reason}; others took its work"
         if lost.rank in self._row_ranks:
             self._row_ranks.remove(lost.rank)

@@ -1,4 +1,4 @@
-"""The rows of one rank: from its mailbox through its engine, and answers back."""
+"""``RankRows``: takes rows from a rank's mailbox through its engine, and sends answers back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATS_EVERY_S = 0.5
 
 
 class RowMailbox(Protocol):
-    """What rows need of a ``Mailbox``."""
+    """The part of ``Mailbox`` that ``RankRows`` uses."""
 
     def send(self, message: Any) -> None: ...
     def take(self) -> Any: ...
@@ -28,7 +28,7 @@ class RowMailbox(Protocol):
 
 
 class Others(Protocol):
-    """What rows need of a ``Rank``."""
+    """The part of ``Rank`` that ``RankRows`` uses."""
 
     @property
     def balances(self) -> list[Balance]: ...
@@ -50,7 +50,7 @@ class Alone:
 
 
 class RankRows:
-    """Feeds the rows of a mailbox to an engine, and helps other ranks when there are none."""
+    """Feeds rows from a mailbox to an engine; without rows it takes part in others' passes."""
 
     def __init__(self, mailbox: RowMailbox, loaded: LoadedModel, rank: Others, seed: int) -> None:
         self._mailbox = mailbox
@@ -70,11 +70,11 @@ class RankRows:
         )
 
     def serve(self) -> None:
-        """One run after another; the process is stopped from outside."""
+        """Serve one run after another, until the process is stopped."""
         while True:
             begin = self._mailbox.wait()
             if isinstance(begin, End):
-                continue  # of a run that was finished here when the driver gave it up
+                continue  # about a run that was finished here already
             assert isinstance(begin, Begin), begin
             self._has_ended = self._is_aborted = False
             self._run(begin)
@@ -82,7 +82,7 @@ class RankRows:
             self._mailbox.send(Finished(self._stats()))
 
     def read_messages(self) -> None:
-        """Take what has come, and tell from time to time how far we are."""
+        """Read messages, and report progress from time to time."""
         while (message := self._mailbox.take()) is not None:
             if isinstance(message, Row):
                 self._waiting.append(message)
@@ -98,7 +98,7 @@ class RankRows:
             raise _AbortedError
 
     def rest(self) -> None:
-        """Nothing to compute at the moment: help other ranks, or wait a little."""
+        """Nothing to compute: take part in another rank's pass, or wait briefly."""
         if not self._rank.rest():
             time.sleep(_REST_S)
 
@@ -113,7 +113,7 @@ class RankRows:
             self._waiting.clear()
 
     def _source(self) -> Iterator[tuple[int, object, SamplingParams] | None]:
-        """The rows that have come; None where there is none yet, after a pass for the others."""
+        """Rows received so far; None if there is none yet, after a pass for the others."""
         while True:
             self.check_aborted()
             if self._waiting:
@@ -131,7 +131,7 @@ class RankRows:
         self._mailbox.send(Answered(outputs, self._stats()))  # type: ignore[arg-type]
 
     def _stats(self) -> EngineStats:
-        """The engine's, with what became of the experts."""
+        """The engine's counters, with the balance of experts."""
         stats, balances = self._engine.stats(), self._rank.balances
         if not balances:
             return stats
@@ -144,7 +144,7 @@ class RankRows:
 
 
 class _WatchedEngine:
-    """The engine, with a look at the mailbox before every step."""
+    """The engine; before every step it checks the mailbox."""
 
     def __init__(self, engine: LLMEngine, rows: RankRows) -> None:
         self._engine = engine
@@ -168,4 +168,4 @@ class _WatchedEngine:
 
 
 class _AbortedError(Exception):
-    """The driver wants no more answers of this run."""
+    """The driver has aborted this run."""

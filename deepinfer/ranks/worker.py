@@ -1,4 +1,4 @@
-"""One rank of an engine: a process with its part of the weights and rows of its own."""
+"""The main functions of rank processes and replicas."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from deepinfer.recipes.embedded import embedded_model_path
 from .messages import RankOrder, Ready
 from .rows import Alone, RankRows, RowMailbox
 
-# Tokens per rank of passes that exchange without host waits.  The buffers hold each token for every
-# rank, so many ranks exchange sizes instead; through NCCL so do prompts, which are larger.
+# Maximum tokens per rank in passes whose exchange does not wait for the host.  Its buffers hold
+# every token for every rank, so with many ranks, and for prompts through NCCL, sizes are exchanged
+# instead.
 _MOST_RANKS_WITH_CAPACITY = 8
 _PEER_CAPACITY, _NCCL_CAPACITY = 8192, 512
 
 
 def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
-    """Load, say so, then answer the rows of one run after another."""
+    """Load the model, report ready, then serve one run after another."""
     device = order.device
     if device in ("cuda", "npu"):
         device = f"{device}:{order.rank % device_count(device)}"
@@ -42,7 +43,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     world_size = order.sizes.world_size
     join(store, order.rank, world_size, facts=_facts(order), device=device)
     if device == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))  # they share the cores
+        torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
     rank = _rank(order, device)
     if not rank.takes_rows:
         opened = open_model(order.model_path, order.settings, device=device, rank=rank)
@@ -55,7 +56,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
     if order.rank in order.sizes.prefill:
         settings["schedule_drafts"] = False
     elif links:
-        # Prefix hits are found where prompts are read.
+        # Prefix caching is done by the prefill ranks.
         settings["enable_prefix_caching"] = False
 
         def remote_prefill(local: PrefillWorker) -> RemotePrefillWorker:
@@ -80,7 +81,7 @@ def rank_main(mailbox: Mailbox, order: RankOrder) -> None:
 
 
 def _rank(order: RankOrder, device: str) -> Rank:
-    """This rank's place, with the fastest exchange that its devices have."""
+    """This rank, with the fastest exchange that its devices support."""
     settings = order.settings
     sizes = sized_by_memory(
         order.sizes,
@@ -99,7 +100,7 @@ def _rank(order: RankOrder, device: str) -> Rank:
 
 
 def replica_main(mailbox: RowMailbox, order: RankOrder) -> None:
-    """A whole engine that shares nothing with others: load, say so, answer rows."""
+    """The same for a replica, which is a whole engine without peers."""
     loaded = load_model(
         order.model_path,
         order.settings,
@@ -113,7 +114,7 @@ def replica_main(mailbox: RowMailbox, order: RankOrder) -> None:
 
 
 def _facts(order: RankOrder) -> dict[str, str]:
-    """What must be the same on all ranks for their answers to be one run's."""
+    """What must be the same on all ranks."""
     folder = resolve_model_folder(order.model_path or embedded_model_path())
     config = (folder / "config.json").read_bytes() if folder.is_dir() else b""
     return {

@@ -1,1 +1,1 @@
-"""Rows of a file on their way through the engine."""
+"""Rows through the engine: preparation, constraints, seeds, and assembly of outputs."""

@@ -1,4 +1,4 @@
-"""Completions of the engine to the output of a row: parse, cut at the stop string, count."""
+"""Assembles a row's output from the engine's completions: parsing, stop strings, usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deepinfer.recipes.types import Answer, EncodedRow
 
 @dataclass(slots=True)
 class RowInFlight:
-    """A row whose samples are being computed; a completion arrives for each seed."""
+    """A row whose samples are being generated; there will be a completion for each seed."""
 
     number: int
     encoded: EncodedRow
@@ -31,7 +31,7 @@ class RowInFlight:
 
 
 class OutputAssembler:
-    """Builds outputs for one model; ``eos_id`` ends an answer and is not part of its text."""
+    """Builds outputs for one model; ``eos_id`` is not part of an answer's text."""
 
     def __init__(self, parser: AnswerParser, eos_id: int) -> None:
         self._parser = parser
@@ -103,7 +103,7 @@ class OutputAssembler:
         )
 
     def _verdict(self, row: EncodedRow, completion: Completion, answer: Answer) -> Verdict | None:
-        """An answer that a stop string or token has cut is incomplete, whatever is left of it."""
+        """Validate the answer; one that a stop string or token has cut off is incomplete."""
         if row.constraint is None:
             return None
         if completion.stop_reason not in (None, self._eos_id):

@@ -1,4 +1,4 @@
-"""``ConstraintQueue``: rows wait here until the constraint of their answer is compiled."""
+"""``ConstraintQueue``: rows that wait until their constraint is compiled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .assemble import RowInFlight
 
 
 class ConstraintQueue:
-    """Worker threads compile while the engine runs other rows.  Nothing is loaded or started
-    before the first constraint is asked for."""
+    """Threads compile constraints while the engine runs other rows.  Nothing is loaded or started
+    before the first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -25,11 +25,11 @@ class ConstraintQueue:
         self._is_closed = False
 
     def __len__(self) -> int:
-        """Answers of the rows that wait."""
+        """Number of answers of the waiting rows."""
         return sum(len(row.seeds) for rows in self._waiting.values() for row in rows)
 
     def check(self, spec: ConstraintSpec) -> None:
-        """Compile the constraint of a whole run.  Raises: ConfigError if that cannot be done."""
+        """Compile the constraint of a whole run.  Raises: ConfigError if that fails."""
         try:
             self._open_compiler().compile(spec)
         except RowError as error:
@@ -40,9 +40,9 @@ class ConstraintQueue:
         self._waiting.setdefault(self._open_compiler().submit(spec), []).append(row)
 
     def take(self, *, patient: bool) -> list[tuple[RowInFlight, CompiledConstraint | RowError]]:
-        """The rows that need not wait any longer; ``patient`` waits for one if there is none yet.
+        """Remove and return the rows that are ready; ``patient`` waits for one if none is.
 
-        A constraint that cannot be compiled comes back as its error.
+        A constraint that cannot be compiled is returned as its error.
         """
         ready = [future for future in self._waiting if future.done()]
         if patient and not ready and self._waiting:
@@ -51,11 +51,11 @@ class ConstraintQueue:
         return [(row, _outcome(future)) for future in ready for row in self._waiting.pop(future)]
 
     def clear(self) -> None:
-        """Forget the rows that wait."""
+        """Drop the waiting rows."""
         self._waiting.clear()
 
     def close(self) -> None:
-        """Forget the rows and end the workers."""
+        """Drop the rows and stop the threads."""
         self.clear()
         self._is_closed = True
         if self._compiler is not None:

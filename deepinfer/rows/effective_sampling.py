@@ -1,4 +1,4 @@
-"""The sampling a row really gets: run defaults, its own fields, the recipe, the context."""
+"""A row's effective sampling: run defaults, its own fields, the recipe, the context."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from deepinfer.recipes.types import EncodedRow
 def effective_sampling(
     row: EncodedRow, defaults: SamplingParams, *, max_model_len: int
 ) -> tuple[SamplingParams, dict[str, str]]:
-    """Sampling for ``row`` and notes on every value that is not what was asked.
+    """Sampling for ``row``, and notes on every value that differs from what was asked for.
 
-    Raises: RowError if a value is out of range or does not go with the rest.
+    Raises: RowError if a value is out of range or contradicts others.
     """
     changes: dict[str, Any] = dict(row.sampling)
     notes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""``RowPreparer``: a row of a file to prompt ids and the sampling it really gets, or its error."""
+"""``RowPreparer``: turns a row into prompt ids and effective sampling, or raises its error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .seeds import sample_seed
 
 
 class RowPreparer:
-    """Prepares rows for one model.  A plan and a run use the same one, so that they agree.
+    """Prepares rows for one model.  Plans and runs both use it, so that they agree.
 
-    ``max_model_len`` bounds prompt plus answer, ``seed`` is that of the run.
+    ``max_model_len`` bounds prompt plus answer; ``seed`` is that of the run.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class RowPreparer:
     ) -> RowInFlight:
         """Row ``number`` of the input, ready for the engine once its constraint is compiled.
 
-        ``defaults``, ``raw``, ``thinking`` and ``constraint`` hold for rows that do not say
-        otherwise.  Raises: RowError, whatever the row holds.
+        ``defaults``, ``raw``, ``thinking`` and ``constraint`` apply unless the row overrides them.
+        Raises: RowError, and no other error, whatever the row contains.
         """
         encoded = self._encoder.encode(
             number, row, raw=raw, thinking=thinking, constraint=constraint

@@ -1,4 +1,4 @@
-"""Prompts as Python users write them, to the rows that files hold."""
+"""Converts prompts in the Python API to rows as in files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 def prompt_rows(prompts: Prompt | Sequence[Prompt]) -> list[Mapping[str, Any]]:
     """One row per prompt: a string, a list of token ids or a row, alone or in a list.
 
-    Raises: ConfigError that names the prompt that is none of these.
+    Raises: ConfigError that names a prompt which is none of these.
     """
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [_row(0, prompts)]
@@ -52,11 +52,11 @@ def numbered_rows(
     prompts: Prompt | Iterable[Prompt | tuple[int, Any]],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
 ) -> Iterator[tuple[int, Any, SamplingParams]]:
-    """What ``stream`` takes, pulled one by one: prompts as ``generate`` takes them, numbered by
-    their place, or pairs of a number and a prompt.  Each with its sampling.
+    """The input of ``stream``, pulled lazily: prompts as in ``generate``, numbered by position, or
+    (number, prompt) pairs; each with its sampling.
 
-    What a pair holds may be wrong: that is the error of its row.  Raises: ConfigError, at once or
-    at the place, for what is no prompt and for another number of sampling_params.
+    An invalid prompt in a pair is an error of its row.  Raises: ConfigError, immediately or when
+    the iterator gets there, for other invalid prompts and a wrong number of sampling_params.
     """
     is_one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
     several: Any = [prompts] if is_one else prompts
@@ -67,7 +67,7 @@ def numbered_rows(
         raise ConfigError(f"prompts: expected a string or several prompts, got {kind}") from error
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return _numbered(places, sampling_params or SamplingParams())
-    counted = several if isinstance(several, Sized) else sampling_params  # the latter fits for now
+    counted = several if isinstance(several, Sized) else sampling_params  # assume it fits
     num = len(counted) if isinstance(counted, Sized) else 0
     return _numbered(places, sampling_for_each(sampling_params, num))
 
@@ -95,7 +95,7 @@ def _other_number(num_params: int, num_prompts: int | str) -> ConfigError:
 
 
 def _numbered_row(place: int, prompt: Any) -> tuple[int, Any]:
-    """Two whole numbers are token ids."""
+    """A (number, prompt) pair, or a prompt at its position; two whole numbers are token ids."""
     if isinstance(prompt, tuple | list) and len(prompt) == 2:
         number, row = prompt
         if hasattr(number, "__index__") and not hasattr(row, "__index__"):
@@ -105,9 +105,9 @@ def _numbered_row(place: int, prompt: Any) -> tuple[int, Any]:
 
 
 def run_constraint(fields: Mapping[str, Any] | None) -> ConstraintSpec | None:
-    """The constraint of rows without one of their own, from the fields that a row would have.
+    """The constraint for rows without one of their own, from the same fields as in a row.
 
-    Raises: ConfigError if they say none or more than one, or something wrong.
+    Raises: ConfigError unless they define exactly one valid constraint.
     """
     if fields is None:
         return None

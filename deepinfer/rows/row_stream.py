@@ -1,4 +1,4 @@
-"""``RowStream``: rows in, outputs out, with a bounded number of rows inside the engine."""
+"""``RowStream``: runs rows through an engine, with a bounded number of rows in flight."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .assemble import OutputAssembler, RowInFlight, error_output
 from .constraint_queue import ConstraintQueue
 from .prepare import RowPreparer
 
-# Rows ahead of the running ones keep the scheduler's choice of prompts wide and the device busy.
+# Rows in advance of the running ones give the scheduler a choice and keep the device busy.
 ROWS_AHEAD = 2
 
 _END = object()
 
 
 class StepEngine(Protocol):
-    """What is needed of ``LLMEngine``."""
+    """The part of ``LLMEngine`` that is used here."""
 
     def add_request(self, request: Request) -> None: ...
     def step(self) -> list[Completion]: ...
@@ -68,12 +68,12 @@ class RowStream:
         thinking: Thinking | None = None,
         constraint: ConstraintSpec | None = None,
     ) -> Iterator[RequestOutput]:
-        """Answer ``(number, row, default sampling)`` triples, in the order in which they finish.
+        """Answer ``(number, row, default sampling)`` triples, in order of completion.
 
-        A row is pulled only while fewer than ``max_in_flight`` samples are in the engine or wait
+        Rows are pulled only while fewer than ``max_in_flight`` samples are in the engine or waiting
         for their constraint.  Closing the iterator aborts them.  A None among the rows means that
         there is none at the moment.
-        Raises: EngineError if another run is going on, ConfigError for a bad ``constraint``.
+        Raises: EngineError if another run is active, ConfigError for an invalid ``constraint``.
         """
         if self._is_running:
             raise EngineError(
@@ -109,7 +109,7 @@ class RowStream:
             self._is_running = False
 
     def close(self) -> None:
-        """Abort what runs; an open run raises EngineError when it is read on."""
+        """Abort everything; an open run then raises EngineError."""
         self._is_closed = True
         self._abort_all()
         self._constraints.close()
@@ -137,7 +137,7 @@ class RowStream:
         thinking: Thinking | None,
         constraint: ConstraintSpec | None,
     ) -> RequestOutput | None:
-        """Put a row into the engine or have its constraint compiled, or return its error."""
+        """Submit a row to the engine or to the constraint queue, or return its error."""
         try:
             in_flight = self._preparer.prepare(
                 number, row, defaults, raw=raw, thinking=thinking, constraint=constraint
@@ -152,9 +152,9 @@ class RowStream:
         return None
 
     def _start_compiled(self) -> Iterator[RequestOutput]:
-        """Put rows whose constraint is ready into the engine; the errors of the others.
+        """Submit rows whose constraint is ready; yields the errors of those that failed.
 
-        The wait is for one of them only if the engine has nothing to do meanwhile.
+        Waits for a constraint only if the engine has nothing else to do.
         """
         for row, compiled in self._constraints.take(patient=not self._in_flight):
             if isinstance(compiled, RowError):

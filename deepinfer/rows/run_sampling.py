@@ -1,4 +1,4 @@
-"""Sampling of a whole run that no row of it could be answered with."""
+"""Checks a run's default sampling, so that it does not fail row by row."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from deepinfer.errors import ConfigError
 def check_run_sampling(
     sampling: SamplingParams, *, vocab_size: int, max_model_len: int, is_constrained: bool
 ) -> None:
-    """Check what every row without fields of its own would fail with.
+    """Raise the errors that every row without fields of its own would get.
 
-    ``is_constrained``: the run has a constraint, which holds for those rows too.
-    Raises: ConfigError that names the parameter, its value and what it may be.
+    ``is_constrained``: whether the run has a constraint, which applies to those rows, too.
+    Raises: ConfigError that names the parameter, its value and what was expected.
     """
     for name in ("logit_bias", "stop_token_ids"):
         for token_id in getattr(sampling, name):

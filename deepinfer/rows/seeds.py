@@ -1,6 +1,6 @@
-"""Which seed a sample uses: the row's own, or one derived from run seed, row number, sample index.
+"""The seed of a sample: the row's own, or derived from run seed, row number and sample index.
 
-Derived seeds depend on nothing else, so a row keeps its answer under sharding and resuming.
+Derived seeds depend on nothing else, so sharding and resuming do not change a row's answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def sample_seed(own: int | None, *, run_seed: int, row: int, sample: int) -> int
 
     A row's own seed is used as it is for sample 0; every other seed is the little-endian number in
     the 8-byte BLAKE2b digest of three little-endian 64-bit words: (run seed, row number, sample
-    index) with personalisation ``deepinfer-run``, or (own seed, 0, sample index) with
+    index) with personalization ``deepinfer-run``, or (own seed, 0, sample index) with
     ``deepinfer-own``.
     """
     if own is None:

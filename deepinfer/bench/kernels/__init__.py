@@ -1,1 +1,1 @@
-"""The kernels of each family at the model's shapes, timed beside what the same GPU can do."""
+"""Benchmarks of each kernel family at the model's shapes, with ceilings of the same GPU."""

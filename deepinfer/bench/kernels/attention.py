@@ -19,7 +19,7 @@ _HEADS, _WIDTH, _WINDOW, _PICKS = 64, 512, 128, 512
 
 
 def random_case(queries: int, rows: int = 8192, absent: float = 0.0) -> dict[str, Any]:
-    """Operands of the released model; every query lists rows of its own."""
+    """Operands at the released model's sizes; every query has its own rows."""
 
     def index(count: int) -> Tensor:
         listed = torch.randint(0, rows, (queries, count), device="cuda")
@@ -37,7 +37,7 @@ def random_case(queries: int, rows: int = 8192, absent: float = 0.0) -> dict[str
 
 
 def decode_case(requests: int, queries: int, absent: float = 0.0) -> dict[str, Any]:
-    """Requests with rows of their own: 8,192 compressed ones, of which each query lists 512 in
+    """Requests with their own rows: 8,192 compressed ones, of which each query selects 512 in
     ascending order, and a window ring of 136."""
     count, own = requests * queries, 8192
     few = pack_main_rows(torch.randn(4096, _WIDTH, device="cuda") / 4)

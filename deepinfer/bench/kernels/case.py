@@ -1,4 +1,4 @@
-"""One kernel at one shape: what to call, and the work that it does."""
+"""One kernel at one shape: the call, and its FLOP and bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """``flop`` are products at the ``rate`` of a ceiling (FP8 or bf16); ``num_bytes`` are read and
-    written at least, each once."""
+    """``flop``: GEMM work at the ``rate`` of a ceiling (FP8 or bf16); ``num_bytes``: the minimum to
+    be read and written, each byte once."""
 
     name: str
     call: Callable[[], object]

@@ -24,7 +24,7 @@ def cases() -> Iterator[KernelCase]:
 def draft_heads(
     requests: int, vocabulary: int = _VOCABULARY, width: int = _WIDTH
 ) -> Iterator[KernelCase]:
-    """Of one draft, what the token before it adds to all logits; of a block, its confidence."""
+    """The Markov correction of one draft's logits, and the confidence of a block."""
     base = torch.randn(requests, vocabulary, device="cuda")
     head = random_weight("bf16", vocabulary, _MARKOV)
     yield KernelCase(
@@ -55,7 +55,7 @@ def draft_heads(
 
 
 def verification(requests: int, vocabulary: int = _VOCABULARY) -> KernelCase:
-    """Drafts drawn from nearly the target's logits, which a top-p filters."""
+    """Drafts sampled from logits close to the target's, with top-p."""
     rows = requests * (1 + _DRAFTS)
     target = torch.randn(rows, vocabulary, device="cuda") * 3
     own = target.view(requests, 1 + _DRAFTS, vocabulary)[:, :_DRAFTS]

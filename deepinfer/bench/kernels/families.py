@@ -1,4 +1,4 @@
-"""All families, timed one case after the other."""
+"""Times the cases of all families."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure_kernels(
     seed: int = 0,
     tick: Callable[[str], None] = lambda name: None,
 ) -> Iterator[KernelRow]:
-    """One row for each case of the ``families``, in their order."""
+    """One row per case of the ``families``, in order."""
     for family in families:
         tick(family)
         torch.manual_seed(seed)

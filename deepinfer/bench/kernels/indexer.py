@@ -1,4 +1,4 @@
-"""Index scores, candidate blocks, top-k and where picks lie, at the model's shapes."""
+"""Index scores, candidate blocks, top-k and row look-up, at the model's shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LISTED, _BLOCKS = 8, 2048
 
 
 def paged_case(requests: int, queries: int, entries: int) -> dict[str, Any]:
-    """``queries`` neighbours of each request; blocks lie anywhere in the pool."""
+    """``queries`` consecutive queries per request; blocks at random places in the pool."""
     tokens, blocks = requests * queries, entries // _BLOCK
     few = pack_index_rows(torch.randn(4096, _WIDTH, device="cuda"))
     some = torch.randint(0, 4096, (requests * blocks, _BLOCK), device="cuda")
@@ -43,11 +43,11 @@ def paged_case(requests: int, queries: int, entries: int) -> dict[str, Any]:
 
 
 def listed_case(requests: int, queries: int, entries: int, num_blocks: int) -> dict[str, Any]:
-    """The same, where each query lists ``num_blocks`` candidate blocks of its own."""
+    """The same, with ``num_blocks`` candidate blocks for each query."""
     operands = paged_case(requests, queries, entries)
     visible = operands.pop("num_visible")
     chances = torch.rand(len(visible), operands.pop("num_entries") // _LISTED, device="cuda")
-    # The block with the newest entry is in every list, as candidate_blocks takes it.
+    # Every list has the block with the newest entry, as with candidate_blocks.
     chances[:, -1] = 1
     blocks = chances.topk(num_blocks).indices.sort(-1).values
     places = num_listed_places(blocks, visible, _LISTED)
@@ -81,7 +81,7 @@ def cases() -> Iterator[KernelCase]:
 def listed(
     requests: int, queries: int, entries: int = 65_536, num_blocks: int = _BLOCKS
 ) -> KernelCase:
-    """Entries that no query of a request lists need not be read."""
+    """Entries that are in no list of a request's queries need not be read."""
     tokens, places = requests * queries, num_blocks * _LISTED
     touched = entries * (1 - (1 - places / entries) ** queries)
     return KernelCase(
@@ -101,7 +101,7 @@ def candidates(rows: int, entries: int, num_blocks: int = _BLOCKS) -> KernelCase
 
 
 def picked(requests: int, queries: int, entries: int = 65_536, picks: int = 512) -> KernelCase:
-    """Where they lie in the pool."""
+    """The rows of selected entries in the pool."""
     tokens, blocks = requests * queries, entries // _BLOCK
     operands = (
         torch.randint(0, entries, (tokens, picks), device="cuda").sort(1).values,

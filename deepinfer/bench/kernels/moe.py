@@ -26,7 +26,7 @@ from .case import KernelCase
 from .gemm import random_rows, random_weight
 
 _WIDTH, _INNER, _EXPERTS, _CHOSEN, _LIMIT = 5120, 2304, 384, 6, 10.0
-_BYTES = {"FP4": 17 / 32, "FP8": 1.0}  # of a number of a weight
+_BYTES = {"FP4": 17 / 32, "FP8": 1.0}  # per weight
 
 
 def random_choices(tokens: int, count: int) -> Tensor:
@@ -51,7 +51,7 @@ def cases() -> Iterator[KernelCase]:
 
 
 def routing(tokens: int, width: int = _WIDTH, count: int = _EXPERTS) -> KernelCase:
-    """The product with the router, the choice of experts and their weights."""
+    """The router's GEMM, and the selection of experts with their weights."""
     gate, bias = random_weight("bf16", count, width), torch.randn(count, device="cuda") / 10
     call = partial(
         route, random_rows(tokens, width), gate, bias,
@@ -63,7 +63,7 @@ def routing(tokens: int, width: int = _WIDTH, count: int = _EXPERTS) -> KernelCa
 
 
 def shared(tokens: int, width: int = _WIDTH, inner: int = _INNER) -> KernelCase:
-    """Gates and ups of the expert that all tokens meet, activated and quantised."""
+    """Gate and up projections of the shared expert, with SwiGLU and quantization."""
     gate_up, down = random_weight("fp8", 2 * inner, width), random_weight("fp8", width, inner)
     call = partial(
         gated_linear, random_rows(tokens, width), native_gate_up(gate_up), _LIMIT,
@@ -74,8 +74,8 @@ def shared(tokens: int, width: int = _WIDTH, inner: int = _INNER) -> KernelCase:
 
 
 def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> Iterator[KernelCase]:
-    """Every expert has the same number of rows; weights as they are stored, and recast where the
-    device has that form."""
+    """Every expert has the same number of rows; weights as stored, and recast to FP8 if the device
+    supports that."""
     weight = random_weight("fp4", count, n, k)
     native = native_weight(weight)
     ids = torch.arange(count, device="cuda").repeat_interleave(rows)[:, None]
@@ -98,7 +98,7 @@ def _grouped_gemm(name: str, n: int, k: int, count: int, rows: int) -> Iterator[
 
 
 def _whole() -> Iterator[KernelCase]:
-    """One rank of 64: six experts and what reaches them at 16, 256 and 1,536 positions a rank."""
+    """One rank of 64: six experts and their tokens with 16, 256 and 1,536 positions per rank."""
     for count, tokens in [(6, 16), (6, 256), (6, 1536)]:
         x, ids, weights, *packed = expert_case(tokens, count)
         yield KernelCase(

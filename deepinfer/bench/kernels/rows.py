@@ -1,4 +1,4 @@
-"""Norm, rotation, quantising, packing, pooling, streams and Engram at the model's shapes."""
+"""Norm, rotation, quantization, packing, pooling, streams and Engram at the model's shapes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def hash_case(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def pool_case(requests: int, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``each`` neighbours of every request, the first of which pairs with one in its ring."""
+    """``each`` consecutive tokens per request, the first of which pairs with one in its ring."""
     tokens = torch.arange(requests * each, device="cuda")
     slots, offsets = tokens // each, tokens % each
     starts = torch.randint(1, 1 << 17, (requests,), device="cuda")
@@ -79,8 +79,8 @@ def pool_case(requests: int, each: int) -> tuple[Tensor, Tensor, Tensor, Tensor,
 
 
 def projection(tokens: int, q_width: int = 1280) -> KernelCase:
-    """What attention's first product gives: latent queries normalised and quantised, window rows
-    into the cache."""
+    """The output of attention's joint projection: latent queries are normalized and quantized,
+    window rows stored in the cache."""
     width, both = 512, uneven_rows(tokens, q_width + 512)
     norms = [torch.randn(size, device="cuda").bfloat16() for size in (q_width, width)]
     cache = torch.empty(2 * tokens, 528, dtype=torch.uint8, device="cuda")
@@ -113,7 +113,7 @@ def cases() -> Iterator[KernelCase]:
     yield from (projection(tokens) for tokens in (16, 1536, 16_384))
     for count in (16, tokens):
         advance = partial(advance_streams, *stream_case(count))
-        # What has to be read and written: streams and output; streams, input, its FP8 form.
+        # To be read and written: streams and output; streams, input and its FP8 form.
         yield _case("streams to the next input", count, advance, (2 * (2 * _S + 2) + 1) * _D)
     yield from (pooling(*sizes) for sizes in ((256, 6), (1, 4096)))
     yield _case("engram hash", tokens, partial(engram_hash, *hash_case(tokens)), 8 * (4 + 24))

@@ -1,4 +1,4 @@
-"""Masks, penalties and the draw of tokens at the model's vocabulary."""
+"""Masks, penalties and sampling at the model's vocabulary size."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def cases() -> Iterator[KernelCase]:
 
 
 def masks(rows: int, vocabulary: int = _VOCABULARY) -> KernelCase:
-    """Of the logits that are not allowed, half of all, each is written."""
+    """Only logits that are not allowed, half of all, are written."""
     call = partial(mask_logits, *mask_case(rows, vocabulary))
     return KernelCase(f"mask {rows} rows", call, 0, rows * vocabulary * (2 + 1 / 8))

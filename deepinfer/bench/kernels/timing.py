@@ -11,7 +11,7 @@ _REPEATS = 15
 
 
 def kernel_seconds(call: Callable[[], object], repeats: int = _REPEATS) -> tuple[float, ...]:
-    """Times of ``call`` replayed as a graph, with an L2 full of other, modified lines."""
+    """Times of ``call`` as graph replays, with L2 overwritten before each."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
