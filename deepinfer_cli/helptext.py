@@ -1,4 +1,4 @@
-"""Help pages: examples first, options in groups, whole option names, 80 columns or fewer."""
+"""Layout of help pages: examples first, options in groups, at most 80 columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WIDTH, _NARROWEST = 80, 40
-# Columns of option names; on a narrower terminal what they do stands below them.
+# Width of the column of option names; on narrower terminals descriptions go below the names.
 _FLAG_WIDTH, _INDENT = 30, 6
 
 
@@ -21,9 +21,9 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 class _NamesItself:
-    """Its usage errors are those of this command, not of the program: the parser does not say so
-    of all of them.  An empty word, as of a variable that is not set, is one of them: as a path it
-    would be the current folder."""
+    """Attributes usage errors to this command, which the parser does not always do.  An empty
+    argument, such as from a variable that is not set, is an error: as a path it would mean the
+    current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -36,7 +36,7 @@ class _NamesItself:
 
     def _refuse_empty(self: Any, args: list[str]) -> None:
         if set(args) & set(getattr(self, "commands", ())):
-            return  # that command will
+            return  # that subcommand will check
         options = {f"{name}=" for param in self.params for name in param.opts}
         for before, word in zip(["", *args], args, strict=False):
             if not word:
@@ -62,10 +62,10 @@ class Group(_NamesItself, TyperGroup):
 
 
 def _width() -> int:
-    """Of the terminal that reads it, if that is a narrow one."""
+    """80 columns, or fewer on a narrow terminal."""
     try:
         columns = os.get_terminal_size(sys.stdout.fileno()).columns
-    except (AttributeError, OSError, ValueError):  # no terminal, or nothing at all
+    except (AttributeError, OSError, ValueError):  # not a terminal, or closed
         return _WIDTH
     return min(_WIDTH, max(_NARROWEST, columns or _WIDTH))
 
@@ -91,7 +91,7 @@ def _page(command: Any, ctx: Any, width: int, verbs: list[tuple[str, str]] | Non
 
 
 def _prose(part: str, width: int) -> str:
-    """Lines that were broken for 80 columns, broken anew; examples are there to be copied."""
+    """Rewrap text on narrow terminals, except for examples, which are meant to be copied."""
     return part if width == _WIDTH or "\n  " in part else textwrap.fill(part, width)
 
 

@@ -1,4 +1,4 @@
-"""The machine and the software a run uses, read in milliseconds and without importing torch."""
+"""Facts about machine and software for reports, read without importing torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 import deepinfer
 from deepinfer.engine.memory.host_memory import available_host_bytes, total_host_bytes
 
-# What speeds up a CPU run; as the kernel names them.
+# CPU features that matter for speed, by their names in Linux.
 _FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile")
 _PACKAGES = ("torch", "triton", "numpy", "deepseek-recipe", "tokenizers", "llguidance", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine.  ``cores`` and ``available_bytes`` are what this process may use; sizes are None
-    where unknown."""
+    """One machine.  ``cores`` and ``available_bytes`` are those that this process may use; unknown
+    sizes are None."""
 
     cpu: str
     cores: int
@@ -33,7 +33,7 @@ class Host:
 
 
 def host() -> Host:
-    """This machine now."""
+    """This machine, now."""
     cpu = _key_values(Path("/proc/cpuinfo"))
     flags = cpu.get("flags", "").split()
     return Host(
@@ -49,7 +49,7 @@ def host() -> Host:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Installed versions of this project and of what answers depend on."""
+    """Installed versions of this project and of packages that affect answers."""
     found = {"deepinfer": deepinfer.__version__}
     if commit := source_commit():
         found["commit"] = commit
@@ -63,7 +63,7 @@ def versions() -> Mapping[str, str]:
 
 
 def source_commit(root: Path | None = None) -> str | None:
-    """The commit checked out where this code lies, None if it is no checkout."""
+    """The commit of the checkout that this code is in, None if it is not a checkout."""
     git = (root or Path(deepinfer.__file__).resolve().parents[1]) / ".git"
     try:
         head = (git / "HEAD").read_text().strip()

@@ -1,4 +1,5 @@
-"""The ``deepinfer`` program: its verbs, and how errors become one line and an exit code."""
+"""The ``deepinfer`` program: registers its verbs, and turns errors into one line and an exit
+code."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from .plan.app import add_plan
 from .report.app import add_report
 from .run.app import add_run_verbs
 from .run.run_app import add_run
-from .run.talk import complain, hold_standard_descriptors, show_every_character
 from .settings.layers import resolve
 from .settings.settings import Settings
+from .stdio import complain, hold_standard_descriptors, show_every_character
 
-if TYPE_CHECKING:  # a help page must not wait for what a run needs
+if TYPE_CHECKING:  # help must not import what a run needs
     from .run.job import Engine, MakeEngine
 
 _USAGE = 2
 _CLOSED_PIPE = 141
-_SHOWN_NAME = 200  # characters of a file's
+_SHOWN_NAME = 200  # characters of a file name
 
 Config = Annotated[
     str | None,
@@ -41,7 +42,7 @@ Config = Annotated[
 
 
 def load_engine(settings: Settings) -> Engine:
-    """The real engine.  Imported here: help and checks must not wait for torch."""
+    """The real engine.  Imported here: help and checks must not import torch."""
     from deepinfer import OfflineEngine
 
     from .settings.engine_arguments import engine_arguments
@@ -51,9 +52,9 @@ def load_engine(settings: Settings) -> Engine:
 
 @cache
 def make_program(make_engine: MakeEngine = load_engine) -> Any:
-    """The command with its verbs; tests give it another engine.
+    """The command with its verbs; tests pass another engine.
 
-    Made once a process: this takes longer than many a verb does.
+    Made once per process, since it takes longer than many verbs.
     """
     app = typer.Typer(cls=Group, help=_HELP, rich_markup_mode=None, context_settings=_CONTEXT)
     config = typer.Typer(cls=Group, help=_CONFIG_HELP)
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
     except UsageError as error:
         return _fail(_usage_message(error), _USAGE)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer has seen it first
+        if isinstance(end.__context__, BrokenPipeError):  # typer has caught it first
             return _nobody_reads()
         raise
     except BrokenPipeError:
@@ -143,13 +144,13 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
 
 
 def _nobody_reads() -> int:
-    # Python would complain once more while closing stdout.
+    # Otherwise Python reports the broken pipe again when it closes stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return _CLOSED_PIPE
 
 
 def _message(error: Exception) -> str:
-    """One line: what is wrong, and what the run has noted on it."""
+    """One line: the error, and the notes that the run added to it."""
     if isinstance(error, DeepInferError):
         what = str(error)
     elif isinstance(error, OSError) and error.strerror:

@@ -1,1 +1,1 @@
-"""``deepinfer bench``: the verb, its file, its page, its pictures and the comparison of two."""
+"""``deepinfer bench``: the verb, its result file, page, plots and comparisons."""

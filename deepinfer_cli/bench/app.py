@@ -9,7 +9,7 @@ import typer
 
 from deepinfer_cli.helptext import Group
 from deepinfer_cli.run.console import make_console
-from deepinfer_cli.settings.users_words import in_users_words
+from deepinfer_cli.settings.as_given import errors_as_given
 
 from .kernels_app import add_kernels
 from .options import amount, option
@@ -148,7 +148,7 @@ def add_bench_verbs(app: typer.Typer, make_engine: MakeEngine) -> None:
         from .prompts import read_prompts
         from .verb import BenchRequest, bench
 
-        with in_users_words(origins(given) | {"device": "--device"}):
+        with errors_as_given(origins(given) | {"device": "--device"}):
             request = BenchRequest(
                 plan=BenchPlan(**fields),
                 flags=tuple(flag for flag, text in given.items() if text is not None),

@@ -1,4 +1,4 @@
-"""Rows as they are measured, as far as Ctrl-C, another signal or an error lets them come."""
+"""Collects measured rows until they end, or until Ctrl-C, another signal or an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Row = TypeVar("Row")
 
-# What batch systems and terminals send before they kill; Ctrl-C is KeyboardInterrupt as it is.
+# Signals that batch systems and terminals send first; Ctrl-C already raises KeyboardInterrupt.
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -23,10 +23,10 @@ class _Ended(KeyboardInterrupt):
 
 
 def collect(rows: Iterable[Row]) -> tuple[list[Row], BaseException | None]:
-    """The rows, and what ended them early if anything did: a signal, or an error after the first
-    row, which ``exit_code`` raises again once the rows are kept.
+    """The rows, and what ended them early, if anything: a signal, or an error after the first row,
+    which ``exit_code`` raises again after the rows were saved.
 
-    Raises: an error before there was any.
+    Raises: an error before the first row.
     """
     found: list[Row] = []
     try:
@@ -42,7 +42,7 @@ def collect(rows: Iterable[Row]) -> tuple[list[Row], BaseException | None]:
 
 
 def exit_code(ended: BaseException | None) -> int:
-    """0, or 128 and the number of the signal: 130 after Ctrl-C.  Raises: the error that ended the
+    """0, or 128 plus the signal number: 130 after Ctrl-C.  Raises: the error that ended the
     rows."""
     if isinstance(ended, Exception):
         raise ended
@@ -53,7 +53,7 @@ def exit_code(ended: BaseException | None) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Inside, signals that would end the process end the rows; ignored ones stay ignored."""
+    """Make signals that would end the process end the rows; ignored ones stay ignored."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         raise _Ended(number)

@@ -1,4 +1,4 @@
-"""Two records beside each other: ratios of the rows that both have, and what else differs."""
+"""Compares two records: ratios of the rows that both have, and what else differs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def comparison(new: BenchRecord, old: BenchRecord) -> str:
 
 
 def _circumstances(record: BenchRecord) -> dict[str, str]:
-    """What the rows of a record depend on, beside their names."""
+    """What the rows of a record depend on besides their names."""
     plan = record.plan
     return {
         "device": record.device,

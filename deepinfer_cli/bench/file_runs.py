@@ -1,4 +1,4 @@
-"""``deepinfer bench run``: the whole pipeline on a file, several times, as one table."""
+"""``deepinfer bench run``: times several whole runs over a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOME_ROWS_FAILED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRuns:
-    """The reports of equal runs over one file."""
+    """The reports of identical runs over one file."""
 
     schema: str = SCHEMA
     source: str
@@ -34,7 +34,7 @@ class FileRuns:
 
 
 class RoundError(DeepInferError):
-    """A round ended without a report of all rows; ``exit_code`` is that of its run."""
+    """A run did not finish all rows; ``exit_code`` is that of the run."""
 
     def __init__(self, number: int, exit_code: int) -> None:
         super().__init__(f"round {number} ended with exit code {exit_code}: nothing to time")
@@ -44,9 +44,9 @@ class RoundError(DeepInferError):
 def run_often(
     source: str, rounds: int, run_once: Callable[[Path], int], console: Console
 ) -> FileRuns:
-    """Answer ``source`` ``rounds`` times into files that are thrown away.
+    """Answer ``source`` ``rounds`` times, into files that are deleted.
 
-    ``run_once`` gets the output and returns the exit code of a run.
+    ``run_once`` takes the output path and returns the exit code of a run.
     Raises: RoundError.
     """
     reports = []

@@ -23,7 +23,7 @@ SCHEMA = "deepinfer.bench_kernels/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """Kernels of one device, and its ceilings in the same run."""
+    """Times of one device's kernels, and its ceilings in the same run."""
 
     schema: str = SCHEMA
     created: str
@@ -39,7 +39,7 @@ class KernelTimes:
 def time_kernels(
     families: Sequence[str], seed: int, tick: Callable[[str], None]
 ) -> tuple[KernelTimes, BaseException | None]:
-    """The times, and what ended them early as ``collect`` says it.
+    """The times, and what ended them early, as in ``collect``.
 
     Raises: ConfigError without a GPU, or for a family that does not exist.
     """
@@ -69,8 +69,8 @@ def time_kernels(
 
 
 def kernels_page(times: KernelTimes) -> str:
-    """One table for each family; the last column is the least time by the ceilings, divided by the
-    time it took."""
+    """One table per family; the last column is the minimum time according to the ceilings over the
+    measured time."""
     status = "" if times.is_complete else "\n\n**Stopped early: rows are missing.**"
     found = "; ".join(f"{c.name} {unit(c.value, c.unit)}" for c in times.ceilings)
     named = ", ".join(f"{name} {version}" for name, version in times.versions.items())

@@ -1,4 +1,4 @@
-"""``deepinfer bench kernels``: its flags."""
+"""The flags of ``deepinfer bench kernels``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the bench verbs, and their values; a wrong one is named with its flag."""
+"""Options of the bench verbs, and parsers of their values; errors name the flag."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from deepinfer_cli.settings.values import parse_count, parse_number
 
 
 def option(flag: str, help: str, metavar: str, *short: str) -> Any:
-    """An option with one value; its default is said in ``help``."""
+    """An option with one value; ``help`` states its default."""
     return typer.Option(flag, *short, metavar=metavar, help=help, show_default=False)
 
 
 def check_file(flag: str, path: Path | None) -> None:
-    """Refuse a file that could not be written when all is measured.  Raises: typer.BadParameter."""
+    """Refuse a file that cannot be written, before measuring.  Raises: typer.BadParameter."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         reason = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise typer.BadParameter(f"{flag} {path}: {reason}")
 
 
 def counts(flag: str, text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas, as people write them.  Raises: typer.BadParameter."""
+    """Whole numbers separated by commas: ``256,64k``.  Raises: typer.BadParameter."""
     return tuple(count(flag, part) for part in text.split(","))
 
 

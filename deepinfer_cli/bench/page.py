@@ -1,4 +1,4 @@
-"""``bench.md``: the tables of a record as Markdown, made from the record alone."""
+"""``bench.md``: the tables of a record as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ranks import compared_ranks
 from .record import BenchRecord
 
 _MILLION = 1e6
-_LEAST_IDLE = 1e-6  # of a step: parts of a CPU's are all of it, but for rounding
+_LEAST_IDLE = 1e-6  # share of a step; on a CPU the parts add up to the step, except for rounding
 
 
 def page(record: BenchRecord) -> str:
@@ -35,7 +35,7 @@ def page(record: BenchRecord) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right, padded so that it can be read as text."""
+    """A Markdown table, numbers right-aligned, padded to be readable as plain text."""
     body = [list(row) for row in rows]
     widths = [max(len(line[i]) for line in [list(head), *body]) for i in range(len(head))]
     lines = [_line(head, widths), _line(["-" * (w - 1) + ":" for w in widths], widths)]
@@ -71,7 +71,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
     head += ["of overlap limit", "of serial limit"]
     has_energy = any(row.energy_j is not None for row in rows)
     head += ["J/token"] if has_energy else []
-    # The price is of the profile's device: it says nothing of a CPU.
+    # The price is for the profile's device, not for a CPU.
     price = record.price_per_hour if record.is_on_gpu else None
     head += ["cost/M tokens"] if price is not None else []
     body = []
@@ -116,7 +116,7 @@ def _ceilings(record: BenchRecord) -> str:
 
 
 def _split(row: Measurement) -> str:
-    # The step that was profiled is not among those that were timed.
+    # The profiled step is not one of the timed steps.
     idle_s = max(0.0, row.local_s - sum(row.parts_s.values()))
     parts = dict(row.parts_s)
     if idle_s > _LEAST_IDLE * row.local_s:
@@ -170,7 +170,7 @@ def _limit_table(record: BenchRecord, rows: list[LimitRow]) -> str:
 
 
 def cost_per_million(price_per_hour: float, tokens_per_s: float) -> float:
-    """Of one rank's device, in the price's own currency."""
+    """Cost on one rank's device, in the currency of the price."""
     return price_per_hour / 3600 / tokens_per_s * _MILLION
 
 
@@ -187,7 +187,7 @@ def _percent(share: float | None) -> str:
 
 
 def unit(value: float, name: str) -> str:
-    """A rate with the prefix that suits it: ``4.2 TB/s``."""
+    """A rate with a suitable prefix: ``4.2 TB/s``."""
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= scale:
             return f"{value / scale:,.1f} {prefix}{name}"

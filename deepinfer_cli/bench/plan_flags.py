@@ -1,4 +1,4 @@
-"""From the flags of ``deepinfer bench`` to the fields of its plan."""
+"""Converts the flags of ``deepinfer bench`` to fields of ``BenchPlan``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _PHASES = {"decode": ("decode",), "prefill": ("prefill",), "both": ("decode", "p
 
 
 def plan_fields(preset: str | None, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Fields of ``BenchPlan`` by what was ``given`` for flags, above what ``preset`` sets; None:
-    nothing.  Raises: typer.BadParameter."""
+    """Fields of ``BenchPlan`` from the ``given`` flags (None: not given), which override those of
+    ``preset``.  Raises: typer.BadParameter."""
     fields = _preset(preset)
     for flag, text in given.items():
         if text is not None:
@@ -24,7 +24,7 @@ def plan_fields(preset: str | None, given: Mapping[str, str | None]) -> dict[str
 
 
 def origins(given: Mapping[str, str | None]) -> dict[str, str]:
-    """The flag that gave each field, under all names by which errors call it."""
+    """The flag of each field, under all names that errors use for it."""
     found = {n: flag for flag in given if given[flag] is not None for n in _READERS[flag][0]}
     names = {"ep": "decode_ranks", "max_num_seqs": "requests"}
     return found | {name: found[field] for name, field in names.items() if field in found}

@@ -1,6 +1,6 @@
-"""Pictures of a record: rate per user against rate per device, and where a step's time goes.
+"""Plots of a record: rate per user against rate per device, and where a step's time goes.
 
-Marks differ in shape and hatching as well as in colour, so that they survive a projector and
+Marks differ in shape and hatching as well as in color, so that they can be told apart in
 black-and-white print.
 """
 
@@ -18,7 +18,7 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "++", "--", "oo")
 
 
 def save_plots(record: BenchRecord, folder: Path) -> list[Path]:
-    """PNG and SVG of what the record has rows for.  Raises: ConfigError without matplotlib."""
+    """Save plots as PNG and SVG, if there are rows.  Raises: ConfigError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -75,7 +75,7 @@ def _draw_pareto(record: BenchRecord, axes: Any) -> bool:
 
 
 def _draw_steps(record: BenchRecord, axes: Any) -> bool:
-    """Where the time of a GPU's steps goes; the black line is what the peak rates allow."""
+    """The split of the time of GPU steps; the black line is the limit by peak rates."""
     rows = [row for row in record.measurements if row.parts_s or row.link_s]
     names = [f"{row.phase}: {row.name}, EP{row.ranks}" for row in rows]
     left = [0.0] * len(rows)

@@ -1,4 +1,4 @@
-"""Prompts from a file: texts for an engine, or how many tokens they are."""
+"""Reads prompts from a file, as texts or as numbers of tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_prompts(path: Path, most: int = 1_000) -> list[str]:
 
 def prompt_lengths(prompts: Sequence[str]) -> tuple[int, ...]:
     """Tokens of each prompt, at least one."""
-    from deepinfer.recipes.tokenizer import Tokenizer  # a GPU is measured without the recipes
+    from deepinfer.recipes.tokenizer import Tokenizer  # GPU benchmarks work without the recipes
 
     tokenizer = Tokenizer.from_file(embedded_model_path() / "tokenizer.json")
     return tuple(max(1, len(tokenizer.encode_plain(prompt))) for prompt in prompts)

@@ -1,4 +1,4 @@
-"""Whether more ranks give more tokens per device, and what stands in the way where they do not."""
+"""Sentences on whether more ranks give more tokens per device, and if not, why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deepinfer.bench.results import Measurement
 
 
 def compared_ranks(rows: Sequence[Measurement]) -> Iterator[str]:
-    """One sentence for each measurement that was made with several numbers of ranks."""
+    """One sentence per measurement that was made with several numbers of ranks."""
     by_name: dict[tuple[str, str], list[Measurement]] = {}
     for row in rows:
         by_name.setdefault((row.phase, row.name), []).append(row)

@@ -1,4 +1,4 @@
-"""``bench.json``: everything a benchmark found, and what it was found on."""
+"""``bench.json``: all results of a benchmark, and the machine and versions they are from."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCHEMA = "deepinfer.bench/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRecord:
-    """plan is what was asked for; limits are of ``plan.device_profile`` and of the model that the
-    plan is about, measurements of ``device`` and of ``measured_model``."""
+    """``limits`` are for ``plan.device_profile`` and the full model, ``measurements`` for
+    ``device`` and ``measured_model``."""
 
     schema: str = SCHEMA
     created: str
@@ -49,7 +49,7 @@ class BenchRecord:
 
     @classmethod
     def load(cls, path: Path) -> BenchRecord:
-        """Read a file, or the one in a folder.  Raises: ConfigError if it is none."""
+        """Read the file, or the one in a folder.  Raises: ConfigError if it is not a record."""
         if path.is_dir():
             path = path / "bench.json"
         try:

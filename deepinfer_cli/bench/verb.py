@@ -1,4 +1,4 @@
-"""``deepinfer bench``: measure, say what the limits are, keep both."""
+"""``deepinfer bench``: measures, computes limits, and writes both."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What the command line asked for; ``flags``: those of the plan that were given."""
+    """The parsed command line; ``flags``: the given flags of the plan."""
 
     plan: BenchPlan
     flags: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class BenchRequest:
     as_json: bool = False
 
 
-# Of a plan, what a whole engine has no use for, and what changes the limits beside it alone.
+# Flags without effect on a whole engine, and flags that change only the limits.
 _OF_A_RANK = ("--steps", "--modes", "--routing", "--expert-weights", "--seed")
 _OF_LIMITS = ("--ep", "--context", "--tokens", "--acceptance")
 
@@ -67,7 +67,7 @@ AUTO_NOTE = (
 
 
 def bench(request: BenchRequest, console: Console) -> int:
-    """Run it and return the exit code; what was measured before Ctrl-C or an error is written.
+    """Run the benchmark and return the exit code; rows measured before Ctrl-C or an error are kept.
 
     Raises: ConfigError, OSError.
     """
@@ -125,7 +125,7 @@ def _device(name: str) -> str:
 
 
 def _devices(device: str) -> list[str]:
-    """All GPUs unless one of them was named: as many ranks really run."""
+    """All GPUs, one rank each, unless a single one was named."""
     count = torch.cuda.device_count() if device == "cuda" else 0
     return [f"cuda:{number}" for number in range(count)] if count > 1 else [device]
 
@@ -133,7 +133,7 @@ def _devices(device: str) -> list[str]:
 def _engine_rows(
     request: BenchRequest, record: BenchRecord, console: Console
 ) -> Iterator[Measurement]:
-    from deepinfer import OfflineEngine  # a GPU is measured without the recipes
+    from deepinfer import OfflineEngine  # GPU benchmarks work without the recipes
 
     plan = _engine_plan(request)
 
@@ -158,7 +158,7 @@ def _measured_model(request: BenchRequest, is_on_gpu: bool) -> str:
 
 
 def _gpu_plan(request: BenchRequest) -> BenchPlan:
-    """With lengths of prompts, and the link of this machine where it has one."""
+    """The plan with the prompts' lengths and, if there are several GPUs, the measured link."""
     plan = request.plan
     if request.prompts is not None:
         plan = replace(plan, lengths=prompt_lengths(request.prompts))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deepinfer.errors import ConfigError
 from deepinfer.kernels.targets import ASCEND_TARGETS, NVIDIA_TARGETS, check_targets, nvidia_target
-from deepinfer_cli.run.talk import say
+from deepinfer_cli.stdio import say
 
 from .bundle_report import STAGES, bundle_report, summarize
 from .progress import show_progress
@@ -92,7 +92,7 @@ def _accelerator(request: BuildRequest, environment: Mapping[str, str]) -> str:
 
 
 def _targets(asked: str | None, accelerator: str) -> list[str]:
-    """Those asked for, else those of this machine's GPUs, else all."""
+    """The requested targets, else those of this machine's GPUs, else all."""
     if asked is None:
         if accelerator == "ascend":
             return list(ASCEND_TARGETS)
@@ -105,7 +105,7 @@ def _targets(asked: str | None, accelerator: str) -> list[str]:
 
 
 def _machine_targets() -> list[str]:
-    """What this machine's GPUs are, asked of the driver's tool: torch would take seconds."""
+    """The targets of this machine's GPUs, from nvidia-smi: importing torch takes seconds."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         text = subprocess.run(

@@ -1,4 +1,4 @@
-"""What is said of a bundle: as JSON, and as a line for people."""
+"""Describes a bundle, as JSON and as a line of text."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer.kernels.bundle import Bundle, Json
 from deepinfer.kernels.targets import NO_CODE_GENERATOR, NVIDIA_TARGETS
-from deepinfer_cli.run.talk import say
+from deepinfer_cli.stdio import say
 
 if TYPE_CHECKING:
     from deepinfer.kernel_build import Built
 
 STAGES = ("linalg", "middle-end", "binary")
-# Bytes of stack up to which a kernel is as fast as without: eight registers.
+# Stack bytes per thread that do not slow a kernel down noticeably: eight registers.
 MOST_STACK = 32
 
 
 def bundle_report(built: Built) -> dict[str, Any]:
-    """What ``--json`` prints of one bundle."""
+    """The ``--json`` output for one bundle."""
     bundle = built.bundle
     common = {
         "folder": str(bundle.folder),
@@ -64,12 +64,12 @@ def _ascend_facts(bundle: Bundle) -> dict[str, Any]:
 
 
 def _depth(stage: str) -> int:
-    """Place among the stages; -1 for none of them."""
+    """Index of a stage; -1 if it is none."""
     return STAGES.index(stage) if stage in STAGES else -1
 
 
 def summarize(reports: Sequence[Mapping[str, Any]], seconds: float) -> None:
-    """A line for each bundle, and how long it all took, to stderr."""
+    """Print a line per bundle, and the total time, on stderr."""
     for report in reports:
         state = "were there already" if report["was_there"] else "compiled"
         words = _ascend_words(report) if "stage" in report else _nvidia_words(report)

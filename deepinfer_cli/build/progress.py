@@ -1,4 +1,4 @@
-"""How far a build is: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a build: a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from deepinfer_cli.run.talk import say, talk
+from deepinfer_cli.stdio import say, stderr_stream
 
 if TYPE_CHECKING:
     from deepinfer.kernel_build import Progress
@@ -18,8 +18,8 @@ _PLAIN_SECONDS = 5.0
 
 @contextmanager
 def show_progress(*, quiet: bool) -> Iterator[Progress]:
-    """On stderr, until the block ends."""
-    stderr = talk()
+    """Show progress on stderr until the end of the block."""
+    stderr = stderr_stream()
     if quiet or stderr is None:
         yield lambda what, done, total: None
     elif stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":

@@ -1,1 +1,1 @@
-"""``deepinfer doctor``: what this machine has, and whether a run would work on it."""
+"""``deepinfer doctor``: checks this machine, and whether a run would work on it."""

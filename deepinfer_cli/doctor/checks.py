@@ -1,4 +1,4 @@
-"""``Check``: one thing looked at, and what was found."""
+"""``Check``: the result of a single check."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """state: ok, note (good to know), warning (works, but worse), problem (a run would fail).
-    advice: what to do about it; empty where nothing needs to be done."""
+    """state: ok, note (for information), warning (works, but not well), problem (a run would fail).
+    advice: what to do about it, if anything."""
 
     group: str
     name: str
@@ -24,7 +24,7 @@ class Check:
 
 
 def shown_path(path: Path | str) -> str:
-    """A path without the name of the user: the home folder is ``~``."""
+    """A path without the user's name: the home folder becomes ``~``."""
     text, home = str(path), os.path.expanduser("~")
     if home not in ("~", "/", "") and (text == home or text.startswith(home + "/")):
         return "~" + text.removeprefix(home)

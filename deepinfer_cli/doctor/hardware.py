@@ -1,4 +1,4 @@
-"""Processor, memory, GPUs, compilers, disk."""
+"""Checks of processor, memory, GPUs, compilers and disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RELEASE_GCC = 13
 
 
 def machine_checks() -> Iterator[Check]:
-    """What a run on the CPU uses."""
+    """Checks for runs on the CPU."""
     found = host()
     features = ", ".join(found.features) or "no AVX2: slow"
     text = f"{found.cpu}, {found.cores} cores ({features})"
@@ -39,7 +39,7 @@ def machine_checks() -> Iterator[Check]:
 
 
 def gpu_checks() -> Iterator[Check]:
-    """What torch can use, and what is there though torch cannot use it."""
+    """GPUs that torch can use, and GPUs that exist but that torch cannot use."""
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
@@ -66,7 +66,7 @@ def gpu_checks() -> Iterator[Check]:
 
 
 def compiler_checks(needs_gpu: bool) -> Iterator[Check]:
-    """``needs_gpu``: Triton wants a C compiler when it launches a kernel for the first time."""
+    """``needs_gpu``: Triton needs a C compiler at the first launch of a kernel."""
     gcc = line_of(["gcc", "--version"]) or line_of(["cc", "--version"])
     if gcc is None:
         text = "none; Triton needs one to launch kernels on a GPU"
@@ -84,7 +84,7 @@ def compiler_checks(needs_gpu: bool) -> Iterator[Check]:
 
 
 def _gcc_check(version: str) -> Check:
-    """Any of them launches kernels; ``./build.sh --release`` wants a newer one."""
+    """Any GCC works for launching kernels; ``./build.sh --release`` needs a newer one."""
     found = re.search(r"(\d+)\.\d+(?:\.\d+)?\s*$", version)
     if found is None or int(found[1]) >= _RELEASE_GCC:
         return Check(group="compilers", name="gcc", state=OK, text=version)
@@ -93,7 +93,7 @@ def _gcc_check(version: str) -> Check:
 
 
 def disk_checks(folder: Path) -> Iterator[Check]:
-    """Space, speed and the wait for the disk, where results would be written."""
+    """Space, speed and sync latency of the disk where results would be written."""
     where = shown_path(folder.resolve())
     try:
         free = shutil.disk_usage(folder).free
@@ -119,8 +119,8 @@ def disk_checks(folder: Path) -> Iterator[Check]:
 
 
 def _time_disk(folder: Path) -> tuple[float, float, float]:
-    """Seconds to write 16 MiB to the disk, to sync one more line, and to read it (mostly from the
-    system's cache)."""
+    """Seconds to write 16 MiB, to sync one more line, and to read everything (mostly from the page
+    cache)."""
     block = os.urandom(1 << 20)
     with tempfile.TemporaryFile(dir=folder, prefix=".deepinfer-doctor-") as file:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run with these settings would do here: settings, model, memory, kernels, step times."""
+"""Checks of a run with these settings: settings, model, memory, kernels, step times."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from deepinfer.kernels.bundle import default_store, read_bundle
 from deepinfer.rows.prompts import run_constraint as constraint_of
 from deepinfer_cli.host import host
 from deepinfer_cli.report.pages.words import count, milliseconds, size
+from deepinfer_cli.settings.as_given import errors_as_given
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved, resolve
 from deepinfer_cli.settings.settings import Settings
-from deepinfer_cli.settings.users_words import in_users_words
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check, shown_path
 
 
 def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Check]:
-    """Everything up to the loading of weights."""
+    """Everything short of loading weights."""
     try:
         resolved = resolve(flags, config=config)
         constraint = constraint_of(run_constraint(resolved))
@@ -35,7 +35,7 @@ def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Chec
     yield Check(group="run", name="settings", state=OK, text=_origins(resolved))
     settings = resolved.settings
     try:
-        with in_users_words(resolved.origins):
+        with errors_as_given(resolved.origins):
             arguments = EngineArguments(**engine_arguments(settings))
             dry_run = DryRun(settings.model, arguments)
             with closing(dry_run):
@@ -53,7 +53,7 @@ def run_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Chec
 
 
 def memory_check(dry_run: DryRun) -> Check:
-    """Caches are allocated at once; weights are read from files as they are used."""
+    """Caches are allocated immediately; weights are mapped from files and read on use."""
     memory = dry_run.memory
     need = memory.weight_bytes + memory.cache_bytes
     free = host().available_bytes
@@ -92,7 +92,7 @@ def bundle_checks(store: Path | None = None) -> Iterator[Check]:
 
 
 def _words(error: Exception) -> str:
-    """The message without values of variables, and with the home folder as ``~``."""
+    """The message without values of variables, and the home folder as ``~``."""
     text = " ".join(str(error).split())
     for variable, value in os.environ.items():
         text = text.replace(f"{variable}={value}", f"{variable}=…")
@@ -101,7 +101,7 @@ def _words(error: Exception) -> str:
 
 
 def _origins(resolved: Resolved) -> str:
-    """Names and where they are from; values may be nobody's business."""
+    """Names of settings and where they come from, without values, which may be private."""
     given = [
         f"{name} ({shown_path(origin)})"
         for name, origin in resolved.origins.items()
@@ -139,7 +139,7 @@ def _how(dry_run: DryRun) -> str:
 
 
 def _profile(path: Path) -> Check:
-    """The step times that ``--speculative auto`` starts from."""
+    """The saved step times for ``--speculative auto``."""
     if not path.exists():
         text = f"{shown_path(path)} is not there yet: measured at the next start"
         return Check(group="run", name="step times", state=NOTE, text=text)

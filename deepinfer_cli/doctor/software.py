@@ -1,4 +1,4 @@
-"""Versions, and packages of others that stand where ours should."""
+"""Checks of versions, and of other packages that shadow ours."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIONAL = {"triton": "kernels for GPUs", "datasets": "dataset folders as input
 
 
 def software_checks() -> Iterator[Check]:
-    """Ours, Python, what we need, and whose files are imported under our names."""
+    """Versions of deepinfer, Python and dependencies, and whose files are imported."""
     root = Path(deepinfer.__file__).resolve().parents[1]
     commit = source_commit(root)
     text = f"{deepinfer.__version__}{f' ({commit})' if commit else ''} in {shown_path(root)}"
@@ -70,7 +70,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _links(root: Path) -> Iterator[Check]:
-    """The three inner folders must be importable, from beside ``deepinfer`` and nowhere else."""
+    """The three linked packages must be importable, from this installation only."""
     for name in _FOLDERS:
         spec = find_spec(f"deepinfer.{name}")
         origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
@@ -88,7 +88,7 @@ def _links(root: Path) -> Iterator[Check]:
 def shadow_checks(
     root: Path, search_path: Sequence[str], owners: Mapping[str, Sequence[str]]
 ) -> Iterator[Check]:
-    """Other packages named like ours.  ``owners``: the distributions that hold each package."""
+    """Other packages with our names.  ``owners``: the distributions that have each package."""
     foreign = sorted({name for name in owners.get("deepinfer", ()) if name != DISTRIBUTION})
     if foreign:
         yield Check(
@@ -125,7 +125,7 @@ def shadow_checks(
 
 
 def _places(name: str, search_path: Sequence[str]) -> list[Path]:
-    """Every folder of the search path that has such a package."""
+    """Every folder of the search path with a package of this name."""
     found = []
     for entry in search_path:
         place = Path(entry or os.curdir).resolve() / name

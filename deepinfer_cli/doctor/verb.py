@@ -1,4 +1,4 @@
-"""Looks at everything, prints it, and says whether a run would work."""
+"""``deepinfer doctor``: runs all checks and prints them with a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TextIO
 
-from deepinfer_cli.run.talk import data_stream, print_json
+from deepinfer_cli.stdio import data_stream, print_json
 from deepinfer_cli.typed_json import to_json
 
 from .checks import NOTE, OK, PROBLEM, WARNING, Check
@@ -47,7 +47,7 @@ def _all_checks(flags: Mapping[str, object], config: str | None) -> Iterator[Che
 
 
 def _needs_gpu(flags: Mapping[str, object], config: str | None) -> bool:
-    """Whether the run would be on a GPU.  What is wrong with the settings is found elsewhere."""
+    """Whether the run would use a GPU.  Errors in the settings are reported elsewhere."""
     from deepinfer.errors import DeepInferError
     from deepinfer.machine import resolve_device
     from deepinfer_cli.settings.layers import resolve
@@ -71,7 +71,7 @@ def _run(flags: Mapping[str, object], config: str | None) -> Iterator[Check]:
 
 
 def _guarded(group: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """A check that breaks is a finding: on a broken machine the others matter most."""
+    """Report a check that raises as a problem, so that the others still run."""
     try:
         yield from look()
     except Exception as error:
@@ -81,7 +81,7 @@ def _guarded(group: str, look: Callable[[], Iterator[Check]]) -> Iterator[Check]
 
 
 def print_checks(checks: Sequence[Check], stream: TextIO) -> None:
-    """Groups of lines within the width of the terminal, to be read or pasted."""
+    """Print checks in groups, wrapped to the width of the terminal."""
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 110))
     marks = _MARKS if "utf" in (stream.encoding or "").lower() else _PLAIN_MARKS
     is_coloured = (

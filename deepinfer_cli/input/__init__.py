@@ -1,1 +1,1 @@
-"""Input files to rows."""
+"""Reads input files as rows."""

@@ -1,6 +1,6 @@
-"""Plain, gzip and zstd byte streams, told apart by their first bytes.
+"""Plain, gzip and zstd byte streams, recognized by their first bytes.
 
-A compressed stream that ends early is an error, never a short file.
+A truncated compressed stream is an error, never a shorter file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import io
 from typing import Any, BinaryIO, cast
 
 _CHUNK = 1 << 17
-# zstd gives all that its input stands for at once, and four bytes of that can be 128 KiB.
+# zstd returns the whole output for its input at once: 128 KiB for as little as four bytes.
 _ZSTD_BYTES = 512
 
 
@@ -18,7 +18,7 @@ class TruncatedError(Exception):
 
 
 class _ZstdReader(io.RawIOBase):
-    """zstd frames, decompressed.  (The library's own reader takes a cut frame for its end.)"""
+    """Decompresses zstd frames.  (The library's own reader ignores truncation.)"""
 
     def __init__(self, source: BinaryIO) -> None:
         import zstandard
@@ -67,7 +67,7 @@ def open_plain(source: BinaryIO, magic: bytes) -> BinaryIO:
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What reading a damaged or unreadable stream may raise."""
+    """Exceptions that reading a damaged or unreadable stream can raise."""
     import zlib
 
     import zstandard

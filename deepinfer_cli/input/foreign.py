@@ -1,4 +1,4 @@
-"""Files whose first bytes say that there are no rows in them, however many lines they have."""
+"""Refuses files of other formats, recognized by their first bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = (
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
-    """Raise InputError if ``head``, the first bytes of ``name``, are those of something else."""
+    """Raise InputError if ``head``, the first bytes of ``name``, belong to another format."""
     for magic, what, remedy in _KINDS:
         if re.match(magic, head):
             raise InputError(f"{name} is {what}; {remedy}")

@@ -1,4 +1,4 @@
-"""``InputMeter``: rows on their way through, timed and added to one digest of them all."""
+"""``InputMeter``: times the reading of rows, and computes a digest of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .rows import InputRow
 
 
 class InputMeter:
-    """Wraps the rows of a reader.  ``read_s`` is the time spent in it so far."""
+    """Wraps the rows of a reader.  ``read_s``: seconds spent in the reader so far."""
 
     def __init__(self, rows: Iterator[InputRow]) -> None:
         self.read_s = 0.0

@@ -1,4 +1,4 @@
-"""Rows of text files: JSONL, split at newlines only, and CSV."""
+"""Reads rows of text files: JSONL, split only at newlines, and CSV."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .rows import (
 )
 
 _BOM = b"\xef\xbb\xbf"
-_LONGEST_CELL = 8  # times a row's limit: a longer one is no row, but a file without its quotes
+_LONGEST_CELL = 8  # times the limit of a row; a longer cell means that a closing quote is missing
 _KEPT_BYTES = 4_096
-# Fields that are text even where they look like a number or a list.
+# Fields that are always text, even if they look like a number or a list.
 _TEXT_FIELDS = {"prompt", "id", "custom_id"}
 
 
 def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
-    """One row for each line that is not blank.  A longer line than the limit is skipped in
-    bounded memory and becomes an error row that keeps its beginning."""
+    """One row per line that is not blank.  A line longer than the limit becomes an error row with
+    its beginning; the rest is skipped in bounded memory."""
     index = line = 0
     while raw := stream.readline(max_row_bytes + 2):
         line += 1
@@ -61,9 +61,9 @@ def read_jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[InputRow]:
 def read_csv(
     stream: BinaryIO, max_row_bytes: int, name: str, mapping: Mapping[str, str]
 ) -> Iterator[InputRow]:
-    """One row for each record under a header line.  Empty cells are absent fields; cells of
-    columns other than prompt and ids that hold JSON (numbers, lists, true) are that value.
-    ``mapping``: which field comes from which column."""
+    """One row per record after a header line.  Empty cells are absent fields; cells that hold JSON
+    (numbers, lists, true) become that value, except in the columns of prompt and ids.
+    ``mapping``: field to column."""
     csv.field_size_limit(_LONGEST_CELL * max_row_bytes)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
@@ -93,7 +93,7 @@ def _records(reader: Any, name: str, mapping: Mapping[str, str]) -> Iterator[Inp
 
 
 def _check_header(cells: list[str], name: str, mapping: Mapping[str, str]) -> list[str]:
-    """Raises: InputError for names that no row could be read by."""
+    """Raises: InputError for a header with which no row can be read."""
     if len(cells) == 1 and cells[0] not in mapping.values() and set(cells[0]) & set(";\t"):
         raise InputError(
             f"{name}: the header is one column, {cells[0][:40]!r}; cells must be separated by "
@@ -107,7 +107,7 @@ def _check_header(cells: list[str], name: str, mapping: Mapping[str, str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column and the fields that it becomes, which say what its cells are."""
+    """A column and its fields, which determine how cells are read."""
 
     name: str
     fields: Set[str]
@@ -117,8 +117,8 @@ class _Column:
         return cls(name, fields_of_column(name, mapping))
 
     def value(self, cell: str) -> Any:
-        """What a cell holds, None if nothing.  Raises: RowError for an object of a field that the
-        recipe reads, with one key twice."""
+        """The value of a cell, None if empty.  Raises: RowError if a field that the recipe reads is
+        an object with a duplicate key."""
         if cell == "":
             return None
         if self.fields & _TEXT_FIELDS:
@@ -162,11 +162,11 @@ _CELLS = json.JSONDecoder(
 
 
 def _json_cell(cell: str) -> Any:
-    """The JSON in a cell, and text where it holds none, or none that could be written again."""
+    """The JSON in a cell; the text itself if it is not JSON, or cannot be written as JSON."""
     try:
         value = _CELLS.decode(cell)
         if isinstance(value, list | dict):
-            encode_json([value])  # as deep as it will be in its row
+            encode_json([value])  # nested as it will be in its row
     except RepeatedKeyError:
         raise
     except (ValueError, RecursionError):

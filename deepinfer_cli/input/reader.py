@@ -1,6 +1,7 @@
-"""Opens an input and says what it is: JSONL (also gz, zst, stdin), CSV, Parquet, a dataset folder.
+"""Opens an input and recognizes its format: JSONL (also gz, zst, stdin), CSV, Parquet, dataset
+folder.
 
-Formats are told by content where they can be.  The rows come as an iterator in bounded memory.
+Formats are recognized by content where possible.  Rows are an iterator, in bounded memory.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _COMPRESSED = (".gz", ".zst")
 class Reader:
     """An opened input.
 
-    rows: raises InputError where the input turns out to be damaged; the rows before are good.
-    share_read: the part of the input that has been read (0 to 1), None where nobody knows.
-    num_rows: where the file says it.  close: gives the file back.
+    rows: raises InputError where the input is damaged; the rows before are valid.
+    share_read: the fraction of the input that has been read (0 to 1), None if unknown.
+    num_rows: if the file says it.  close: closes the file.
     """
 
     name: str
@@ -101,7 +102,7 @@ def _reader(
 
 
 def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
-    """The raw bytes, and their number where it is known."""
+    """The raw bytes, and their number if known."""
     if source == "-":
         return _stdin(), None
     try:
@@ -114,7 +115,7 @@ def _open(source: str) -> tuple[io.BufferedReader[Any], int | None]:
 
 
 def _nearest(path: Path) -> str:
-    """What somebody may have meant who misspelt the name of a file, or where a link leads."""
+    """A hint for a file that does not exist: a similar name, or the target of a link."""
     with suppress(OSError):
         if path.is_symlink():
             return f"; it is a link to {os.readlink(path)}"
@@ -163,7 +164,7 @@ def _text_rows(
     max_row_bytes: int,
     csv_mapping: Mapping[str, str] | None,
 ) -> Iterator[InputRow]:
-    """``csv_mapping``: which field comes from which column, None where the text is JSONL."""
+    """``csv_mapping``: field to column for CSV, None for JSONL."""
     line = 0
     try:
         plain = open_plain(stream, head)

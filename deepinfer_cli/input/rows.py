@@ -1,4 +1,4 @@
-"""Input rows: what a line of the input became, before any recipe looks at it."""
+"""``InputRow``: a parsed line of the input, and its conversion to an error row."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NAMES |= {bool: "true or false", type(None): "null"}
 class InputRow:
     """One row.  Either ``fields`` or ``error`` is set.
 
-    index: counts rows from 0; the row number of seeds.  line: counts lines of a text file, or rows
-    of a table, from 1; what a person looks up.  raw: the untouched bytes (a table's row as JSON).
-    has_json_text: it may be of a table, which often stores JSON as text.
+    index: row number from 0, also for seeds.  line: line number of a text file, or row number of a
+    table, from 1, for people.  raw: the original bytes (for a table, the row as JSON).
+    has_json_text: the row is from a table, where JSON is often stored as text.
     """
 
     index: int
@@ -47,23 +47,23 @@ class InputRow:
 
 
 def fields_with_id(row: InputRow) -> Mapping[str, Any]:
-    """What the engine is given; a row without an id is known by its line number."""
+    """The fields for the engine; a row without an id gets its line number."""
     assert row.fields is not None
     if row.fields.get("custom_id") is None and row.fields.get("id") is None:
         return {**row.fields, "id": row.row_id}
     return row.fields
 
 
-# No text is right there.
+# Fields that are never text.
 _JSON_TEXT_FIELDS = ("messages", "tools", "response_format")
 
 
 class RepeatedKeyError(ValueError):
-    """An object has one key twice."""
+    """An object has a duplicate key."""
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; one of two equal keys would be lost without a word."""
+    """Make an object; of duplicate keys one would be lost silently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = first_repeated(name for name, _ in pairs)
@@ -72,7 +72,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def first_repeated(names: Iterable[str]) -> str:
-    """The first name that is there more than once, however many there are."""
+    """The first name that occurs more than once."""
     return next(name for name, count in Counter(names).items() if count > 1)
 
 
@@ -100,7 +100,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def _hint(raw: bytes) -> str:
-    """What a line that is no JSON may be, or be a part of."""
+    """A hint about what a line that is not JSON may be."""
     begin = raw.strip()[:1]
     if begin == b"[":
         return f"; {_ARRAY}"
@@ -110,7 +110,7 @@ def _hint(raw: bytes) -> str:
 
 
 def too_long_row(index: int, line: int, raw: bytes, size: int, limit: int) -> InputRow:
-    """The error row of one that is over the limit; ``raw`` is its beginning."""
+    """The error row for a line over the limit; ``raw`` is its beginning."""
     message = f"the row has {size:,} bytes, the limit is {limit:,} (--max-row-bytes)"
     if raw.lstrip()[:1] == b"[":
         message += f"; {_ARRAY}"
@@ -118,7 +118,7 @@ def too_long_row(index: int, line: int, raw: bytes, size: int, limit: int) -> In
 
 
 def make_row(index: int, line: int, raw: bytes) -> InputRow:
-    """The row of one line of JSON.  A row of an error file stands for the row inside it."""
+    """The row of a line of JSON.  A row of an errors file is replaced by the row inside it."""
     try:
         value = parse_json(raw)
         if isinstance(value, dict) and value.keys() >= _ERROR_ROW_FIELDS:
@@ -140,7 +140,7 @@ def _expect_object(value: Any) -> dict[str, Any]:
 
 
 def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) -> InputRow:
-    """Feeding an error file back in: take the untouched row out of ``input*``."""
+    """The original row inside a row of an errors file, from ``input*``."""
     if "input_base64" in value:
         try:
             inner = base64.b64decode(value["input_base64"], validate=True)
@@ -166,8 +166,8 @@ def _row_of_error_row(index: int, line: int, raw: bytes, value: dict[str, Any]) 
 
 
 def read_json_text(row: InputRow) -> InputRow:
-    """The row with the JSON that tables keep as text, after columns were mapped to fields; what is
-    none stays, for the recipe to say what is wrong.  An object with one key twice is an error."""
+    """The row with JSON text from tables parsed, after columns were mapped to fields.  Other text
+    is left for the recipe to report.  An object with a duplicate key is an error."""
     if row.fields is None or not row.has_json_text:
         return row
     fields = dict(row.fields)
@@ -184,12 +184,12 @@ def read_json_text(row: InputRow) -> InputRow:
 
 
 def fields_of_column(column: str, mapping: Mapping[str, str]) -> set[str]:
-    """The fields that a column of a table becomes; ``mapping``: which field comes from which."""
+    """The fields that a table's column becomes; ``mapping``: field to column."""
     return {field for field, source in mapping.items() if source == column} or {column}
 
 
 def map_fields(row: InputRow, mapping: Mapping[str, str]) -> InputRow:
-    """Give each field of ``mapping`` the value of its column; the columns' own names go away."""
+    """Rename columns to fields according to ``mapping`` (field to column)."""
     if row.fields is None or not mapping:
         return row
     missing = [column for column in mapping.values() if column not in row.fields]
@@ -210,7 +210,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def encode_json(value: Any) -> bytes:
-    """One line of strict JSON in UTF-8, unescaped but for lone surrogates, which UTF-8 lacks."""
+    """One line of strict JSON in UTF-8; only lone surrogates are escaped."""
     text = _ENCODER.encode(value)
     try:
         return text.encode("utf-8")
@@ -219,7 +219,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def error_row(row: InputRow, error: RowError) -> bytes:
-    """The line of the error file: where, what, and the untouched input row."""
+    """The line of the errors file: position, error, and the original row."""
     head = encode_json(
         {
             "line": row.line,

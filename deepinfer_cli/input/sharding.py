@@ -1,4 +1,4 @@
-"""Parts of one input for several machines: which rows each answers, and where it writes."""
+"""``Shard``: the rows that one of several machines answers, and its output file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part ``number`` of ``count``: rows number - 1, number - 1 + count, ... of the input.
+    """Shard ``number`` of ``count``: rows number - 1, number - 1 + count, ... of the input.
 
-    Rows keep their places in the whole input, so ids, seeds and answers do not depend on the
+    Rows keep their numbers in the whole input, so ids, seeds and answers do not depend on the
     sharding.
     """
 
@@ -25,7 +25,7 @@ class Shard:
 
     @classmethod
     def of_file(cls, output: Path, path: Path) -> Shard | None:
-        """The shard of ``output`` that ``path`` is named after; None for other names."""
+        """The shard of ``output`` that the name of ``path`` says; None for other names."""
         name = re.escape(output.stem) + r"\.(\d+)-of-(\d+)" + re.escape(output.suffix)
         match = re.fullmatch(name, path.name)
         return cls(int(match[1]), int(match[2])) if match else None
@@ -34,7 +34,7 @@ class Shard:
         return index % self.count == self.number - 1
 
     def num_rows(self, total: int) -> int:
-        """How many of an input's ``total`` rows are of this shard."""
+        """How many of an input's ``total`` rows are in this shard."""
         return max(0, -(-(total - self.number + 1) // self.count))
 
     def path(self, output: Path) -> Path:
@@ -48,7 +48,7 @@ class Shard:
 
 
 def shards_beside(output: Path) -> dict[Path, Shard]:
-    """The finished and unfinished shards that are named after ``output`` and lie beside it."""
+    """The finished and unfinished shards of ``output`` in its folder, by name."""
     found = {}
     if output.parent.is_dir():
         for path in sorted(output.parent.iterdir()):

@@ -1,4 +1,4 @@
-"""Rows of columnar files: Parquet, and the directories that ``datasets`` saves."""
+"""Reads rows of columnar files: Parquet, and folders saved by ``datasets``."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from deepinfer.recipes.sampling_fields import SAMPLING_FIELDS
 
 from .rows import InputRow, encode_json, fields_of_column, first_repeated
 
-# Decimals are numbers in fields that take numbers; elsewhere they stay text, digit by digit.
+# Fields in which decimals become numbers; elsewhere they become text, with all digits.
 _NUMBER_FIELDS = {*SAMPLING_FIELDS, "prompt_token_ids", "body"}
 
-# Of rows of usual size, and of bytes where a row group says that its rows are larger.
+# Limits of a batch: rows of usual size, and bytes if a row group has larger rows.
 _BATCH_ROWS, _BATCH_BYTES = 256, 16 * 2**20
 _BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(path: Path, mapping: Mapping[str, str]) -> tuple[int, Iterator[InputRow]]:
-    """The number of rows, and the rows; a batch at a time, never a whole row group.  ``mapping``:
-    which field comes from which column.
+    """The number of rows, and the rows, read in batches, never a whole row group at a time.
+    ``mapping``: field to column.
 
-    Raises: InputError if the file is not Parquet or is damaged, also later, while reading.
+    Raises: InputError if the file is not Parquet or is damaged, possibly later, while reading.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Not mapped, as a file that somebody cuts would then kill the process; and with a buffer,
-        # as the columns of a row group are otherwise read whole.
+        # Not memory-mapped, since truncating the file would then kill the process; buffered, since
+        # columns of a row group are otherwise read completely.
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
         _check_columns(file.schema_arrow.names, str(path))
         batches = file.iter_batches(batch_size=_batch_size(file.metadata), use_threads=False)
@@ -45,7 +45,7 @@ def open_parquet(path: Path, mapping: Mapping[str, str]) -> tuple[int, Iterator[
 
 
 def open_dataset(folder: Path, mapping: Mapping[str, str]) -> tuple[int | None, Iterator[InputRow]]:
-    """The rows of a ``Dataset.save_to_disk`` folder, likewise.  Raises: InputError."""
+    """The same for a folder of ``Dataset.save_to_disk``.  Raises: InputError."""
     state = folder / "state.json"
     if (folder / "dataset_dict.json").is_file():
         splits = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir()))
@@ -60,14 +60,14 @@ def open_dataset(folder: Path, mapping: Mapping[str, str]) -> tuple[int | None, 
 
 
 def _batch_size(metadata: Any) -> int:
-    """Rows at a time, so that documents of megabytes are not read by the hundred."""
+    """Rows per batch: fewer if rows are large."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     largest = max((g.total_byte_size // max(g.num_rows, 1) for g in groups), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(largest, 1)))
 
 
 def _check_columns(names: list[str], where: str) -> None:
-    """Of two columns of one name, one would be lost without a word."""
+    """Refuse duplicate column names, of which one would be lost silently."""
     if len(set(names)) != len(names):
         raise InputError(f"{where} has column {first_repeated(names)[:40]!r} twice; rename one")
 
@@ -86,7 +86,7 @@ def _arrow_batches(paths: list[Path]) -> Iterator[Any]:
 def _rows(
     batches: Iterator[Any], name: str, mapping: Mapping[str, str], num_rows: int | None = None
 ) -> Iterator[InputRow]:
-    """``num_rows``: how many there must be, where the file says it."""
+    """``num_rows``: how many there must be, if the file says it."""
     import pyarrow as pa
 
     index = 0
@@ -97,12 +97,12 @@ def _rows(
                 index += 1
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(f"{name}: after row {index:,}", error) from error
-    if num_rows is not None and index < num_rows:  # one that was cut may end without a word
+    if num_rows is not None and index < num_rows:  # a truncated file may end without an error
         raise InputError(f"{name} ends after row {index:,} of {num_rows:,}; copy the file again")
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
-    """The batch's rows; a cell that cannot be read at all is the error of its row only."""
+    """The rows of a batch; a cell that cannot be read is an error of its row only."""
     try:
         yield from batch.to_pylist()
     except (UnicodeDecodeError, ValueError, OverflowError):
@@ -115,8 +115,8 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowError]:
 
 
 def _cell(name: str, column: Any) -> Any:
-    """The value of a column of one row; text where Python cannot hold it, such as a date before the
-    year 1.  Raises: RowError if it can be neither."""
+    """The value of a single cell; text if Python cannot represent it, such as a date before the
+    year 1.  Raises: RowError if neither is possible."""
     import pyarrow as pa
 
     try:
@@ -140,7 +140,7 @@ def _row(index: int, record: dict[str, Any] | RowError, mapping: Mapping[str, st
         values[name] = _json_value(value, _number if is_number else str)
     if isinstance(text := record.get(prompt), bytes) and _decoded(text) is None:
         error = RowError("invalid_utf8", f"{prompt}: its bytes are not UTF-8 text")
-        return InputRow(index, line, text, None, error)  # given again, it is refused again
+        return InputRow(index, line, text, None, error)  # used as input again, it is refused again
     fields = {name: _without_nulls(value) for name, value in values.items() if value is not None}
     return InputRow(index, line, encode_json(values), fields, has_json_text=True)
 
@@ -150,8 +150,8 @@ def _number(value: Decimal) -> int | float:
 
 
 def _json_value(value: Any, decimal: Callable[[Decimal], Any]) -> Any:
-    """``value`` in JSON's types: what tables know beyond them becomes text, NaN becomes null.
-    ``decimal``: what a decimal number becomes."""
+    """``value`` in JSON's types: other types of tables become text, NaN becomes null.
+    ``decimal``: conversion of decimal numbers."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, list | tuple):
@@ -178,7 +178,7 @@ def _decoded(value: bytes) -> str | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A table gives every struct all keys; a null is a key that the row does not have."""
+    """Drop nulls: in a table every struct has all keys, and null means absent."""
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""From finished rows to files that survive anything."""
+"""Durable output: journal, working folder, final files, merging and retrying."""

@@ -1,4 +1,4 @@
-"""What the answers of a run depend on besides its rows, and what of it has changed."""
+"""``Basis``: what a run's answers depend on besides its rows, and what has changed of it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """settings: name to value, in JSON's types.  model_files: name to digest; empty for the model
-    inside the package, which the version of the package tells.  verb: which makes the output."""
+    """settings: name to value, in JSON's types.  model_files: name to digest; empty for the
+    embedded model, which the package's version identifies.  verb: the verb that makes the
+    output."""
 
     settings: Mapping[str, object]
     model_files: Mapping[str, str] = field(default_factory=dict)
     verb: str = "run"
 
     def changed_since(self, earlier: Basis) -> tuple[str, str] | None:
-        """What is different now, and what would undo that; None if nothing is."""
+        """What has changed, and how to undo it; None if nothing has."""
         if self.verb != earlier.verb:
             return f"deepinfer {earlier.verb}", f"give deepinfer {earlier.verb} again"
         settings = settings_changed(earlier.settings, self.settings)
@@ -31,7 +32,7 @@ class Basis:
 
 
 def settings_changed(earlier: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """``temperature was 1.0, now 0.5; ...``; nothing if all are equal."""
+    """``temperature was 1.0, now 0.5; ...``; the empty string if all are equal."""
     words = [
         f"{name} was {earlier.get(name)!r}, now {now.get(name)!r}"
         for name in {**earlier, **now}

@@ -1,4 +1,4 @@
-"""What a full disk means for a run: how much it still needs, in words."""
+"""The error for a full disk, which says how much space the run still needs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DiskFullError(EngineError):
-    """The results have no room.  What was finished before is kept."""
+    """There is no space for the results.  Finished rows are kept."""
 
 
 def disk_full(error: OSError, folder: Path, needed_bytes: int | None) -> DiskFullError | None:
-    """The error to show if ``error`` is that of a full disk, a quota or a limit on file sizes.
+    """The error to show if ``error`` is about a full disk, a quota or a limit on file sizes.
 
-    needed_bytes: what the rest of the run will write, where that can be told.
+    needed_bytes: what the rest of the run will write, if known.
     """
     if error.errno not in _FULL:
         return None

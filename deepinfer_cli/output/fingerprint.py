@@ -1,4 +1,4 @@
-"""Which model answered: digests of its files that do not read hundreds of gigabytes."""
+"""Identifies a model by digests of its files, without reading hundreds of gigabytes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SUFFIXES = {".json", ".safetensors"}
 
 
 def model_files(folder: Path) -> dict[str, str]:
-    """16 hex digits for each weight and JSON file, over its size and its bytes.
+    """16 hex digits for each weight and JSON file, from its size and content.
 
-    Of a file above 64 MiB only the first and last MiB count, where the header with all names and
-    places is.  Raises: OSError if the folder cannot be read.
+    Of files above 64 MiB only the first and last MiB are read, which includes the header with all
+    names and offsets.  Raises: OSError if the folder cannot be read.
     """
     paths = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
     return {path.name: _digest(path) for path in paths}

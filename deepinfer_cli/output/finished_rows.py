@@ -1,4 +1,4 @@
-"""The rows of a finished output, results and error rows, back in the order of their input."""
+"""Reads the rows of a finished output, results and error rows, in the order of the input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .row_numbers import split_number
 
 @dataclass(frozen=True, slots=True)
 class FinishedRow:
-    """``payload`` is a line of the result file, or of the error file."""
+    """``payload`` is a line of the result file or of the errors file."""
 
     index: int
     is_error: bool
@@ -36,9 +36,9 @@ def finished_rows(
 ) -> Iterator[FinishedRow]:
     """Every row of a finished output in the order of its input, in bounded memory.
 
-    report: that of the output.  scratch: a folder whose disk holds the results once more while
-    they are sorted, if the output is in order of completion.
-    Raises: InputError if a row is missing or twice, or the two files do not fit each other.
+    report: that of the output.  scratch: a folder for a temporary copy of the results while they
+    are sorted, if the output is in order of completion.
+    Raises: InputError if a row is missing or duplicated, or the two files are from different runs.
     """
     if setting(report, "order") == "input":
         yield from _in_input_order(paths, shard)
@@ -47,7 +47,7 @@ def finished_rows(
 
 
 def _in_input_order(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
-    """An error row says which row it is; all others are the results, one after the other."""
+    """Error rows have row numbers; results are all other rows, in order."""
     errors = _error_rows(paths.errors)
     results = (payload for _, payload in _result_rows(paths.results))
     error = next(errors, None)
@@ -70,7 +70,7 @@ def _in_input_order(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
 
 
 def _sorted(paths: OutputPaths, end: int, shard: Shard, scratch: Path) -> Iterator[FinishedRow]:
-    """Results of a file in order of completion say themselves which row they are, below ``end``."""
+    """Results in order of completion have row numbers, which must be below ``end``."""
     with closing(Journal(scratch, is_kept=False)) as journal:
         for row in chain(_error_rows(paths.errors), _numbered_rows(paths.results)):
             if not 0 <= row.index < end:
@@ -88,7 +88,7 @@ def _sorted(paths: OutputPaths, end: int, shard: Shard, scratch: Path) -> Iterat
 
 
 def finished_report(paths: OutputPaths) -> Report:
-    """The report of a finished run.  Raises: InputError if there is none that can be read."""
+    """The report of a finished run.  Raises: InputError if it cannot be read."""
     try:
         report = from_json(Report, read_json(paths.report.read_bytes()))
     except FileNotFoundError:
@@ -101,12 +101,12 @@ def finished_report(paths: OutputPaths) -> Report:
 
 
 def setting(report: Report, name: str) -> Any:
-    """The value that a setting had in the run of ``report``; None if it knows no such setting."""
+    """The value of a setting in the run of ``report``; None if it had no such setting."""
     return report.settings[name].value if name in report.settings else None
 
 
 def _result_rows(path: Path) -> Iterator[tuple[int | None, bytes]]:
-    """The row that each result says it is, if it does, and the result without that."""
+    """Each result, with its row number if it has one, and without that field."""
     if path.suffix != ".parquet":
         with path.open("rb", buffering=1 << 18) as file:
             yield from map(split_number, _lines(file))

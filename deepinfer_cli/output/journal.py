@@ -1,9 +1,9 @@
 """The durable log of finished rows.
 
-One line for each finished row, in the order of finishing: checksum, row index, digest of the input
-row, facts for the report, and the row of the result or error file, separated by tabs.  JSON holds
-no raw newline, so after a damaged line the next one is good again.  Beside it lies an index of
-fixed-size entries by row, on disk and not in memory; it is rebuilt from the log and never trusted.
+One line per finished row, in order of completion: checksum, row index, digest of the input row,
+data for the report, and the row of the result or errors file, separated by tabs.  JSON has no raw
+newlines, so a damaged line does not affect the next one.  An index of fixed-size entries by row is
+kept on disk, not in memory; it is rebuilt from the log and never trusted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYNC_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished row.  ``payload`` is a line of the result file, or of the error file."""
+    """A finished row.  ``payload`` is a line of the result file or of the errors file."""
 
     index: int
     digest: bytes
@@ -40,21 +40,21 @@ class Record:
 
 
 def digest(raw: bytes) -> bytes:
-    """8 bytes that tell whether an input row is still the same."""
+    """An 8-byte digest that identifies the content of an input row."""
     return hashlib.blake2b(raw, digest_size=8).digest()
 
 
 class JournalError(DeepInferError):
-    """A record that was written does not come back as it was."""
+    """A record cannot be read back as it was written."""
 
 
 class JournalGoneError(JournalError):
-    """Somebody removed the log while it was written; what it held is lost."""
+    """The log was deleted during the run; its rows are lost."""
 
 
 class Journal:
-    """The log in ``folder``: a new one, or the one that an earlier run left there.  With
-    ``is_kept`` False a new one on that disk without a name, which ends with this object."""
+    """The log in ``folder``, new or left by an earlier run.  With ``is_kept`` False, a new unnamed
+    file on that disk, which disappears with this object."""
 
     def __init__(self, folder: Path, *, is_kept: bool = True) -> None:
         self._folder = folder if is_kept else None
@@ -71,10 +71,10 @@ class Journal:
         self._synced_at = time.monotonic()
 
     def recover(self) -> Iterator[Record]:
-        """Every good record of the log, oldest first, which also fills the index.
+        """Every valid record of the log, oldest first; this also fills the index.
 
-        A line cut off by a crash is removed; a damaged one is skipped, so that its row is answered
-        again.  Of several records of a row the last one counts.
+        A line truncated by a crash is removed; a damaged one is skipped, so that its row is
+        answered again.  Of several records of a row the last one counts.
         """
         end = 0
         with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
@@ -94,13 +94,14 @@ class Journal:
 
     @property
     def num_rows(self) -> int:
-        """How many rows are finished, those taken over by ``recover`` too."""
+        """Number of finished rows, including recovered ones."""
         return self._num_rows
 
     def append(self, record: Record) -> None:
-        """Make ``record`` survive this process at once, and the machine within seconds.
+        """Write ``record`` so that it survives a crash of the process, and within seconds also one
+        of the machine.
 
-        Raises: OSError, as of a full disk; then nothing of the record is left in the log.
+        Raises: OSError, such as for a full disk; then nothing of the record is left in the log.
         """
         line = _format(record)
         self._write(line)
@@ -112,7 +113,7 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Make all records survive the machine.  Raises: OSError, JournalGoneError."""
+        """Sync all records to the disk.  Raises: OSError, JournalGoneError."""
         os.fsync(self._log)
         if self._folder is not None and os.fstat(self._log).st_nlink == 0:
             raise JournalGoneError(
@@ -123,7 +124,7 @@ class Journal:
         self._synced_at = time.monotonic()
 
     def finished(self, index: int) -> bytes | None:
-        """The digest of the input row that was finished as row ``index``, None if none was."""
+        """The input digest of finished row ``index``, None if it is not finished."""
         entry = os.pread(self._index, _ENTRY.size, index * _ENTRY.size)
         if len(entry) < _ENTRY.size:
             return None
@@ -135,7 +136,7 @@ class Journal:
         return self._record(os.pread(self._index, _ENTRY.size, index * _ENTRY.size))
 
     def in_input_order(self, end: int) -> Iterator[Record]:
-        """The finished rows before row ``end``, by row, in bounded memory.
+        """The finished rows before row ``end``, in input order and bounded memory.
 
         Raises: JournalError.
         """
@@ -148,7 +149,7 @@ class Journal:
                     yield record
 
     def in_completion_order(self, end: int | None = None) -> Iterator[Record]:
-        """The same records, in the order in which they were finished; without ``end`` all."""
+        """The same records in order of completion; all of them without ``end``."""
         with open(os.dup(self._log), "rb", buffering=1 << 20) as log:
             log.seek(0)
             for offset, line in _whole_lines(log):
@@ -163,7 +164,7 @@ class Journal:
             os.close(descriptor)
 
     def forget(self, index: int) -> None:
-        """Take row ``index`` as not finished, until it is appended again."""
+        """Treat row ``index`` as not finished until it is appended again."""
         self._num_rows -= self.finished(index) is not None
         os.pwrite(self._index, bytes(_ENTRY.size), index * _ENTRY.size)
 
@@ -197,7 +198,7 @@ class Journal:
 
 
 def holds_rows(folder: Path) -> bool:
-    """Whether the log in ``folder``, if it is there, holds a row."""
+    """Whether there is a log with at least one row in ``folder``."""
     try:
         with (folder / "journal").open("rb", buffering=1 << 20) as log:
             return any(_parse(line) is not None for _, line in _whole_lines(log))
@@ -206,8 +207,8 @@ def holds_rows(folder: Path) -> bool:
 
 
 def count_rows(folder: Path) -> tuple[int, int]:
-    """How many rows the log in ``folder`` holds, and how many of them are errors.  Reads only: the
-    run may still be going on."""
+    """Number of rows in the log in ``folder``, and how many of them are errors.  Read-only, since
+    the run may still be active."""
     kinds = bytearray()  # by row: 1 a result, 2 an error
     with (folder / "journal").open("rb", buffering=1 << 20) as log:
         for _, line in _whole_lines(log):
@@ -220,7 +221,7 @@ def count_rows(folder: Path) -> tuple[int, int]:
 
 
 def _whole_lines(log: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of each line; a last one without its newline was cut off by a crash."""
+    """Offset and bytes of each line, without a last line that was truncated by a crash."""
     offset = 0
     for line in log:
         if line.endswith(b"\n"):

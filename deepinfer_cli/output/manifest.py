@@ -1,4 +1,4 @@
-"""``run.json`` in the folder of an unfinished run: on what basis the work there is done."""
+"""``run.json`` in the folder of an unfinished run: the basis of its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCHEMA = "deepinfer.partial/1"
 
 
 def write_manifest(folder: Path, basis: Basis) -> None:
-    """From now on, what is in ``folder`` belongs to a run on this basis."""
+    """Record the basis of the run in ``folder``."""
     text = json.dumps({"schema": _SCHEMA, **to_json(basis)}, indent=1) + "\n"
     temporary = folder / f"{NAME}.new"
     with temporary.open("w", encoding="utf-8") as file:
@@ -29,15 +29,15 @@ def write_manifest(folder: Path, basis: Basis) -> None:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether there is earlier work in ``folder``."""
+    """Whether ``folder`` has an unfinished run."""
     return (folder / NAME).exists()
 
 
 def read_manifest(folder: Path) -> Basis | None:
-    """The basis of the work in ``folder``, None if there is none to go on with.
+    """The basis of the unfinished run in ``folder``, None if there is none.
 
-    Raises: ConfigError that says what to do if the file cannot be read, is damaged or of another
-    version, or is gone although rows are kept.
+    Raises: ConfigError with advice if the file cannot be read, is damaged or from another version,
+    or is missing although there are finished rows.
     """
     path = folder / NAME
     try:

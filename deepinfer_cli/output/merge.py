@@ -1,4 +1,4 @@
-"""``deepinfer merge``: the outputs of all shards to one, as if there had been no shards."""
+"""``deepinfer merge``: combines the outputs of all shards into that of an unsharded run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from deepinfer.errors import ConfigError, InputError, on_one_line
 from deepinfer_cli.input.sharding import Shard, shards_beside
 from deepinfer_cli.report.merged import merged_report
 from deepinfer_cli.report.report import Report, encode_report
-from deepinfer_cli.run.talk import data_stream, say
 from deepinfer_cli.settings.settings import FIELDS
+from deepinfer_cli.stdio import data_stream, say
 
 from .basis import Basis
 from .finished_rows import FinishedRow, finished_report, finished_rows, setting
@@ -27,7 +27,7 @@ _OTHER_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class ShardOutput:
-    """What one shard's run left."""
+    """The output of one shard."""
 
     shard: Shard
     paths: OutputPaths
@@ -41,12 +41,12 @@ class ShardOutput:
 def merge(output: Path, files: Sequence[Path], *, force: bool, as_json: bool) -> int:
     """Write the rows of all shards to ``output``, in input order and bounded memory.
 
-    files: the shards' results; none means those beside ``output`` that are named after it.
+    files: the shards' results; if empty, those in the folder of ``output`` with its name.
     Returns the exit code.  Raises: InputError about the shards, ConfigError about the output.
     """
     format = output_format(output, takes_stdout=False)
     if as_json:
-        data_stream()  # before anything is written
+        data_stream()  # checked before anything is written
     outputs = open_shards(output, files)
     paths = OutputPaths(output)
     for shard in outputs:
@@ -118,7 +118,7 @@ def open_shards(output: Path, files: Sequence[Path]) -> list[ShardOutput]:
 
 
 def _rows(outputs: Sequence[ShardOutput], scratch: Path) -> Iterator[FinishedRow]:
-    """The rows of all shards in turn: row i is the next one of shard i modulo their number."""
+    """Interleave the shards: row i is the next row of shard i modulo their number."""
     iterators = [finished_rows(o.paths, o.report, o.shard, scratch) for o in outputs]
     for index in range(sum(shard.num_rows for shard in outputs)):
         turn = index % len(outputs)
@@ -173,7 +173,7 @@ def _check_same_run(first: ShardOutput, other: ShardOutput) -> None:
 
 
 def _origins(first: Report, other: Report) -> Iterator[tuple[str, str | None, str | None]]:
-    """What made the rows, by name; None where a shard had no row to answer."""
+    """What the rows depend on, by name; None if a shard had no rows."""
     versions = (first.versions.get("deepinfer"), other.versions.get("deepinfer"))
     yield "versions of deepinfer", *versions
     yield "models (their fingerprints)", first.model_fingerprint, other.model_fingerprint

@@ -1,4 +1,4 @@
-"""Result rows as Parquet, with one schema for every run, fixed before the first row."""
+"""Writes result rows as Parquet, with the same schema for every run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ANSWER: dict[str, Any] = {
 _USAGE = _struct(
     prompt_tokens=_INT, completion_tokens=_INT, reasoning_tokens=_INT, cached_tokens=_INT
 )
-# What has a shape of its own in each row stands as JSON text.
+# Fields whose structure differs from row to row are stored as JSON text.
 _JSON_FIELDS = {"sampling", "notes", "input"}
 SCHEMA = pa.schema(
     {
@@ -53,13 +53,13 @@ SCHEMA = pa.schema(
         "sampling": _TEXT,
         "notes": _TEXT,
         "input": _TEXT,
-        "row": _INT,  # which row it is, where the file is not in the order of the input
+        "row": _INT,  # row number, if the file is not in input order
     }
 )
 
 
 class ParquetFile:
-    """Takes result rows as JSON lines and writes them in groups of bounded size."""
+    """Writes result rows, given as JSON lines, in row groups of bounded size."""
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
@@ -84,8 +84,7 @@ class ParquetFile:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The result rows of a file that ``ParquetFile`` wrote, as they were; absent fields are left
-    out."""
+    """The result rows of a file written by ``ParquetFile``, without absent fields."""
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         for batch in file.iter_batches(batch_size=_GROUP_ROWS // 16, use_threads=False):
             for row in batch.to_pylist():
@@ -96,7 +95,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Without what a struct's schema adds: keys that the row did not have."""
+    """Without the null keys that a struct's schema adds."""
     if isinstance(value, dict):
         return {name: _without_nulls(v) for name, v in value.items() if v is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -112,7 +111,7 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
-    """Text without lone surrogates, which UTF-8 cannot hold."""
+    """Text without lone surrogates, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The folder ``<output>.partial`` of an unfinished run: who works there, with which settings."""
+"""The folder ``<output>.partial`` of an unfinished run: its lock, and the basis of its answers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from .manifest import is_begun, read_manifest, write_manifest
 from .paths import OUR_FILES, OutputPaths
 
 _ATTEMPTS = 100
-# Another shell that asks whether a run is alive holds the lock for an instant.
+# ``deepinfer status`` in another shell may hold the lock for an instant.
 _LOCK_TRIES, _LOCK_WAIT_S = 5, 0.05
 
 
 class PartialFolder:
-    """The locked working folder of one output.  A context manager; leaving it gives the lock back,
-    and the folder too if nothing was begun there.  An OSError of a full disk says where it is.
+    """The locked working folder of one output, as a context manager that releases the lock, and
+    removes the folder if no run was begun in it.  An OSError for a full disk names the place.
 
-    The lock ends with the process that holds it, however that ends, so a dead holder's work is
-    simply taken over.
+    The lock ends with its process, however that ends, so the next run simply takes over.
     """
 
     def __init__(self, paths: OutputPaths) -> None:
@@ -52,11 +51,12 @@ class PartialFolder:
             raise full from error
 
     def begin(self, basis: Basis, *, force: bool, can_retry: bool = True) -> bool:
-        """Say on which basis the work here is done; True if there is earlier work to go on with.
+        """Begin or resume a run with this basis; returns True if there is a run to resume.
 
-        Work on the same basis is continued, also with ``force``: its answers would be the same.
-        Raises: ConfigError if the results exist or the work was begun on another basis, unless
-        ``force`` replaces the former and discards the latter.  can_retry: --retry-failed is a flag.
+        A run with the same basis is resumed even with ``force``: its answers would be the same.
+        Raises: ConfigError if the results exist or there is a run with another basis, unless
+        ``force`` replaces the former and discards the latter.  can_retry: the verb has the flag
+        --retry-failed.
         """
         self._check_contents()
         if not is_begun(self.path) and self.paths.results.exists() and not force:
@@ -74,7 +74,7 @@ class PartialFolder:
                 f"{changed[1]} to continue it, or --force to start over"
             )
         if earlier is not None and changed is None:
-            with suppress(FileNotFoundError):  # what an earlier part said last
+            with suppress(FileNotFoundError):  # the report of an earlier part
                 (self.path / "report.json").replace(self.earlier_report)
             return True
         self.clear()
@@ -83,24 +83,24 @@ class PartialFolder:
 
     @property
     def earlier_report(self) -> Path:
-        """The report of the parts before the one that is running, if they could write one."""
+        """The report of the parts before the current one, if there is one."""
         return self.path / "earlier.json"
 
     @property
     def retried_report(self) -> Path:
-        """The report of the finished run whose failed rows are answered again, if it is so."""
+        """The report of the finished run whose failed rows are being retried, if any."""
         return self.path / "retried.json"
 
     def clear(self) -> None:
-        """Remove what earlier work left."""
+        """Remove everything that earlier runs left."""
         self._check_contents()
         for stale in self.path.iterdir():
             if stale.name != "lock":
                 stale.unlink()
 
     def keep_report(self, report: bytes, *, is_last: bool = False) -> None:
-        """Let the next part know what this one has measured, should it be killed; ``is_last``: how
-        it ended.  On a full disk, which is told elsewhere, what was there before stays."""
+        """Save the report so far, for the next part if this one is killed; ``is_last``: the final
+        one.  On a full disk, which is reported elsewhere, the previous report stays."""
         place = self.path / "report.json" if is_last else self.earlier_report
         fresh = place.with_suffix(".new")
         try:
@@ -111,8 +111,8 @@ class PartialFolder:
                 fresh.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """The run is finished: nothing here is needed any more."""
-        with suppress(FileNotFoundError):  # somebody else was faster
+        """Remove the folder of a finished run."""
+        with suppress(FileNotFoundError):  # removed already
             shutil.rmtree(self.path)
 
     def _check_contents(self) -> None:
@@ -124,7 +124,7 @@ class PartialFolder:
             )
 
     def _acquire(self) -> int:
-        """Make, open and lock; once more if another run removed the folder in between."""
+        """Create and lock the folder; retry if another run removed it in between."""
         for _ in range(_ATTEMPTS):
             try:
                 lock = self._open_lock()
@@ -156,11 +156,11 @@ class PartialFolder:
             raise
 
     def _release(self, lock: int) -> None:
-        with suppress(OSError):  # the folder is gone, or may not be listed
+        with suppress(OSError):  # the folder is gone, or cannot be listed
             names = {path.name for path in self.path.iterdir()}
-            # Another run may have made the folder again.
+            # Another run may have created the folder again.
             if self._is_current(lock) and names <= {"lock", "run.json.new"}:
-                self.remove()  # nothing was begun, as by a run that is refused
+                self.remove()  # nothing was begun, such as by a refused run
         os.close(lock)
 
     def _open_lock(self) -> int:
@@ -174,21 +174,21 @@ class PartialFolder:
             raise self._unwritable((error.strerror or str(error)).lower()) from error
 
     def _check_places(self) -> None:
-        """Nothing that cannot be replaced or written stands where this run will write."""
+        """Check that everything this run will write can be written or replaced."""
         if not self.path.parent.is_dir():
             raise self._unwritable(f"there is no folder {self.path.parent}")
         for path in (self.paths.results, self.paths.errors, self.paths.report):
             if path.is_dir():
                 raise self._unwritable(f"{path} is a folder")
         for path in (self.paths.results, self.paths.errors, self.paths.report, self.path):
-            if path.is_symlink():  # which the finish would replace, and not what it points to
+            if path.is_symlink():  # publishing would replace the link, not its target
                 raise self._unwritable(f"{path} is a link to {os.readlink(path)}")
 
     def _unwritable(self, reason: str) -> ConfigError:
         return ConfigError(f"cannot write {self.paths.results}: {reason}; give another output (-o)")
 
     def _take(self, lock: int) -> bool:
-        """Lock for this process alone; False if another run has it."""
+        """Lock exclusively; False if another run has the lock."""
         for attempt in range(_LOCK_TRIES):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,7 +203,7 @@ class PartialFolder:
         return False
 
     def _is_current(self, lock: int) -> bool:
-        """False if the folder was removed between opening its lock file and locking it."""
+        """Whether the locked file is still the one in the folder."""
         try:
             return os.path.samestat(os.fstat(lock), os.stat(self.path / "lock"))
         except FileNotFoundError:
@@ -211,7 +211,7 @@ class PartialFolder:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a living process works in ``folder``, on whatever machine."""
+    """Whether a live process, on any machine, works in ``folder``."""
     try:
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

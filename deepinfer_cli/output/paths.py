@@ -1,4 +1,4 @@
-"""Where a run writes, and that it replaces no file that it reads."""
+"""Paths of a run's output, and the check that they replace no input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from deepinfer.errors import ConfigError
 
-# What a run puts into its working folder; nothing else there is ever touched.
+# All files of a working folder; others are never touched.
 OUR_FILES = {"lock", "run.json", "run.json.new", "journal", "index", "results", "errors"}
 OUR_FILES |= {"report", "report.json", "report.new", "status.json", "status.json.new"}
 OUR_FILES |= {"earlier.json", "earlier.new", "retried.json"}
-# What is named there is stdin or a pipe of the shell, as <(cat *.jsonl): no files lie there.
+# Paths of stdin and of shell pipes such as <(cat *.jsonl), beside which no files can be written.
 _FOLDERS_OF_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")
 _ENDINGS_OF_JSONL = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
@@ -32,7 +32,7 @@ def default_output(source: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OutputPaths:
-    """Where a run writes.  ``results`` appears when everything is finished."""
+    """Paths of a run's output.  ``results`` appears when everything is finished."""
 
     results: Path
 
@@ -50,7 +50,7 @@ class OutputPaths:
 
     @property
     def written(self) -> list[Path]:
-        """All files that a run makes or replaces."""
+        """All files that a run creates or replaces."""
         inside = [self.partial / name for name in sorted(OUR_FILES)]
         return [self.results, self.errors, self.report, *inside]
 

@@ -1,4 +1,4 @@
-"""From an engine's output to a result row, and to the facts about it that the report adds up."""
+"""Converts an engine's output to a result row, and to the data that the report sums up."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def result_row(
     keep_token_ids: bool = False,
     timing: bool = False,
 ) -> dict[str, Any]:
-    """The result row, in JSON's types.  With n > 1 the answers stand in ``samples``.
+    """The result row, in JSON's types.  With n > 1 the answers are in ``samples``.
 
-    Equal answers give equal bytes: nothing here depends on time or chance unless ``timing``.
+    Equal answers give equal bytes: without ``timing``, nothing depends on time or chance.
     """
     assert output.usage is not None and output.sampling is not None
     answers = [_answer(s, keep_token_ids=keep_token_ids, timing=timing) for s in output.samples]
@@ -49,7 +49,7 @@ def result_row(
 
 
 def without_carried(notes: Mapping[str, str], carry: Sequence[str]) -> dict[str, str]:
-    """``notes`` without those ignored fields that are copied to the result by name."""
+    """``notes`` without ignored fields that are copied to the result explicitly."""
     ignored = notes.get("ignored_fields", "").split(", ")
     left = ", ".join(name for name in ignored if name and name not in carry)
     others = {name: note for name, note in notes.items() if name != "ignored_fields"}
@@ -57,7 +57,7 @@ def without_carried(notes: Mapping[str, str], carry: Sequence[str]) -> dict[str,
 
 
 def result_facts(output: RequestOutput) -> dict[str, Any]:
-    """What the report needs to know about a result row: small, and kept in the journal."""
+    """The data of a result row for the report; it is kept in the journal, so it is small."""
     assert output.usage is not None
     facts: dict[str, Any] = {
         "kind": output.kind,
@@ -78,10 +78,10 @@ def result_facts(output: RequestOutput) -> dict[str, Any]:
 
 
 def facts_of_row(result: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The facts of a result row of an earlier run, as far as the row itself still tells them.
+    """The data of an earlier run's result row, as far as the row itself has it.
 
-    Cache hits, drafts, preemptions, times and the length of each answer are in the report of that
-    run (``Summary.add_untold``).
+    Cache hits, drafts, preemptions, times and answer lengths are in the report of that run
+    (``Summary.add_untold``).
     """
     answers = result.get("samples", [result])
     return {
@@ -127,7 +127,7 @@ def _answer(sample: Sample, *, keep_token_ids: bool, timing: bool) -> dict[str, 
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Counts that a repeated run gives again.  Cache hits depend on what ran before."""
+    """Only reproducible counts: cache hits depend on what ran before."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -136,7 +136,7 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _sampling(output: RequestOutput) -> dict[str, Any]:
-    """The sampling that was used: temperature, top_p and whatever is not the default."""
+    """The sampling that was used: temperature, top_p and all values that are not defaults."""
     shown = {}
     for name, default in _DEFAULTS.items():
         value = getattr(output.sampling, name)
@@ -166,7 +166,7 @@ def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` without what JSON lacks: numbers that are not finite become null."""
+    """``value`` with non-finite numbers, which JSON lacks, replaced by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

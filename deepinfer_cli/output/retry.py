@@ -1,4 +1,4 @@
-"""``--retry-failed`` on a finished output: take its results back into a journal, without errors."""
+"""``--retry-failed`` on a finished output: puts its results, without errors, into a journal."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .results import facts_of_row
 
 
 def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Basis) -> None:
-    """Make ``folder`` that of an unfinished run which has all results of the finished one.
+    """Turn ``folder`` into an unfinished run that has all results of the finished one.
 
     The output itself stays as it is until the run is finished again.
-    Raises: ConfigError if it was made with other settings, InputError if from another input.
+    Raises: ConfigError if its settings differ, InputError if its input does.
     """
     paths = folder.paths
     report = finished_report(paths)
@@ -65,13 +65,13 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
         for kept in (folder.earlier_report, folder.retried_report):
             shutil.copyfile(paths.report, kept)
         write_manifest(folder.path, basis)
-    except BaseException:  # Ctrl-C too: half a journal is of no use
+    except BaseException:  # also Ctrl-C: an incomplete journal is useless
         folder.remove()
         raise
 
 
 def _changed(report: Report, resolved: Resolved, basis: Basis) -> tuple[str, str] | None:
-    """As ``Basis.changed_since``.  A report knows only whether the model is another one."""
+    """As ``Basis.changed_since``; of the model, a report has only the fingerprint."""
     now = resolved.answers()
     then = {name: setting(report, name) for name in now}
     if report.constraint_digest is not None:
@@ -92,7 +92,7 @@ def _changed(report: Report, resolved: Resolved, basis: Basis) -> tuple[str, str
 def _results(
     all_rows: Iterator[InputRow], report: Report, folder: PartialFolder, settings: Settings
 ) -> Iterator[Record]:
-    """The results of the output, each with the input row that it answers."""
+    """The results of the output, each with its input row."""
     shard, paths = Shard.of(settings.shard), folder.paths
     wanted = islice(all_rows, settings.limit)
     rows = (row for row in wanted if shard.holds(row.index))
@@ -103,7 +103,7 @@ def _results(
             raise _foreign(paths, f"it has a row {finished.index}, {end} ends before")
         if not finished.is_error:
             yield _record(row, finished, paths, settings)
-    for _ in wanted:  # rows that came later would change the digest, and with it the input
+    for _ in wanted:  # read on: the digest covers the whole input
         pass
 
 
@@ -116,7 +116,7 @@ def _record(row: InputRow, finished: FinishedRow, paths: OutputPaths, settings: 
 
 
 def _octets(row_id: object) -> bytes:
-    """Parquet has no halves of surrogate pairs, which a JSON id may hold."""
+    """An id as in Parquet, which has no lone surrogates."""
     return str(row_id).encode("utf-8", "replace")
 
 

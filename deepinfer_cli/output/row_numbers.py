@@ -1,4 +1,4 @@
-"""Which row a result is: said in the result itself where its place in the file does not."""
+"""Row numbers in results, for files that are not in input order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBERED = re.compile(rb'\{"row": ?(\d{1,18}), ?')
 
 
 def numbered(record: Record) -> Record:
-    """``record`` with ``row`` as the first field of a result; an error row has one already."""
+    """``record`` with ``row`` as the first field of a result; error rows have it already."""
     if record.is_error:
         return record
     payload = b'{"row": %d, %b' % (record.index, record.payload[1:])
@@ -19,6 +19,6 @@ def numbered(record: Record) -> Record:
 
 
 def split_number(payload: bytes) -> tuple[int | None, bytes]:
-    """The row that ``numbered`` wrote into a result, and the result without it."""
+    """The row number that ``numbered`` added to a result, and the result without it."""
     match = _NUMBERED.match(payload)
     return (None, payload) if match is None else (int(match[1]), b"{" + payload[match.end() :])

@@ -1,4 +1,4 @@
-"""From the journal to what the user sees: the final files, or a stream on stdout."""
+"""Writes the journal's rows to the final files, or to stdout."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 def output_format(path: Path, *, takes_stdout: bool = True) -> str:
-    """``jsonl`` or ``parquet``, by the ending.  Raises: ConfigError for any other ending, with what
-    would do."""
+    """``jsonl`` or ``parquet``, by the file name extension.  Raises: ConfigError for any other,
+    with the possible ones."""
     if path.suffix not in _ENDINGS:
         known = ", ".join(_ENDINGS) + (", or - for stdout" if takes_stdout else "")
         raise ConfigError(f"output {path}: expected a name that ends in {known}")
@@ -35,7 +35,7 @@ def output_format(path: Path, *, takes_stdout: bool = True) -> str:
 
 
 class _Lines:
-    """A text file of payloads, one a line, on disk when it is closed."""
+    """A text file with one payload per line, synced to the disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=1 << 20)
@@ -45,7 +45,7 @@ class _Lines:
         self._file.write(b"\n")
 
     def close(self) -> None:
-        with self._file:  # which closes it, also when the disk is full
+        with self._file:  # closes it, even if the disk is full
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -77,23 +77,23 @@ def _results(path: Path, format: str) -> _Sink:
 
 
 def publish(folder: Path, paths: OutputPaths, report: bytes, *, has_errors: bool) -> None:
-    """Give the files their final names.  The results come last: where they are, all is."""
+    """Rename the files to their final names; results come last, when all others exist."""
     with closing(_Lines(folder / "report")) as report_file:
         report_file.write(report)
     if has_errors:
         (folder / "errors").replace(paths.errors)
     else:
-        paths.errors.unlink(missing_ok=True)  # of an earlier run that was replaced
+        paths.errors.unlink(missing_ok=True)  # from an earlier run that is being replaced
     (folder / "report").replace(paths.report)
     (folder / "results").replace(paths.results)
     _sync_folder(paths.results.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make new names in ``folder`` survive the machine, where its file system can do that."""
+    """Sync the names in ``folder`` to the disk, if its file system supports that."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # it may be written, but not be listed
+    except PermissionError:  # writable, but not readable
         return
     try:
         os.fsync(descriptor)
@@ -105,9 +105,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 class StdoutStream:
-    """Writes rows to stdout as soon as their turn comes, results and error rows alike.
+    """Writes results and error rows to stdout in order, each as early as possible.
 
-    ``shard`` says which rows there are.
+    ``shard``: which rows to expect.
     """
 
     def __init__(self, journal: Journal, stream: BinaryIO, order: str, shard: Shard) -> None:
@@ -128,8 +128,8 @@ class StdoutStream:
                 self._next += self._step
 
     def write_rest(self, end: int) -> None:
-        """After an early end: the finished rows before ``end`` that still wait for another, as long
-        as the reader of stdout takes them."""
+        """After an early end: write finished rows before ``end`` that were waiting for earlier
+        ones, as long as stdout is open."""
         if self._order == "input":
             for index in range(self._next, end, self._step):
                 record = self._journal.record(index)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from deepinfer_cli.helptext import Command
+from deepinfer_cli.settings.as_given import errors_as_given
 from deepinfer_cli.settings.flags import with_settings
 from deepinfer_cli.settings.layers import resolve
-from deepinfer_cli.settings.users_words import in_users_words
 from deepinfer_cli.settings.values import SECONDS
 
 _HELP = """\
@@ -63,7 +63,7 @@ def add_plan(app: typer.Typer) -> None:
         resolved = resolve(flags, config=config)
         from .verb import plan
 
-        with in_users_words(resolved.origins):
+        with errors_as_given(resolved.origins):
             code = plan(
                 source, resolved, like=like, seconds=float(seconds), as_json=json, quiet=quiet
             )

@@ -13,10 +13,10 @@ from deepinfer_cli.input.reader import Reader, open_reader
 from deepinfer_cli.report.file import read_report
 from deepinfer_cli.report.report import InputFacts, SettingReport
 from deepinfer_cli.run.console import Snapshot, duration, make_console
-from deepinfer_cli.run.talk import data_stream, print_json
 from deepinfer_cli.settings.constraint import run_constraint
 from deepinfer_cli.settings.engine_arguments import engine_arguments
 from deepinfer_cli.settings.layers import Resolved
+from deepinfer_cli.stdio import data_stream, print_json
 from deepinfer_cli.typed_json import to_json
 
 from .estimate import estimate, from_rehearsal, from_report

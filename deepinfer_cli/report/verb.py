@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deepinfer.errors import ConfigError
-from deepinfer_cli.run.talk import data_stream
+from deepinfer_cli.stdio import data_stream
 from deepinfer_cli.typed_json import to_json
 
 from .file import StoredReport, read_report

@@ -1,4 +1,5 @@
-"""Talk on stderr: live progress on a terminal, plain timestamped lines elsewhere, or silence."""
+"""StderrWriter on stderr: live progress on a terminal, plain timestamped lines elsewhere, or
+silence."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from deepinfer.errors import on_one_line
 from deepinfer_cli.report.pages.words import counted
+from deepinfer_cli.stdio import stderr_stream
 
 from .background import every
-from .talk import talk
 
 if TYPE_CHECKING:
     from deepinfer_cli.report.report import Report
@@ -60,7 +61,7 @@ class Console(Protocol):
 
 def make_console(*, quiet: bool) -> Console:
     """The console for what stderr is: a terminal that can redraw lines, or anything else."""
-    stderr = talk()
+    stderr = stderr_stream()
     if quiet or stderr is None:
         return QuietConsole()
     if stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":

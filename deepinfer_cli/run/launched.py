@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from deepinfer.engine.parallel.launched import launched_place
 from deepinfer.engine.parallel.sizes import ParallelSizes
+from deepinfer_cli.settings.as_given import errors_as_given
 from deepinfer_cli.settings.layers import Resolved
-from deepinfer_cli.settings.users_words import in_users_words
 
 _WAIT_S = 60.0
 
@@ -17,7 +17,7 @@ _WAIT_S = 60.0
 def run_as_rank(resolved: Resolved, run: Callable[[], int]) -> int:
     """``run`` in the first process, or alone; another rank's part in the others."""
     settings = resolved.settings
-    with in_users_words(resolved.origins):
+    with errors_as_given(resolved.origins):
         sizes = ParallelSizes(
             expert_parallel_size=settings.expert_parallel_size,
             tensor_parallel_size=settings.tensor_parallel_size,

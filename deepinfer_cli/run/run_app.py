@@ -1,4 +1,4 @@
-"""``deepinfer run``: its flags, and what its help says."""
+"""The flags and help of ``deepinfer run``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepinfer_cli.helptext import Command
 from deepinfer_cli.settings.flags import with_settings
 from deepinfer_cli.settings.layers import resolve
 
-if TYPE_CHECKING:  # a help page must not wait for what a run needs
+if TYPE_CHECKING:  # help must not import what a run needs
     from .job import MakeEngine
 
 

@@ -15,10 +15,10 @@ from deepinfer_cli.output.manifest import is_begun, read_manifest
 from deepinfer_cli.output.partial import is_locked
 from deepinfer_cli.output.paths import OutputPaths, default_output
 from deepinfer_cli.report.file import read_report
+from deepinfer_cli.stdio import data_stream, print_json
 
 from .console import duration
 from .status_file import current_folder, read_status
-from .talk import data_stream, print_json
 
 _PASSING = {"engine_error"}  # kinds that the same row may not meet again
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")

@@ -30,16 +30,16 @@ from deepinfer_cli.output.writer import StdoutStream, output_format, publish, wr
 from deepinfer_cli.report.parts import earlier_report
 from deepinfer_cli.report.prometheus import export_metrics
 from deepinfer_cli.report.report import Report, encode_report
+from deepinfer_cli.settings.as_given import errors_as_given
 from deepinfer_cli.settings.constraint import answers_depend_on
 from deepinfer_cli.settings.layers import Resolved
 from deepinfer_cli.settings.settings import Settings
-from deepinfer_cli.settings.users_words import in_users_words
+from deepinfer_cli.stdio import data_stream
 
 from .console import Console, make_console
 from .job import Job, MakeEngine
 from .model import check_sampling, model_folder
 from .status_file import StatusFile, command_line, read_status
-from .talk import data_stream
 
 _AGAIN = "run the same command again to continue"
 
@@ -61,7 +61,7 @@ class RunRequest:
 
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
     """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
-    with in_users_words(resolved.origins):
+    with errors_as_given(resolved.origins):
         check_sampling(resolved.settings, is_constrained=request.constraint is not None)
         return _run(request, resolved, make_engine)
 

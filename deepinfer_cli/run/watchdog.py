@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from deepinfer.errors import DeepInferError
+from deepinfer_cli.stdio import complain, stderr_stream
 
 from .background import every
 from .console import duration
-from .talk import complain, talk
 
 NO_PROGRESS = 6
 _LOOKS = 20  # per limit
@@ -67,7 +67,7 @@ class Watchdog:
         else:
             self._stopped_at = now
             complain(f"no progress for {duration(self._limit_s)} (--stall-limit); all stacks:")
-            if (stderr := talk()) is not None:
+            if (stderr := stderr_stream()) is not None:
                 faulthandler.dump_traceback(stderr, all_threads=True)
             self._stop()
 

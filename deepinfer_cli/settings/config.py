@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.errors import ConfigError, on_one_line
-from deepinfer_cli.run.talk import data_stream, print_json, say
+from deepinfer_cli.stdio import data_stream, print_json, say
 
 from .layers import Resolved
 from .settings import FIELDS, Settings, plain

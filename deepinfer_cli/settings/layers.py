@@ -12,9 +12,9 @@ from typing import Any
 
 from deepinfer.errors import ConfigError
 
+from .as_given import errors_as_given
 from .environment import CONFIG, environment_layer
 from .settings import FIELDS, Settings, flag_name, plain
-from .users_words import in_users_words
 from .values import Kind
 from .yaml_file import yaml_layer
 
@@ -65,7 +65,7 @@ def resolve(
         values[name] = _parse(name, value, origin)
         origins[name] = origin
     settings = Settings(**values)
-    with in_users_words(origins):
+    with errors_as_given(origins):
         settings.sampling()
     return Resolved(settings, origins)
 

@@ -12,10 +12,10 @@ import yaml
 
 from deepinfer.engine.types import SamplingParams
 from deepinfer.errors import ConfigError
+from deepinfer_cli.settings.as_given import message_as_given
 from deepinfer_cli.settings.config import example
 from deepinfer_cli.settings.layers import resolve
 from deepinfer_cli.settings.settings import FIELDS, Settings, flag_name
-from deepinfer_cli.settings.users_words import users_words
 
 _ROOT = Path(__file__).parents[2]
 
@@ -186,7 +186,7 @@ def test_errors_use_the_words_of_the_user(origin: str, message: str, shown: str)
     origins = dict.fromkeys(FIELDS, "default")
     names = {"DEEPINFER_SEED": "seed", "my.yaml:3": "max_model_len", "default": "block_size"}
     origins[names.get(origin, origin[2:].replace("-", "_"))] = origin
-    assert users_words(message, origins) == shown
+    assert message_as_given(message, origins) == shown
 
 
 def test_a_number_of_ranks_is_named_by_its_flag(cli: Callable[..., Any], in_tmp: Path) -> None:

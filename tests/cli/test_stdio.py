@@ -1,4 +1,4 @@
-"""Talk never ends a run, and nothing of a library's ends up in our files."""
+"""StderrWriter never ends a run, and nothing of a library's ends up in our files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_cli.run.stopping import StopSwitch
-from deepinfer_cli.run.talk import Talk
+from deepinfer_cli.stdio import StderrWriter
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -38,7 +38,7 @@ def _shell(command: list[str], line: str) -> int:
         "set -o pipefail; deepinfer run in.jsonl 2>&1 >/dev/null | true",
     ],
 )
-def test_a_run_that_cannot_talk_goes_on(in_tmp: Path, command: list[str], line: str) -> None:
+def test_a_run_without_stderr_goes_on(in_tmp: Path, command: list[str], line: str) -> None:
     Path("in.jsonl").write_bytes(_prompts(20))
     assert _shell(command, line) == 0
     assert Path("in.out.jsonl").read_bytes().count(b"\n") == 20
@@ -46,9 +46,7 @@ def test_a_run_that_cannot_talk_goes_on(in_tmp: Path, command: list[str], line: 
 
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
-def test_verbs_that_cannot_talk_do_their_work(
-    in_tmp: Path, command: list[str], stderr: str
-) -> None:
+def test_verbs_without_stderr_do_their_work(in_tmp: Path, command: list[str], stderr: str) -> None:
     """And what they would have said is not on stdout."""
     Path("in.jsonl").write_bytes(_prompts(4))
     for shard in ("1/2", "2/2"):
@@ -65,10 +63,10 @@ def test_verbs_that_cannot_talk_do_their_work(
     assert Path("out.jsonl").read_bytes().count(b"\n") == 4 and Path("deepinfer.yaml").exists()
 
 
-def test_everything_for_people_goes_through_talk() -> None:
+def test_everything_for_people_goes_through_stdio() -> None:
     folder = Path(__file__).parents[2] / "deepinfer_cli"
     direct = [p.name for p in folder.rglob("*.py") if "sys.stderr" in p.read_text(encoding="utf-8")]
-    assert direct == ["talk.py"]
+    assert direct == ["stdio.py"]
 
 
 def test_what_a_library_writes_to_closed_descriptors_is_in_no_file(in_tmp: Path) -> None:
@@ -92,13 +90,13 @@ sys.exit(main(["run", "in.jsonl", "-o", "out.jsonl"], Chatty))
     assert Path("out.jsonl").read_bytes().count(b"\n") == 3
 
 
-def test_talk_holds_nothing_back() -> None:
+def test_stderr_is_not_buffered() -> None:
     read, write = os.pipe()
     try:
-        talk = Talk(write)
-        assert talk.write("é\udcff\n") == 3 and os.read(read, 100) == "é\\udcff\n".encode()
+        stderr = StderrWriter(write)
+        assert stderr.write("é\udcff\n") == 3 and os.read(read, 100) == "é\\udcff\n".encode()
         os.set_blocking(write, False)
-        assert talk.write("x" * 1_000_000) == 1_000_000  # nobody reads: dropped
+        assert stderr.write("x" * 1_000_000) == 1_000_000  # nobody reads: dropped
         assert set(os.read(read, 100)) == {ord("x")}
     finally:
         os.close(read)

@@ -1,4 +1,4 @@
-"""Errors about settings in the words in which they were given: the flag, the variable, the line."""
+"""Errors that name a setting as the user gave it: by its flag, variable or line in a file."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from contextlib import contextmanager
 
 from deepinfer.errors import ConfigError
 
-# What the engine calls otherwise.
+# Settings whose names in the engine differ.
 _NAMES = {"num_speculative_tokens": "speculative", "model_path": "model"}
-# A name before "=", or one with "_" in it, which can be nothing else.
+# A name before "=", or one with "_" in it, which can only be a setting.
 _SETTING = re.compile(
     r"(?<![\w./-])[a-z]+(?:_[a-z]+)*(?==)|(?<![\w./-])[a-z]+(?:_[a-z]+)+(?![\w./-])"
 )
 
 
 @contextmanager
-def in_users_words(origins: Mapping[str, str]) -> Iterator[None]:
-    """Let a ConfigError name each setting as the user did.  origins: of all settings."""
+def errors_as_given(origins: Mapping[str, str]) -> Iterator[None]:
+    """Make every ConfigError name settings as given.  origins: those of all settings."""
     try:
         yield
     except ConfigError as error:
-        text = users_words(str(error), origins)
+        text = message_as_given(str(error), origins)
         if text == str(error):
             raise
         raise type(error)(text) from error
 
 
-def users_words(message: str, origins: Mapping[str, str]) -> str:
-    """``max_model_len=5: ...`` -> ``--max-model-len=5: ...`` where a flag gave the value, likewise
-    a variable; a line of a file is put in front.  What has its default keeps its name."""
+def message_as_given(message: str, origins: Mapping[str, str]) -> str:
+    """``max_model_len=5: ...`` -> ``--max-model-len=5: ...`` if a flag gave the value, likewise for
+    a variable; the line of a file is prefixed.  Settings with default values keep their names."""
 
     def word(match: re.Match[str]) -> str:
         origin = origins.get(_NAMES.get(match[0], match[0]), "default")

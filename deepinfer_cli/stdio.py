@@ -1,5 +1,5 @@
-"""stdout for data; stderr for talk that must never end a run: its disk may be full, its terminal or
-reader gone."""
+"""stdout for data, stderr for messages.  A message must never end a run, even if the disk is full
+or the terminal is gone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import IO, TextIO, cast
 from deepinfer.errors import ConfigError, printable
 
 
-class Talk(io.TextIOBase):
-    """Text straight to a descriptor; what that does not take is dropped in silence.  Nothing is
-    held back, which Python would try once more to write when it ends."""
+class StderrWriter(io.TextIOBase):
+    """Unbuffered text to a file descriptor; what cannot be written is dropped silently.  With a
+    buffer, Python would fail at exit when it flushes it."""
 
     encoding = "utf-8"
 
@@ -40,20 +40,20 @@ class Talk(io.TextIOBase):
 
 
 def data_stream() -> TextIO:
-    """stdout.  Raises: ConfigError if that was closed when the program began."""
+    """stdout.  Raises: ConfigError if it was closed when the program started."""
     if sys.stdout is None:
         raise ConfigError("stdout is closed; redirect it to a file, or to /dev/null")
     return sys.stdout
 
 
 def show_every_character() -> None:
-    """What stdout's encoding lacks, such as a byte of a file's name, is printed as an escape."""
+    """Print characters that stdout's encoding lacks, such as bytes of file names, as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_json(value: object) -> None:
-    """Indented on stdout, in UTF-8 whatever the terminal's encoding.  Raises: ConfigError."""
+    """Print indented JSON on stdout, always in UTF-8.  Raises: ConfigError."""
     stream = data_stream()
     stream.flush()
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
@@ -61,27 +61,27 @@ def print_json(value: object) -> None:
     stream.buffer.flush()
 
 
-def talk() -> IO[str] | None:
-    """To stderr; None if that was closed when the program began."""
-    return None if sys.stderr is None else cast("IO[str]", Talk(2))
+def stderr_stream() -> IO[str] | None:
+    """stderr, unbuffered; None if it was closed when the program started."""
+    return None if sys.stderr is None else cast("IO[str]", StderrWriter(2))
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
-    if (stderr := talk()) is not None:
+    """Print a line on stderr."""
+    if (stderr := stderr_stream()) is not None:
         print(printable(text), file=stderr, flush=True)
 
 
 def complain(message: str) -> None:
-    """The same in the program's name."""
+    """Print an error line, prefixed with the program's name."""
     say(f"deepinfer: {message}")
 
 
 def hold_standard_descriptors() -> None:
-    """Nothing that is opened later becomes descriptor 0, 1 or 2, into which any library may write,
-    also where whoever started the program closed them."""
+    """Open descriptors 0, 1 and 2 if they were closed by the parent, so that no file opened later
+    gets one of them: libraries may write to these."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
