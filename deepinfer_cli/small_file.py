@@ -1,4 +1,4 @@
-"""Files that are read whole: a device, or data given by mistake, must not fill the memory."""
+"""Reads small files with a size limit: a device, or data given by mistake, must not fill memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 def read_small(path: Path) -> bytes:
-    """What is in ``path``, which may be a pipe.  Raises: OSError, also for more than 64 MiB."""
+    """The content of ``path``, which may be a pipe.  Raises: OSError, also above 64 MiB."""
     with path.open("rb") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:

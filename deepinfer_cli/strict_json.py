@@ -1,4 +1,4 @@
-"""JSON as its standard has it: without NaN and infinities, whether by name or by many digits."""
+"""Strict JSON: refuses NaN and infinities, whether by name or as numbers that are too large."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def finite(text: str) -> float:
 
 
 def read_json(data: bytes) -> Any:
-    """The value in a file.  Raises: ValueError, RecursionError."""
+    """Parse JSON.  Raises: ValueError, RecursionError."""
     return json.loads(data, parse_constant=refuse_constant, parse_float=finite)

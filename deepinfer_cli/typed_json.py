@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON's types and back, and their JSON Schema, from one definition.
+"""Converts frozen dataclasses to JSON and back, and makes their JSON Schema.
 
 Fields may be str, int, float, bool, ``object`` (any JSON), a dataclass, ``X | None``,
 ``Mapping[str, X]`` and ``tuple[X, ...]`` or ``Sequence[X]``; ``metadata["help"]`` describes them.
@@ -19,7 +19,7 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 class WrongForm(ValueError):
-    """The data is not of the type; the message says where and why."""
+    """The data does not fit the type; the message says where and why."""
 
 
 def to_json(value: Any) -> Any:
@@ -34,7 +34,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any) -> T:
-    """A ``kind`` from what ``to_json`` gave.  Unknown keys are ignored: a later version adds some.
+    """A ``kind`` from the result of ``to_json``.  Unknown keys, of later versions, are ignored.
 
     Raises: WrongForm.
     """
@@ -56,7 +56,7 @@ def json_schema(kind: type[Any], title: str) -> dict[str, Any]:
 
 @cache
 def definitions(kind: type[Any], place: str = "") -> dict[str, str]:
-    """The descriptions of all fields, by their dotted place."""
+    """The descriptions of all fields, by dotted path."""
     found = {}
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -110,7 +110,7 @@ def _read_object(kind: Any, data: Any, where: str) -> Any:
 
 @cache
 def _types(kind: type[Any]) -> dict[str, Any]:
-    """The types of the fields, which are text in the code: a report has hundreds of objects."""
+    """The resolved types of the fields; cached, since a report has hundreds of objects."""
     return get_type_hints(kind)
 
 
@@ -142,7 +142,7 @@ def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"anyOf": [_schema(_present(arguments), definitions), {"type": "null"}]}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if kind.__name__ not in definitions:
-            definitions[kind.__name__] = {}  # its place, should it hold itself
+            definitions[kind.__name__] = {}  # in case it contains itself
             definitions[kind.__name__] = _object_schema(kind, definitions)
         return {"$ref": f"#/$defs/{kind.__name__}"}
     if origin is Mapping:

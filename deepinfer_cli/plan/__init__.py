@@ -1,1 +1,1 @@
-"""``deepinfer plan``: what a run would take, before it runs."""
+"""``deepinfer plan``: predicts rows, errors, memory and time of a run."""

@@ -1,4 +1,4 @@
-"""How long a run will take: from a rehearsal of some rows, or the report of an earlier run."""
+"""Estimates the time of a run, from a rehearsal of some rows or the report of an earlier run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_PLAYED = 2_048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What an estimate is made of.  ``row_s``: seconds a row takes outside of steps and reading."""
+    """The basis of an estimate.  ``row_s``: seconds per row outside of steps and reading."""
 
     basis: str
     load_s: float
@@ -53,9 +53,9 @@ def from_rehearsal(rehearsal: Rehearsal, num_answerable: int) -> Measured:
 
 
 def from_report(report: Report) -> Measured:
-    """One mean per phase is all that a report keeps, so batches should be alike.
+    """A report only has one mean per phase, so batch sizes should be similar.
 
-    Raises: ConfigError if the run answered too little to say anything.
+    Raises: ConfigError if the run answered too few rows.
     """
     stats, split = report.engine, report.time_s
     if stats is None and report.throughput.results:
@@ -138,7 +138,7 @@ def estimate(scan: Scan, measured: Measured, config: EngineConfig, memory: Memor
 
 
 def _fitting(scan: Scan, drawn: Sequence[int | None]) -> array[int]:
-    """The drawn lengths within what the first rows allow; those that take all they may, do."""
+    """Drawn lengths clamped to the limits of the first rows; with ``ignore_eos``, the limit."""
     return array(
         "I",
         (
@@ -151,8 +151,8 @@ def _fitting(scan: Scan, drawn: Sequence[int | None]) -> array[int]:
 def _spread(
     scan: Scan, known: AnswerLengths, play: Callable[[Sequence[int]], RunEstimate]
 ) -> tuple[float, float]:
-    """Between which multiples of the estimate others lie: each of other measured answers, as many
-    as there were, and of lengths drawn from them by chance.  Played for the first rows."""
+    """The range of run times, as multiples of the estimate, over bootstrap samples of the measured
+    answers with randomly drawn lengths; simulated for the first rows."""
     count = min(scan.num_answers, _MOST_PLAYED)
     middle_s = play(_fitting(scan, known.draw(count))).step_s
     others = sorted(
@@ -163,7 +163,7 @@ def _spread(
 
 
 def _lengths_of(report: Report, num_cut: int) -> Iterator[tuple[int, bool]]:
-    """The longest answers are taken to be those that were cut."""
+    """The longest answers are assumed to be those that were cut off."""
     left = report.lengths.answer.num - num_cut
     for largest, num in report.lengths.answer.buckets:
         for _ in range(num):

@@ -1,4 +1,4 @@
-"""The plan of a run: every number in it, defined once, and how it is made from one pass."""
+"""``Plan``: the definition of every number in a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = "deepinfer.plan/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingRow:
-    """The first row of its kind of error."""
+    """The first row with a kind of error."""
 
     line: int
     id: str
@@ -23,7 +23,7 @@ class FailingRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherField:
-    """A field of rows that can be answered which has no effect on any answer."""
+    """A field without effect, in rows that can be answered."""
 
     name: str
     rows: int
@@ -33,7 +33,7 @@ class OtherField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds are of this machine as it was while it was measured."""
+    """Seconds on this machine, under the load it had when it was measured."""
 
     basis: str = says("what the step times and answer lengths come from")
     load_s: float

@@ -1,4 +1,5 @@
-"""``Scan``: one pass over the input that prepares every row as a run would, and keeps numbers."""
+"""``Scan``: one pass over the input that prepares every row as a run would, and keeps
+statistics."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ from .plan import FailingRow, OtherField
 _SAMPLE_BYTES = 64 * 2**20
 _SEED = 1
 _MOST_OTHER_FIELDS = 32
-_NEARLY = 0.8  # as difflib counts; below it a name is one of its own
+_NEARLY = 0.8  # difflib's ratio; below it a name is not considered a misspelling
 
 
 class Scan:
-    """Numbers of all rows, in 16 bytes for each, and a fair sample of the rows themselves.
+    """Statistics of all rows, with 16 bytes per answer, and a uniform sample of the rows.
 
-    Rows are counted as in a run with the same settings: ``limit`` and ``shard`` hold.
+    As in a run with the same settings, ``limit`` and ``shard`` apply.
     """
 
     def __init__(self, reader: Reader, dry_run: DryRun, settings: Settings, sample: int) -> None:
@@ -50,7 +51,7 @@ class Scan:
         self.num_answers = self.prompt_tokens = self.shared_tokens = 0
         self.prepare_s = 0.0
         self.sample: list[tuple[int, Mapping[str, Any]]] = []
-        self._sizes = array("I")  # by answer: prompt, computed prompt, most answer tokens, endless
+        self._sizes = array("I")  # per answer: prompt, computed prompt, limit, ignores EOS
         self._dry_run = dry_run
         self._settings = settings
         self._forecast = PrefixForecast(dry_run.config, dry_run.model_config.sliding_window)
@@ -59,7 +60,7 @@ class Scan:
         self._random = Random(_SEED)
 
     def run(self, constraint: Any) -> None:
-        """Read the whole input.  Raises: InputError where it is damaged."""
+        """Read the whole input.  Raises: InputError if it is damaged."""
         limit, shard = self._settings.limit, Shard.of(self._settings.shard)
         for row in self.input:
             if limit is not None and row.index >= limit:
@@ -74,19 +75,19 @@ class Scan:
 
     @property
     def other_fields(self) -> tuple[OtherField, ...]:
-        """Fields that have no effect, in the order in which they were met."""
+        """Fields without effect, in order of occurrence."""
         return tuple(
             OtherField(name=name, rows=rows, line=line, meant=_meant(name))
             for name, (rows, line) in self._other_fields.items()
         )
 
     def limits(self) -> Iterator[tuple[int, bool]]:
-        """Of every answer the most tokens it may have, and whether it takes them all."""
+        """The maximum tokens of every answer, and whether it always uses all of them."""
         for most, endless in zip(self._sizes[2::4], self._sizes[3::4], strict=True):
             yield most, bool(endless)
 
     def requests(self, lengths: Sequence[int]) -> Iterator[PlannedRequest]:
-        """Every answer, given how long each gets."""
+        """Every answer as a ``PlannedRequest``, given its length."""
         columns = (self._sizes[0::4], self._sizes[1::4], lengths)
         for prompt, computed, length in zip(*columns, strict=True):
             yield PlannedRequest(prompt, computed, length)
@@ -111,7 +112,7 @@ class Scan:
     def _add(self, row: InputRow, prepared: RowInFlight) -> None:
         token_ids = prepared.encoded.prompt_token_ids
         most = prepared.sampling.max_tokens
-        assert most is not None  # the context bounds it
+        assert most is not None  # bounded by the context
         self.kinds[prepared.encoded.kind] += 1
         self.prompt_lengths.add(len(token_ids))
         self.prompt_tokens += len(token_ids)
@@ -126,7 +127,7 @@ class Scan:
         self._keep(row)
 
     def _note(self, row: InputRow, notes: Mapping[str, str]) -> None:
-        """As a run writes it to the row."""
+        """Count the notes that a run would write to the row."""
         notes = without_carried(notes, self._settings.carry)
         self.notes.update(notes.keys())
         for name in filter(None, notes.get("ignored_fields", "").split(", ")):
@@ -136,7 +137,7 @@ class Scan:
                 self._other_fields[name] = [1, row.line]
 
     def _keep(self, row: InputRow) -> None:
-        """Reservoir sampling: after n rows each has been kept with the same chance."""
+        """Reservoir sampling: after n rows each is in the sample with the same probability."""
         seen = sum(self.kinds.values())
         place = len(self.sample)
         if place >= self._sample_size:
@@ -158,8 +159,8 @@ class Scan:
 
 
 def _meant(name: str) -> str | None:
-    """The known field that somebody may have meant who wrote ``name``; none for a known name, which
-    means nothing in that kind of row."""
+    """The known field that ``name`` may be a misspelling of; None if ``name`` is itself a field,
+    just not of that kind of row."""
     if name in KNOWN_FIELDS:
         return None
     known = difflib.get_close_matches(name.lower(), KNOWN_FIELDS, n=1, cutoff=_NEARLY)

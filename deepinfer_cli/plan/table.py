@@ -1,4 +1,4 @@
-"""The plan as a few lines of words and a small histogram."""
+"""Prints a plan as a few lines of text and a small histogram."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDEST_BAR = 40
 
 
 def print_plan(plan: Plan, stream: TextIO) -> None:
-    """Write the plan for people, within the width of the terminal."""
+    """Write the plan, wrapped to the width of the terminal."""
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 110))
     lines = []
     for label, text in plan_lines(plan):
@@ -74,7 +74,7 @@ def plan_lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _note_lines(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What rows say in vain."""
+    """Lines about fields without effect, and changed values."""
     others = dict(plan.row_notes)
     if fields := others.pop("ignored_fields", 0):
         yield "fields", f"without effect in {counted(fields, 'row')}:"
@@ -114,7 +114,7 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         f"about {seconds(found.load_s + found.answer_s)}: {seconds(found.load_s)} to load, "
         f"{seconds(found.answer_s)} to answer ({count(round(found.answer_tokens_per_s))} tokens/s)",
     )
-    if found.num_lengths:  # draws of lengths that are all a guess would agree and mean nothing
+    if found.num_lengths:  # without known lengths, the range would be meaningless
         low, high = (seconds(found.load_s + s) for s in (found.answer_low_s, found.answer_high_s))
         yield (
             "range",

@@ -1,4 +1,4 @@
-"""``deepinfer plan``: what a run would do, without doing it."""
+"""``deepinfer plan``: scans the input, rehearses some rows and prints the plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .scan import Scan
 from .table import print_plan
 
 _ERROR_ROWS = 3
-# Rows of the rehearsal: enough for several full batches and for the spread of answer lengths.
+# Rows for the rehearsal: enough for several full batches and for the distribution of lengths.
 _BATCHES = 16
 
 
@@ -120,7 +120,7 @@ def _plan(
 
 
 class _Progress:
-    """How far the pass over the input is."""
+    """Progress of the pass over the input."""
 
     def __init__(self, scan: Scan, reader: Reader, limit: int | None) -> None:
         self._scan, self._reader, self._limit = scan, reader, limit

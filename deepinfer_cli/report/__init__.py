@@ -1,1 +1,1 @@
-"""What a run reports, and the pages made of it."""
+"""Reports of runs, and the pages made from them."""

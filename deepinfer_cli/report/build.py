@@ -1,4 +1,4 @@
-"""From what a run knows when it ends to its ``Report``."""
+"""Builds the ``Report`` at the end of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .timeline import TimelineReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one part of a run measured.
+    """The measurements of one part of a run.
 
     began, ended: seconds since 1970.  digest: of the rows read.  cpu_s, read_s, write_s: see
     ``TimeSplit``.  engine: None if no row needed one.
@@ -57,8 +57,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a part of a run knows when it ends.  status: finished, stopped or failed.  total: all
-    finished rows, session: those of this part."""
+    """Everything the report of a part is made from.  status: finished, stopped or failed.  total:
+    all finished rows, session: those of this part."""
 
     status: str
     exit_code: int
@@ -172,7 +172,7 @@ def _time_split(facts: Facts) -> TimeSplit:
 
 
 def speculation(drafted: int, accepted: int, stats: EngineStats | None) -> Speculation:
-    """Drafts of all result rows, and what the engine counted."""
+    """Drafts of all result rows, and the engine's counters."""
     drafts = Speculation(
         drafted_tokens=drafted,
         accepted_tokens=accepted,

@@ -1,4 +1,4 @@
-"""Two runs side by side: their numbers, what was set differently, which answers differ."""
+"""Compares two runs: their numbers, settings, and answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """``ratio`` is b over a; None where a is 0 or one of them is unknown."""
+    """``ratio`` is b over a; None if a is 0 or one of them is unknown."""
 
     name: str
     a: float | None
@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first place where two answers differ, with what stands there."""
+    """The first position where two answers differ, with the text there."""
 
     id: str
     field: str
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerComparison:
-    """Result rows, paired by id; several rows of one id are paired in order.
+    """Result rows, paired by id; rows with the same id are paired in order.
 
     The ratios are medians over the pairs, b over a.
     """
@@ -99,7 +99,7 @@ def compare(a: StoredReport, b: StoredReport) -> Comparison:
 def compare_answers(
     first: Iterator[Mapping[str, Any]], second: Iterator[Mapping[str, Any]]
 ) -> AnswerComparison:
-    """Pair rows by id while reading both once; only rows that wait for their partner are held."""
+    """Pair rows by id in one pass over both; only rows without their partner are kept in memory."""
     waiting: tuple[dict[str, deque[Any]], dict[str, deque[Any]]] = ({}, {})
     equal = different = 0
     examples: list[Difference] = []
@@ -165,7 +165,7 @@ def _difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None
 
 
 def _answer(row: Mapping[str, Any]) -> dict[str, str]:
-    """The texts that make an answer.  Ids of tool calls derive from the row's id: left out."""
+    """The texts of an answer, without ids of tool calls, which derive from the row's id."""
     samples = row.get("samples") or [row]
     texts: dict[str, str] = {"samples": str(len(samples))}
     for place, sample in enumerate(samples):
@@ -253,6 +253,6 @@ def _changes(a: Mapping[str, object], b: Mapping[str, object]) -> tuple[Change, 
 
 
 def _name(mine: StoredReport, other: StoredReport) -> str:
-    """The output's name, longer where both runs have the same."""
+    """The output's name, with its folder if both runs have the same name."""
     name = Path(mine.report.output).name
     return str(mine.path.parent / name) if name == Path(other.report.output).name else name

@@ -18,28 +18,28 @@ _ENDING = ".report.json"
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
-    """A report, and the file it was read from."""
+    """A report and its file."""
 
     path: Path
     report: Report
 
     @property
     def results(self) -> Path | None:
-        """The result file that lies beside it, None if there is none."""
+        """The result file in the same folder, None if there is none."""
         if not self.path.name.endswith(_ENDING):
             return None
         path = self.path.with_name(self.path.name.removesuffix(_ENDING))
         return path if path.is_file() else None
 
     def beside(self, ending: str) -> Path:
-        """Where a page about it goes: the same name with another ending."""
+        """The path of a page about it: the same name with another extension."""
         if self.path.name.endswith(_ENDING):
             return self.path.with_name(self.path.name.removesuffix(".json") + ending)
         return self.path.with_suffix(ending)
 
 
 def read_report(run: str) -> StoredReport:
-    """The report of ``run``.  Raises: ConfigError that says where it was looked for."""
+    """The report of ``run``.  Raises: ConfigError that says where it was searched."""
     path = _find(Path(run))
     try:
         data = read_json(read_small(path))
@@ -57,7 +57,7 @@ def read_report(run: str) -> StoredReport:
 
 
 def _find(run: Path) -> Path:
-    """The finished report if there is one, else that of the part that was stopped."""
+    """The report of the finished run if there is one, else that of the stopped part."""
     if not run.name:
         raise ConfigError(f"{run} is no run; give the output of one, or its report file")
     if run.name.endswith(".partial"):
@@ -67,7 +67,7 @@ def _find(run: Path) -> Path:
     else:
         paths = OutputPaths(run)
         places = [paths.report, paths.partial / "report.json"]
-    own = OutputPaths(Path(default_output(str(run))))  # where the run of an input writes
+    own = OutputPaths(Path(default_output(str(run))))  # if ``run`` is an input
     found = next(filter(Path.is_file, (*places, own.report, own.partial / "report.json")), None)
     if found is None:
         looked = " or ".join(map(str, places))

@@ -1,4 +1,4 @@
-"""The report of merged shards: what can be added up of theirs, and nothing else."""
+"""The report of merged shards: everything in theirs that can be combined."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .summary import Histogram
 from .timeline import TimelineReport
 
 _ERROR_ROWS = 3
-_IN_ORDER = SettingReport(value="input", origin="merge")  # whatever that of the shards is
+_IN_ORDER = SettingReport(value="input", origin="merge")  # whatever the order of the shards
 
 
 def merged_report(output: Path, reports: Sequence[Report]) -> Report:
-    """One report of all rows.  ``reports`` are of all shards of one run.
+    """One report for all rows.  ``reports``: those of all shards of one run.
 
-    Counts and rates are sums (shards run beside each other), times from start to end are those of
-    the slowest shard.  What belongs to one machine alone is left out.
+    Counts and rates are summed (shards run in parallel), times from start to end are those of the
+    slowest shard.  Facts about single machines are left out.
     """
     first = reports[0]
     rows = _sum_of(RowCounts, [report.rows for report in reports])
@@ -79,7 +79,7 @@ _COUNTED = ("kinds", "errors", "finish_reasons", "constraints", "warnings", "not
 
 
 def merged_distribution(parts: Sequence[Distribution]) -> Distribution:
-    """The distribution of all values together: exact but for the mean's last digits."""
+    """The distribution of all values, exact except for the last digits of the mean."""
     whole = Histogram()
     for part in parts:
         whole.add_all(part)
@@ -94,7 +94,7 @@ def _counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _sum_of(kind: type[Any], parts: Sequence[Any]) -> Any:
-    """A ``kind`` whose every field is the sum of that of ``parts``."""
+    """A ``kind`` in which every field is the sum over ``parts``."""
     names = [field.name for field in dataclasses.fields(kind)]
     return kind(**{name: _sum(getattr(part, name) for part in parts) for name in names})
 
@@ -104,6 +104,6 @@ def _sum(values: Iterable[float]) -> float:
 
 
 def _all_of(kind: type[Any], parts: Sequence[Any]) -> Any:
-    """A ``kind`` whose every field is the merged distribution of that of ``parts``."""
+    """A ``kind`` in which every field is the merged distribution of ``parts``."""
     names = [field.name for field in dataclasses.fields(kind)]
     return kind(**{n: merged_distribution([getattr(part, n) for part in parts]) for n in names})

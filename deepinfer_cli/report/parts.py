@@ -1,5 +1,4 @@
-"""The report of a run that was answered in parts, one after the other: what each measured is added
-up."""
+"""Combines the reports of the parts of a resumed run."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ _MEASURED = (
     *("answer_tokens_per_s", "speculation", "preemptions", "memory", "cost"),
 )
 _MOST = 1e18
-# Of the engine that ran last; of all engines the highest; everything else is a sum.
+# Counters to take from the last engine; to take the maximum of; all others are summed.
 _LATEST = {"most_running", "num_blocks", "num_graphs", "expert_imbalance_after"}
 _HIGHEST = {"peak_blocks", "expert_imbalance_before"}
 _STRETCHES = {"decode_batches", "verify_lengths"}  # means over equal stretches of decode steps
 
 
 def earlier_report(path: Path) -> Report | None:
-    """What the parts before have left there; None if there is nothing sound: a damaged file must
-    not stop the run that it is about."""
+    """The report of the parts before; None if there is no valid one: a damaged file must not stop
+    the run."""
     try:
         report = from_json(Report, read_json(path.read_bytes()))
     except (OSError, ValueError, RecursionError):
@@ -41,7 +40,7 @@ def earlier_report(path: Path) -> Report | None:
 
 
 def _is_sound(value: Any) -> bool:
-    """No number below 0 or without end."""
+    """Whether all numbers are finite and not negative."""
     if isinstance(value, int | float):
         return bool(0 <= value < _MOST)
     if isinstance(value, dict | list):
@@ -50,10 +49,10 @@ def _is_sound(value: Any) -> bool:
 
 
 def with_earlier(earlier: Report | None, part: Report) -> Report:
-    """``part``, whose rows are those of the whole run, with the measurements of ``earlier`` too."""
+    """``part``, which has the rows of the whole run, plus the measurements of ``earlier``."""
     if earlier is None:
         return part
-    # A run whose engine was not described, as one merged from shards, does not get half of one.
+    # If the earlier report has no engine, as after a merge, leave it out altogether.
     is_known = earlier.engine is not None or not earlier.throughput.results
     engine = _added(earlier.engine, part.engine) if is_known else None
     drafts = part.speculation
@@ -107,12 +106,12 @@ def _cost(earlier: Report, part: Report) -> Cost:
 
 
 def _sum(first: float | None, second: float | None) -> float | None:
-    """Unknown if one of the two is."""
+    """The sum; None if either is None."""
     return None if first is None or second is None else round(first + second, 6)
 
 
 def _added(first: EngineStats | None, second: EngineStats | None) -> EngineStats | None:
-    """The counters of two engines that ran one after the other."""
+    """The counters of two engines that ran in sequence."""
     if first is None or second is None:
         return first or second
     added: dict[str, Any] = {}
@@ -135,7 +134,7 @@ def _added(first: EngineStats | None, second: EngineStats | None) -> EngineStats
 
 
 def _calibration(first: EngineStats, second: EngineStats) -> float | None:
-    """Each counts by its drafts."""
+    """The calibration error, weighted by drafts."""
     known = [
         (stats.calibration_error, stats.num_draft_tokens)
         for stats in (first, second)
@@ -148,8 +147,8 @@ def _calibration(first: EngineStats, second: EngineStats) -> float | None:
 def _stretches(
     first: Sequence[float], second: Sequence[float], num_first: int, num_second: int
 ) -> tuple[float, ...]:
-    """Means over equal stretches of ``num_first`` steps and then of ``num_second``, as means over
-    equal stretches of all of them: as many as the longer of the two has."""
+    """Concatenate means over equal stretches of ``num_first`` and of ``num_second`` steps,
+    resampled to equal stretches of all steps: as many as the longer of the two has."""
     pieces = [
         (num / len(values), value)
         for values, num in ((first, num_first), (second, num_second))

@@ -1,7 +1,7 @@
-"""The numbers of a run as a Prometheus text file, for the textfile collector of node_exporter.
+"""The metrics of a run as a Prometheus text file, for the textfile collector of node_exporter.
 
-Every sample carries the label ``output``, so the files of several runs can lie in one folder.  All
-are gauges: they describe the last run (or part of one), not a process that is still counting.
+Every sample has the label ``output``, so that one folder can have the files of several runs.  All
+are gauges: they describe the last run (or part of one), not a live process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUANTILES = (("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99"))
 
 
 def export_metrics(report: Report, path: str | None, warn: Callable[[str], None]) -> None:
-    """Replace ``path`` whole.  A place that cannot be written is worth a warning, not a run."""
+    """Replace ``path`` atomically.  If it cannot be written, only a warning is printed."""
     if path is None:
         return
     target = Path(path)
@@ -37,7 +37,7 @@ def export_metrics(report: Report, path: str | None, warn: Callable[[str], None]
 
 
 def prometheus_text(report: Report) -> str:
-    """The exposition format; values that nobody knows are left out."""
+    """The exposition format, without unknown values."""
     lines = []
     for name, help, samples in _families(report):
         known = [(labels, value) for labels, value in samples if value is not None]

@@ -1,7 +1,7 @@
-"""The report of a run: every number in it, defined once.
+"""``Report``: the definition of every number in the report of a run.
 
 JSON, its schema (docs/schemas/report.schema.json), the pages, the comparison and the Prometheus
-file are all made from ``Report``.  ``build_report`` is the one place where a run becomes a report.
+file are all made from ``Report``, which only ``build_report`` creates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InputFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """input = results + errors once a run is finished."""
+    """In a finished run, input = results + errors."""
 
     input: int = says("rows read, by any part of the run")
     results: int
@@ -44,7 +44,7 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Of result rows only."""
+    """Tokens of result rows only."""
 
     prompt_tokens: int
     cached_tokens: int = says("prompt tokens that were not computed again")
@@ -54,8 +54,8 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Result rows and their tokens over answer_s: the sum over the parts of the run.  One that was
-    killed counts as far as it could still say what it had measured."""
+    """Result rows and their tokens over answer_s, summed over the parts of the run.  A part that
+    was killed counts up to its last saved measurement."""
 
     load_s: float = says("until the engine was ready; of all parts together")
     answer_s: float = says("from then until the last row of the part was finished; likewise")
@@ -78,7 +78,7 @@ class Throughput:
         prompt_tokens: int,
         completion_tokens: int,
     ) -> Throughput:
-        """The rates that follow from counts and times."""
+        """Compute the rates from counts and times."""
         seconds = max(answer_s, 1e-9)
         return cls(
             load_s=round(load_s, 3),
@@ -95,7 +95,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """Where answer_s went, in seconds.  other: encoding prompts, parsing answers, constraints."""
+    """The split of answer_s, in seconds.  other: encoding prompts, parsing, constraints."""
 
     read: float
     prefill: float
@@ -108,7 +108,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Percentiles are within 6 % above 64; buckets: [largest value, how many]."""
+    """Percentiles above 64 are accurate to 6 %; buckets: [largest value, count]."""
 
     num: int
     mean: float | None = None
@@ -122,7 +122,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens."""
+    """Lengths in tokens."""
 
     prompt: Distribution
     answer: Distribution
@@ -130,7 +130,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Milliseconds of each answer of a result row."""
+    """Milliseconds, per answer of result rows."""
 
     queued: Distribution = says("from arrival in the engine to the first chunk of its prompt")
     prefill: Distribution = says("from then to the first token")
@@ -141,7 +141,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Drafts of all result rows; from proposed_tokens on, as far as parts could tell."""
+    """Drafts of all result rows; fields from proposed_tokens on cover parts with saved reports."""
 
     drafted_tokens: int = says("drafts that were verified")
     accepted_tokens: int
@@ -162,7 +162,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """None where nobody knows: --cost-per-hour says the price, processor and GPUs count energy."""
+    """None if unknown: the price is from --cost-per-hour, energy from processor and GPU
+    counters."""
 
     per_hour: float | None = None
     total: float | None = says("of load_s and answer_s", default=None)
@@ -184,7 +185,7 @@ class Cost:
         energy_j: float | None = None,
         gpu_energy_j: float | None = None,
     ) -> Cost:
-        """With what each of ``num_tokens`` answer tokens came to."""
+        """Totals, and values per ``num_tokens`` answer tokens."""
 
         def each(amount: float | None, count: float = 1) -> float | None:
             return (
@@ -210,7 +211,7 @@ class SettingReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A run, with what all its parts so far have measured."""
+    """A run, with the measurements of all its parts so far."""
 
     schema: str
     status: str = says("finished, stopped or failed")

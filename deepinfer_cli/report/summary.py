@@ -1,4 +1,4 @@
-"""Adds up finished rows: counts, tokens, lengths, errors.  Bounded, however many rows there are."""
+"""Sums up finished rows in bounded memory: counts, tokens, lengths, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepinfer_cli.output.journal import Record
 from .report import Distribution, Report
 
 _EXACT = 64
-_STEPS = 16  # buckets between a power of two and the next
+_STEPS = 16  # buckets per power of two
 
 
 class Histogram:
@@ -31,7 +31,7 @@ class Histogram:
         self.counts[_bucket(value)] += 1
 
     def add_all(self, other: Distribution) -> None:
-        """What another histogram counted: exact but for the last digits of the mean."""
+        """Add another histogram, exact except for the last digits of the mean."""
         if not other.num or other.min is None or other.max is None or other.mean is None:
             return
         self.low = min(self.low, other.min) if self.num else other.min
@@ -42,7 +42,7 @@ class Histogram:
             self.counts[edge] += count
 
     def percentile(self, percent: float) -> int:
-        """The upper edge of the bucket in which that share of the values is reached."""
+        """The upper edge of the bucket with that percentile."""
         wanted = max(1, self.num * percent / 100)
         seen = 0
         for bucket in sorted(self.counts):
@@ -76,7 +76,7 @@ def _bucket(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The numbers of a summary that progress and throughput are made of."""
+    """The numbers of a summary that progress and throughput need."""
 
     results: int = 0
     errors: int = 0
@@ -97,7 +97,7 @@ class Counts:
 
 
 class Summary:
-    """What many records have in common."""
+    """Sums over many records."""
 
     def __init__(self) -> None:
         self.results = 0
@@ -131,7 +131,7 @@ class Summary:
 
     @property
     def acceptance(self) -> float | None:
-        """The share of drafted tokens that were accepted; None without drafts."""
+        """The fraction of drafted tokens that were accepted; None without drafts."""
         return self.accepted / self.drafts if self.drafts else None
 
     def counts(self) -> Counts:
@@ -168,8 +168,8 @@ class Summary:
             self._add_timing(timing, length)
 
     def add_untold(self, finished: Report) -> None:
-        """What the rows that ``--retry-failed`` took over from ``finished`` do not tell themselves,
-        as long as all of them are there."""
+        """Add what rows that ``--retry-failed`` took over from ``finished`` do not have themselves,
+        provided that all of them are still there."""
         if self.num_retold != finished.rows.results:
             return
         self.tokens["cached_tokens"] += finished.tokens.cached_tokens

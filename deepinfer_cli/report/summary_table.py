@@ -1,4 +1,4 @@
-"""The report as a short table of words."""
+"""The report as a short table for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .report import Distribution, Report, RowCounts, Speculation
 
 
 def summary_lines(report: Report) -> list[tuple[str, str]]:
-    """(label, text) for each line of the table; lines that would say nothing are left out."""
+    """(label, text) for each line of the table, without empty lines."""
     rows, tokens, speed = report.rows, report.tokens, report.throughput
     lines = []
     if report.status != "finished":
@@ -64,7 +64,7 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def _drafts(drafts: Speculation) -> str:
-    """What guessing ahead has brought; a step without drafts gives an answer one token."""
+    """The effect of speculation, compared with one token per step and answer without drafts."""
     right = f"{drafts.acceptance:.0%} of the tokens guessed ahead were right"
     if drafts.accepted_length is None:
         return right

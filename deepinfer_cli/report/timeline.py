@@ -1,4 +1,4 @@
-"""``Timeline``: what was finished when, in a bounded number of equal stretches of time."""
+"""``Timeline``: what was finished when, in a bounded number of equal time intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTS = ("rows", "errors", "prompt_tokens", "completion_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineReport:
-    """Sums of each stretch; the last one may be shorter than ``stretch_s``."""
+    """Sums per interval; the last one may be shorter than ``stretch_s``."""
 
     stretch_s: float = field(default=_FIRST_WIDTH_S, metadata={"help": "seconds of a stretch"})
     rows: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ class TimelineReport:
 
 
 def joined(first: TimelineReport, second: TimelineReport) -> TimelineReport:
-    """One after the other, without the time between them; the last stretch of each may be
+    """Concatenate two timelines, without the time between them; the last interval of each may be
     shorter."""
     width_s = max(first.stretch_s, second.stretch_s)
     counted: dict[str, tuple[int, ...]] = {
@@ -42,12 +42,12 @@ def joined(first: TimelineReport, second: TimelineReport) -> TimelineReport:
 
 
 def _coarser(counts: Sequence[int], times: int) -> tuple[int, ...]:
-    """Sums of so many neighbours each."""
+    """Sums of ``times`` adjacent values each."""
     return tuple(sum(counts[at : at + times]) for at in range(0, len(counts), times))
 
 
 class Timeline:
-    """Counts each record at the time it is added; a row counts whole when it finishes."""
+    """Counts each record when it is added: a row counts when it finishes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class Timeline:
         self._stretches: list[list[int]] = []
 
     def start(self) -> None:
-        """Count time from now on; what was added before is in the first stretch."""
+        """Start the clock; records added before go into the first interval."""
         self._began = self._clock()
 
     def add(self, record: Record) -> None:
@@ -80,7 +80,7 @@ class Timeline:
         return TimelineReport(stretch_s=self._width_s, **named)
 
     def _merge(self) -> None:
-        """Twice as long stretches, half as many."""
+        """Double the length of intervals, and halve their number."""
         if len(self._stretches) % 2:
             self._stretches.append([0] * len(_COUNTS))
         pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)

@@ -1,4 +1,4 @@
-"""``deepinfer report``: pages, numbers and comparisons from the reports that runs leave."""
+"""``deepinfer report``: pages, metrics and comparisons from the reports of runs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ENDINGS = ".html, .md, .json or .prom"
 
 
 def report_run(run: str, outputs: Sequence[str], *, as_json: bool, force: bool) -> None:
-    """Write pages about one run: those that ``outputs`` name, else HTML and Markdown beside it.
+    """Write pages about one run: those in ``outputs``, else HTML and Markdown next to its output.
 
     Raises: ConfigError.
     """
     stored = read_report(run)
     if not outputs:
-        data_stream()  # before anything is written
+        data_stream()  # checked before anything is written
     if as_json:
         _print(encode_report(stored.report).decode())
     elif outputs:
@@ -31,7 +31,7 @@ def report_run(run: str, outputs: Sequence[str], *, as_json: bool, force: bool) 
             _write(output, _maker(stored, output), force=force)
     else:
         for ending in (".html", ".md"):
-            # These are ours: made again from the same report as often as asked.
+            # Default pages are generated files, which may be overwritten.
             path = stored.beside(ending)
             _write(str(path), _maker(stored, ending), force=True)
             _print(str(path))

@@ -1,1 +1,1 @@
-"""``deepinfer run`` and what watches over it."""
+"""``deepinfer run``: pipeline, progress, status, watchdog, early ends."""

@@ -1,4 +1,4 @@
-"""Something done again and again beside the run, from a thread of its own."""
+"""Periodic actions in a background thread."""
 
 from __future__ import annotations
 

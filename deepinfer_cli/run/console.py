@@ -1,5 +1,4 @@
-"""StderrWriter on stderr: live progress on a terminal, plain timestamped lines elsewhere, or
-silence."""
+"""Messages on stderr: live progress on a terminal, timestamped lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _PLAIN_SECONDS_LATER = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """How far a run is.  What nobody knows is None."""
+    """The progress of a run; unknown values are None."""
 
     rows: int
     total_rows: int | None
@@ -37,7 +36,7 @@ class Snapshot:
     elapsed_s: float
     eta_s: float | None
     rows_per_s: float = 0.0
-    is_stopping: bool = False  # only rows that are running will be finished
+    is_stopping: bool = False  # only running rows will be finished
 
     @property
     def share(self) -> float | None:
@@ -46,21 +45,21 @@ class Snapshot:
 
 class Console(Protocol):
     def say(self, text: str) -> None:
-        """One line for people."""
+        """Print a line."""
 
     def warn(self, text: str) -> None:
-        """One line that people should not miss."""
+        """Print a warning."""
 
     @contextmanager
     def watch(self, snapshot: Callable[[], Snapshot]) -> Iterator[None]:
-        """Show progress until the block ends."""
+        """Show progress until the end of the block."""
 
     def summarize(self, report: Report) -> None:
-        """The table at the end."""
+        """Print the table at the end of a run."""
 
 
 def make_console(*, quiet: bool) -> Console:
-    """The console for what stderr is: a terminal that can redraw lines, or anything else."""
+    """The console that fits stderr: a terminal that can redraw lines, or anything else."""
     stderr = stderr_stream()
     if quiet or stderr is None:
         return QuietConsole()
@@ -72,7 +71,7 @@ def make_console(*, quiet: bool) -> Console:
 
 
 class QuietConsole:
-    """Says nothing.  Errors are printed elsewhere."""
+    """Prints nothing; errors are printed elsewhere."""
 
     def say(self, text: str) -> None:
         pass
@@ -88,7 +87,7 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """For logs: one timestamped line for each thing said, and one every few seconds."""
+    """For logs: a timestamped line per message, and progress every few seconds."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -108,7 +107,7 @@ class PlainConsole:
             nonlocal wait_s
             now = snapshot()
             self.say(" · ".join(progress_words(now)))
-            # A long run needs fewer lines: about twenty for each tenfold of its time.
+            # Fewer lines in long runs: about twenty per factor of ten in time.
             wait_s = min(max(_PLAIN_SECONDS, now.elapsed_s / 20), _PLAIN_SECONDS_LATER)
 
         with every(lambda: wait_s, report):

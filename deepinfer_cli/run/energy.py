@@ -1,4 +1,4 @@
-"""Joules that the processor itself counts (Linux powercap), where this user may read them."""
+"""Energy from the processor's counters (Linux powercap), if this user may read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Counts from its making.  ``joules`` is None where no counter can be read."""
+    """Counts from its creation.  ``joules`` is None if no counter can be read."""
 
     def __init__(self, root: Path = _POWERCAP) -> None:
         # A package ("intel-rapl:0") includes its parts ("intel-rapl:0:0").
@@ -16,8 +16,8 @@ class EnergyMeter:
         self._first = self._read()
 
     def joules(self) -> float | None:
-        """Since the meter was made; counters that started again at 0 are taken to have done so
-        once."""
+        """Joules since the creation of the meter; counters that wrapped around are assumed to have
+        done so once."""
         now = self._read()
         if not self._first or now.keys() != self._first.keys():
             return None

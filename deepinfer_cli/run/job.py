@@ -1,4 +1,4 @@
-"""One part of a run: the engine that is made when a row needs it, the clock and the counts."""
+"""``Job``: one part of a run, from the engine, created when a row needs it, to the report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _STOPPED_BY = {
 
 
 class Engine(TellingEngine, Protocol):
-    """What a run needs of ``OfflineEngine``."""
+    """The part of ``OfflineEngine`` that a run uses."""
 
     def stream(
         self,
@@ -61,7 +61,7 @@ MakeEngine = Callable[[Settings], Engine]
 
 
 class Job:
-    """Answers the rows of ``reader`` that ``journal`` does not hold yet, and tells how it went."""
+    """Answers the rows of ``reader`` that are not in ``journal`` yet, and makes the report."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Job:
         earlier: Report | None = None,
         retried: Report | None = None,
     ) -> None:
-        """keep: takes the report so far every now and then, for a part that is killed.  earlier:
-        that of the parts before this one.  retried: that of the finished run whose failed rows are
-        answered again."""
+        """keep: called with the report so far from time to time, in case this part is killed.
+        earlier: the report of the parts before this one.  retried: the report of the finished run
+        whose failed rows are answered again."""
         self.reader = reader
         self.journal = journal
         self.resolved = resolved
@@ -108,7 +108,7 @@ class Job:
         self._engine: Engine | None = None
 
     def recover(self, *, retry_failed: bool = False) -> None:
-        """Take over the finished rows of an earlier part; with ``retry_failed`` not its errors."""
+        """Take over the finished rows of earlier parts; with ``retry_failed``, not errors."""
         self.is_resumed = True
         failed = set()
         for record in self.journal.recover():
@@ -119,7 +119,7 @@ class Job:
                 failed.discard(record.index)
                 self.total.add(record)
         self._add_untold()
-        if self.total.num_rows != self.journal.num_rows:  # rows that were answered again
+        if self.total.num_rows != self.journal.num_rows:  # some rows have several records
             self.count_again()
             self.pipeline.total = self.total
         self._num_recovered = self.journal.num_rows
@@ -129,8 +129,8 @@ class Job:
             self._console.say(f"failed rows to answer again: {len(failed):,}")
 
     def counting_again(self, records: Iterable[Record]) -> Iterator[Record]:
-        """``records``, of which the totals will be made: the journal may also hold rows that
-        changed since, or are no longer wanted."""
+        """``records``, from which the totals are computed again: the journal may have records of
+        rows that have changed or are no longer wanted."""
         self.total = Summary()
         for record in records:
             self.total.add(record)
@@ -138,7 +138,7 @@ class Job:
         self._add_untold()
 
     def count_again(self) -> None:
-        """Make the totals from the last record of each row."""
+        """Compute the totals again from the last record of each row."""
         for _ in self.counting_again(self.journal.in_completion_order()):
             pass
 
@@ -147,7 +147,7 @@ class Job:
             self.total.add_untold(self._retried)
 
     def answer_rows(self) -> None:
-        """Answer until the input ends or something ends the run early."""
+        """Answer rows until the input ends, or until the run ends early."""
         signals = self._stop.on_signals(self._console.warn, lambda: self._engine is not None)
         try:
             with signals, self._watchdog():
@@ -179,7 +179,7 @@ class Job:
         ).watch()
 
     def bytes_to_write(self) -> int | None:
-        """What the rest of the run and the final files will take, by the rows so far."""
+        """Estimated bytes of the rest of the run and the final files."""
         total, done = self._expected_rows(), self.total.num_rows
         if not total or not done:
             return None
@@ -187,13 +187,14 @@ class Job:
         return round(per_row * (max(0, total - done) + total))
 
     def _progress(self) -> object:
-        """What changes as long as the engine gets on; None while it is not its turn."""
+        """A value that changes as long as the engine makes progress; None while it is not
+        needed."""
         engine = self._engine
         if engine is None or self.meter.is_over or self.pipeline.is_outside:
             return None
         try:
             return self.pipeline.session.rows, engine.stats().num_steps
-        except DeepInferError:  # closed at this moment
+        except DeepInferError:  # being closed
             return None
 
     @contextmanager
@@ -216,7 +217,7 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Every wanted row was read and has its record."""
+        """Whether every wanted row was read and has a record."""
         return self.pipeline.reached_end and self.pipeline.num_running == 0
 
     @property
@@ -238,7 +239,7 @@ class Job:
             self.keep_report()
 
     def _tell_once(self, record: Record) -> None:
-        """What is wrong with the first row of each kind of error; the error file has all."""
+        """Print the first error of each kind; the errors file has all."""
         kind = record.facts["error"]
         if kind not in self._kinds_told:
             self._kinds_told.add(kind)
@@ -246,13 +247,13 @@ class Job:
             self._console.warn(f"{kind}, first in line {row['line']}: {row['error']['message']}")
 
     def keep_report(self) -> None:
-        """Let what was measured so far survive this process."""
+        """Save the report so far, in case this process is killed."""
         if self._keep is not None and self._engine is not None:
             self._keep(self.report("running", 0))
         self._kept_at = time.monotonic()
 
     def report(self, status: str, exit_code: int, message: str | None = None) -> Report:
-        """The report of the run so far, with what earlier parts of it measured."""
+        """The report of the run so far, including its earlier parts."""
         num_read, num_resumed = self._rows_so_far(is_finished=status == "finished")
         part = build_report(
             Facts(
@@ -274,8 +275,8 @@ class Job:
         return with_earlier(self._earlier, part)
 
     def _rows_so_far(self, *, is_finished: bool) -> tuple[int, int]:
-        """How many rows were read, and how many of them were finished before this part.  One that
-        ends early may not have come to all that earlier parts have read."""
+        """Number of rows read, and how many of them were finished before this part.  A part that
+        ends early may not have reached all rows that earlier parts have read."""
         pipeline = self.pipeline
         if is_finished or not self.is_resumed:
             return pipeline.num_rows, pipeline.num_resumed
@@ -306,13 +307,13 @@ class Job:
         )
 
     def snapshot(self) -> Snapshot:
-        """How far this part of the run is.  From any thread."""
+        """The progress of this part of the run.  May be called from any thread."""
         pipeline, session = self.pipeline, self.pipeline.session
         elapsed = self.meter.answering_s
         finished = pipeline.num_rows - pipeline.num_running
         total, is_stopping = self._expected_rows(), self._stop.exit_code is not None
         eta = None
-        # Error rows take no time and foretell none.
+        # Error rows take no time, so they do not count for the estimate.
         if total is not None and session.results and not is_stopping:
             eta = elapsed / session.rows * max(0, total - finished)
         return Snapshot(
@@ -330,13 +331,13 @@ class Job:
         )
 
     def _tokens_so_far(self) -> int:
-        """Answer tokens of this part, those of unfinished rows too where the engine tells."""
+        """Answer tokens of this part, including unfinished rows if the engine reports them."""
         engine = None if self.meter.is_over else self._engine
         decoded = 0 if engine is None else engine.stats().num_decode_tokens
         return max(self.pipeline.session.completion_tokens, decoded)
 
     def _expected_rows(self) -> int | None:
-        """How many rows there are to answer: known, or estimated from the share read so far."""
+        """Number of rows to answer: known, or estimated from the share read so far."""
         if self.pipeline.reached_end:
             return self.pipeline.num_rows
         read, limit = self.pipeline.next_index, self.settings.limit

@@ -1,5 +1,5 @@
-"""A run whose processes torchrun or SLURM has started: the first one reads and writes, the others
-compute."""
+"""Runs whose processes torchrun or SLURM has started: the first one reads and writes, the others
+only compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAIT_S = 60.0
 
 
 def run_as_rank(resolved: Resolved, run: Callable[[], int]) -> int:
-    """``run`` in the first process, or alone; another rank's part in the others."""
+    """Call ``run`` in the first or only process; serve as a rank in the others."""
     settings = resolved.settings
     with errors_as_given(resolved.origins):
         sizes = ParallelSizes(

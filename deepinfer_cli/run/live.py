@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar and one line of numbers, calm, at any width."""
+"""Live progress on a terminal: a bar and a line of numbers, at any width."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDEST_BAR = 100
 
 
 class LiveConsole:
-    """Redraws a few lines on stderr; what is said scrolls above them."""
+    """Redraws a few lines on stderr; messages scroll above them."""
 
     def __init__(self, file: IO[str]) -> None:
         self._console = Console(file=file, highlight=False)

@@ -1,4 +1,4 @@
-"""What a run asks of its model's files before anything is loaded."""
+"""Checks of the model's files before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepinfer_cli.settings.settings import Settings
 
 
 def model_folder(settings: Settings) -> Path | None:
-    """Where the model lies, None for the one inside the package.
+    """The folder of the model, None for the embedded model.
 
     Raises: CheckpointError if there is no such model.
     """
@@ -24,8 +24,8 @@ def model_folder(settings: Settings) -> Path | None:
 
 
 def check_sampling(settings: Settings, *, is_constrained: bool) -> None:
-    """Refuse sampling that every row would fail with, for this model.  ``is_constrained``: rows
-    have a constraint from the command line.
+    """Refuse default sampling with which every row would fail for this model.  ``is_constrained``:
+    there is a constraint on the command line.
 
     Raises: CheckpointError about the model, ConfigError that names the setting.
     """

@@ -1,4 +1,4 @@
-"""``PartMeter``: what one part of a run measures about itself, from its making to its end."""
+"""``PartMeter``: the measurements of one part of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .energy import EnergyMeter
 
 
 class TellingEngine(Protocol):
-    """What is asked of an engine here."""
+    """The part of an engine that is measured here."""
 
     def stats(self) -> EngineStats: ...
 
@@ -32,8 +32,8 @@ class TellingEngine(Protocol):
 
 
 class PartMeter:
-    """``input``: the rows as they are read.  ``timeline``: what was finished when.  ``engine``: the
-    one that answers, None before there is one; it is asked until ``end``."""
+    """``input``: times the reading of rows.  ``timeline``: what was finished when.  ``engine``: the
+    engine, None before it exists; it is queried until ``end``."""
 
     def __init__(self, rows: Iterator[InputRow]) -> None:
         self.input = InputMeter(rows)
@@ -52,14 +52,14 @@ class PartMeter:
         self._cpu_s = 0.0
 
     def engine_is_ready(self, engine: TellingEngine) -> None:
-        """Seconds of answering count from now on."""
+        """Start counting the time of answering."""
         self.engine = engine
         self._notes, self._facts = dict(engine.notes), engine.facts()
         self._loaded, self._cpu_at_load = time.monotonic(), time.process_time()
         self.timeline.start()
 
     def end(self) -> None:
-        """Nothing is answered any more.  Asks the engine for the last time."""
+        """Stop measuring, and query the engine for the last time."""
         self._ended = time.monotonic()
         self._cpu_s = time.process_time() - self._cpu_at_load
         self.is_over = True
@@ -72,14 +72,14 @@ class PartMeter:
 
     @property
     def answering_s(self) -> float:
-        """Seconds since the engine is ready; since the beginning, if none is needed."""
+        """Seconds since the engine became ready; since the start, if none was needed."""
         return (self._ended if self.is_over else time.monotonic()) - self._loaded
 
     def measured(self, write_s: float) -> Measured:
-        """Everything, so far or until the end.  ``write_s``: seconds spent on result rows."""
+        """All measurements so far.  ``write_s``: seconds spent on result rows."""
         return Measured(
             began=self._began_at,
-            ended=self._began_at + self.elapsed_s,  # somebody may have set the clock since
+            ended=self._began_at + self.elapsed_s,  # independent of changes of the system clock
             digest=self.input.digest(),
             load_s=self._loaded - self._began,
             answer_s=self.answering_s,
@@ -102,7 +102,7 @@ class PartMeter:
         return self._stats
 
     def _model_fingerprint(self) -> str | None:
-        """Read once: the files of a large model are many."""
+        """Computed once, since a large model has many files."""
         folder = None if self._facts is None else self._facts.model_folder
         if self._fingerprint is None and folder is not None:
             self._fingerprint = model_fingerprint(folder)

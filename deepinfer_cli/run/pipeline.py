@@ -1,4 +1,4 @@
-"""reader -> engine -> journal, with a bounded number of rows between them."""
+"""``Pipeline``: reader -> engine -> journal, with a bounded number of rows in flight."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Answer = Callable[[Rows], Iterator[RequestOutput]]
 class Pipeline:
     """One pass over the input.  Every row it reads ends as one record of the journal.
 
-    num_rows: how many rows of this shard were read.  num_resumed: how many of them were finished
-    before, num_changed: finished before with another content.  next_index: one more than the
-    place of the last row.  reached_end: every wanted row was read.  is_outside: waiting for the
-    input, or for who takes the results.  total: all finished rows.  write_s: seconds
-    spent on making and keeping result rows.  other_input: what the rows finished before were read
-    from, if that is another file; then one with another content ends the run.
+    num_rows: rows of this shard that were read.  num_resumed: how many of them were finished
+    before; num_changed: how many were finished before with other content.  next_index: one more
+    than the number of the last row.  reached_end: every wanted row was read.  is_outside: waiting
+    for the input, or for the reader of stdout.  total: all finished rows.  write_s: seconds spent
+    on making and storing result rows.  other_input: the file from which finished rows were read, if
+    it is another one; then a row with other content ends the run.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pipeline:
 
     @property
     def session(self) -> Counts:
-        """The counts of this part of the run alone."""
+        """The counts of this part of the run only."""
         return self.total.counts() - self._before
 
     @property
@@ -82,15 +82,15 @@ class Pipeline:
 
     @property
     def num_unrecorded(self) -> int:
-        """Running rows of which the journal holds nothing, not even with another content."""
+        """Running rows without any record in the journal, not even for other content."""
         return sum(self._journal.finished(index) is None for index in self._running)
 
     def run(self, answer: Answer) -> None:
-        """Read, answer and record rows until the input ends or the switch says stop.
+        """Read, answer and record rows until the input ends or the switch is set.
 
         ``answer`` is only called if a row needs the engine.
-        Raises: InputError when the input is damaged (after what was running is finished) or has
-        too many bad rows; EngineError when the engine loses a row.
+        Raises: InputError if the input is damaged (after running rows have finished) or has too
+        many bad rows; EngineError if the engine loses a row.
         """
         self._before = self.total.counts()
         waiting = self._unfinished()
@@ -112,9 +112,9 @@ class Pipeline:
         self._check_errors(at_end=self.reached_end)
 
     def _unfinished(self) -> Rows:
-        """The rows that the engine has to answer; bad ones are recorded on the way.
+        """The rows for the engine; bad ones are recorded here.
 
-        A failure waits until the running rows are finished: it must not take them down.
+        A failure is raised only after the running rows have finished, so that they are not lost.
         """
         try:
             while not self._stop.is_set:
@@ -146,7 +146,7 @@ class Pipeline:
             self._failure = error
 
     def _note_change(self, row: InputRow) -> None:
-        """A row that was finished with another content.  Raises: InputError."""
+        """Count a row that was finished with other content.  Raises: InputError."""
         if self.other_input is not None:
             raise InputError(
                 f"line {row.line} is not the row that was answered before, from "
@@ -156,7 +156,7 @@ class Pipeline:
         self.num_changed += 1
 
     def _read(self) -> InputRow | None:
-        """The next row of the input; None at its end, or where ``--limit`` ends it."""
+        """The next row of the input; None at its end, or at ``--limit``."""
         limit = self._settings.limit
         if limit is not None and self.next_index >= limit:
             return None
@@ -194,7 +194,7 @@ class Pipeline:
             )
             payload = encode_json(result)
         except (ValueError, RecursionError) as error:
-            # Only what came with the row can be like that, such as a column nested 900 deep.
+            # This can only be due to data of the row, such as a column nested 900 deep.
             self._record_error(row, RowError("unwritable_result", f"not writable as JSON: {error}"))
             return
         self._record(row, False, result_facts(output), payload)
@@ -206,13 +206,13 @@ class Pipeline:
 
     def _record(self, row: InputRow, is_error: bool, facts: dict[str, Any], payload: bytes) -> None:
         record = Record(row.index, digest(row.raw), is_error, facts, payload)
-        self.total.add(record)  # first: a signal in between must not make a kept row unknown
+        self.total.add(record)  # before the journal: a signal in between must not lose it
         self._journal.append(record)
         with self._outside():
             self._on_record(record)
 
     def _check_errors(self, *, at_end: bool = False) -> None:
-        """A share only counts once a hundred rows or all were read, so that it means something."""
+        """A percentage applies only after a hundred rows, or at the end, to be meaningful."""
         limit = self._settings.max_errors
         errors = self.total.num_errors
         rows = max(self.num_rows, self.total.num_rows)

@@ -1,4 +1,4 @@
-"""``deepinfer status``: how far a run is, whether it lives, and how to go on; from any shell."""
+"""``deepinfer status``: the progress of a run, whether it is alive, and how to resume it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from deepinfer_cli.stdio import data_stream, print_json
 from .console import duration
 from .status_file import current_folder, read_status
 
-_PASSING = {"engine_error"}  # kinds that the same row may not meet again
+_PASSING = {"engine_error"}  # kinds of errors that may not occur again
 _ENDINGS = (".partial", ".report.json", ".errors.jsonl")
 
 
 def show_status(target: str, *, as_json: bool) -> None:
-    """Print the state of the run that ``target`` names: its output, its input, or a file of it.
+    """Print the state of a run.  ``target``: its output, its input, or one of its files.
 
-    Raises: ConfigError if there is no such run, or none that can be continued.
+    Raises: ConfigError if there is no such run, or it cannot be resumed.
     """
     stream = data_stream()
     state = run_state(find_run(target))
@@ -58,11 +58,11 @@ def find_run(target: str) -> OutputPaths:
 
 
 def run_state(paths: OutputPaths) -> dict[str, Any]:
-    """What is known about the run, in JSON's types.
+    """The state of the run, in JSON's types.
 
-    state: running, finished, or else what ended it: stopped, failed (both said why), killed (the
-    process ended without a word).  Rows of a run that does not run are counted in its journal.
-    Raises: ConfigError if nothing can be continued there.
+    state: running, finished, stopped, failed, or killed (the process ended without a report).
+    Rows of a run that is not running are counted in its journal.
+    Raises: ConfigError if the run cannot be resumed.
     """
     is_finished = paths.results.is_file() and paths.report.is_file()
     if not paths.partial.is_dir() or (is_finished and not is_begun(paths.partial)):
@@ -81,7 +81,7 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
     }
     if state["state"] == "running":
         done, errors = status.get("rows", 0), status.get("errors", 0)
-        # What it was like when it was written; time has passed since.
+        # Advance times that were written a moment ago.
         silent_s = max(0.0, time.time() - status["updated"]) if status else 0.0
         eta_s = status.get("eta_s")
         state |= {
@@ -93,13 +93,13 @@ def run_state(paths: OutputPaths) -> dict[str, Any]:
             "eta_s": None if eta_s is None else max(0.0, eta_s - silent_s),
         }
     else:
-        read_manifest(paths.partial)  # refused here with the words of a run
+        read_manifest(paths.partial)  # raises the same error as a run would
         done = errors = 0
         with suppress(FileNotFoundError):
             done, errors = count_rows(paths.partial)
         state |= _last_words(paths)
     total = status.get("total_rows")
-    if total is not None and total < done:  # the input has become shorter since
+    if total is not None and total < done:  # the input has become shorter
         total = None
     state["rows"] = {
         "done": done,
@@ -122,13 +122,13 @@ def _finished(paths: OutputPaths) -> dict[str, Any]:
         "exit_code": report.exit_code,
         "rows": {"done": done, "failed": errors, "total": done, "is_estimate": False, "left": 0},
         "errors": dict(report.errors),
-        "is_merged": "shard" not in report.settings,  # which merge takes out
+        "is_merged": "shard" not in report.settings,  # merge removes this setting
     }
 
 
 def _last_words(paths: OutputPaths) -> dict[str, Any]:
-    """How the latest part ended, by its report; one that was killed has left none."""
-    with suppress(OSError, ConfigError):  # one that is damaged says nothing either
+    """How the last part ended, from its report; one that was killed has none."""
+    with suppress(OSError, ConfigError):  # ignore a damaged one
         report = read_report(str(paths.partial / "report.json")).report
         return {
             "state": report.status,
@@ -139,7 +139,7 @@ def _last_words(paths: OutputPaths) -> dict[str, Any]:
 
 
 def _resume(status: dict[str, Any]) -> str | None:
-    """The shell's line that continues the run."""
+    """The shell command that resumes the run."""
     if not status:
         return None
     folder = status["folder"]
@@ -149,7 +149,7 @@ def _resume(status: dict[str, Any]) -> str | None:
 
 
 def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) for people."""
+    """(label, text) lines."""
     rows = state["rows"]
     lines = [("run", state["output"]), ("state", _state_words(state))]
     total = ""

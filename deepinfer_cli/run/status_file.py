@@ -1,4 +1,4 @@
-"""``status.json`` in the folder of an unfinished run: how far it is, for other shells to read."""
+"""``status.json`` in the folder of an unfinished run: its progress, for ``deepinfer status``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NEEDED: dict[str, Any] = {
 
 
 class StatusFile:
-    """Written again and again by one run; readers never see half of it.
+    """Rewritten atomically while a run is active.
 
-    ``command`` continues the run when it is given in the current folder.
+    ``command``: the command that resumes the run, in the current folder.
     """
 
     def __init__(self, folder: Path, *, command: str, source: str) -> None:
@@ -47,7 +47,8 @@ class StatusFile:
         }
 
     def write(self, snapshot: Snapshot, *, phase: str | None = None) -> None:
-        """phase: starting or answering by itself, or writing.  A full disk is no reason to stop."""
+        """phase: starting, answering or writing, by default by the snapshot.  Ignores a full
+        disk."""
         numbers = dataclasses.asdict(snapshot)
         phase = phase or ("answering" if snapshot.rows or snapshot.running else "starting")
         status = self._head | {"updated": time.time(), "phase": phase} | numbers
@@ -58,7 +59,7 @@ class StatusFile:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """What the latest run in ``folder`` said, None if it said nothing."""
+    """The status of the last run in ``folder``, None if there is none."""
     try:
         status = read_json((folder / NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -69,7 +70,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 
 def current_folder() -> str | None:
-    """None if somebody has removed it."""
+    """The current folder; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -77,7 +78,7 @@ def current_folder() -> str | None:
 
 
 def command_line(arguments: Sequence[str], resolved: Resolved) -> str:
-    """The shell's line for this run, with the environment variables it took settings from."""
+    """The shell command of this run, with the environment variables that set settings."""
     variables = {origin for origin in resolved.origins.values() if origin.isupper()}
     if "DEEPINFER_CONFIG" in os.environ:
         variables.add("DEEPINFER_CONFIG")

@@ -1,4 +1,4 @@
-"""When and how a run ends early: signals, a time limit, too many errors."""
+"""Early ends of a run: signals and the time limit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import FrameType
 
 STOPPED_EARLY = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SOON_S, _LONG_S = 1e-3, 1e8  # a timer of 0 would be none, one of many years an error
+_SOON_S, _LONG_S = 1e-3, 1e8  # 0 would disable the timer, many years would be an error
 
 
 class StopNow(BaseException):
-    """Leave at once.  What is finished is in the journal already."""
+    """Exit at once.  Finished rows are in the journal already."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -23,11 +23,11 @@ class StopNow(BaseException):
 
 
 class StopWaiting(BaseException):
-    """Ends the wait for the next row, which may never come.  The switch says stop."""
+    """Interrupts the wait for the next row after the switch was set."""
 
 
 class StopSwitch:
-    """Says whether to take new rows.  ``exit_code`` is what the run returns because of it."""
+    """Tells the run to take no new rows.  ``exit_code``: the resulting exit code of the run."""
 
     def __init__(self, time_limit: float | None = None) -> None:
         self.exit_code: int | None = None
@@ -44,7 +44,7 @@ class StopSwitch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, what sets the switch raises StopWaiting too."""
+        """A block in which setting the switch also raises StopWaiting."""
         self._is_waiting = True
         try:
             yield
@@ -52,21 +52,21 @@ class StopSwitch:
             self._is_waiting = False
 
     def force(self, exit_code: int) -> None:
-        """From any thread: leave at once with ``exit_code``, as after SIGTERM."""
+        """Exit at once with ``exit_code``, as after SIGTERM.  May be called from any thread."""
         self._forced = exit_code
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, signal.SIGTERM)  # also ends a wait in a system call
+        signal.pthread_kill(main, signal.SIGTERM)  # also interrupts system calls
 
     @contextmanager
     def on_signals(
         self, say: Callable[[str], None], is_running: Callable[[], bool]
     ) -> Iterator[None]:
-        """The first Ctrl-C and the end of the time set the switch; a second Ctrl-C, SIGTERM or
-        SIGHUP raise StopNow.
+        """The first Ctrl-C and the time limit set the switch; a second Ctrl-C, SIGTERM and SIGHUP
+        raise StopNow.
 
-        Where nothing is running yet, there is nothing to finish: the first one raises it too.
-        What was ignored when the program began, as by nohup, stays ignored.
+        If no row is running yet, there is nothing to finish, and the first Ctrl-C raises it, too.
+        Signals that were ignored when the program started, as with nohup, stay ignored.
         """
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -86,7 +86,7 @@ class StopSwitch:
         if self._deadline is not None:
             numbers.append(signal.SIGALRM)
         before = {number: signal.signal(number, handle) for number in numbers}
-        timer = (0.0, 0.0)  # of whoever called this, such as a test
+        timer = (0.0, 0.0)  # a timer of the caller, such as a test
         if self._deadline is not None:
             left = max(self._deadline - time.monotonic(), _SOON_S)
             timer = signal.setitimer(signal.ITIMER_REAL, min(left, _LONG_S))

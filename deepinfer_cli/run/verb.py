@@ -1,4 +1,4 @@
-"""``deepinfer run``: a prompt file in; answers, error rows and a report out."""
+"""``deepinfer run``: answers a prompt file and writes results, error rows and a report."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _AGAIN = "run the same command again to continue"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What the command line says beyond settings.  ``output`` None: beside the input.
-    ``constraint`` is that of rows that have none.  ``arguments`` are those of the program."""
+    """The command line besides settings.  ``output`` None: next to the input.  ``constraint``: for
+    rows without one.  ``arguments``: those of the program."""
 
     source: str
     output: str | None = None
@@ -186,7 +186,7 @@ def _run_to_files(
 def _reopen(
     request: RunRequest, folder: PartialFolder, paths: OutputPaths, resolved: Resolved, basis: Basis
 ) -> None:
-    """Take over a finished output, whose failed rows are then answered."""
+    """Take over a finished output, to answer its failed rows."""
     if not (os.path.isfile(request.source) or os.path.isdir(request.source)):
         raise ConfigError(
             "--retry-failed reads the input twice, which stdin and pipes do not allow: "
@@ -201,7 +201,7 @@ def _tell_what_is_kept(error: Exception, job: Job, folder: PartialFolder) -> Non
         return
     count = job.journal.num_rows
     kept = "1 finished row is" if count == 1 else f"{count:,} finished rows are"
-    # What is wrong with the input has to be mended first; the message says how.
+    # An error of the input must be fixed first; its message says how.
     again = "" if isinstance(error, InputError) else f", {_AGAIN}"
     error.add_note(f"{kept} kept in {folder.path}{again}")
 
@@ -220,8 +220,8 @@ def _basis(request: RunRequest, resolved: Resolved) -> Basis:
 
 
 def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message: str) -> Report:
-    """Leave the finished rows for the next part; if there are no answers, leave nothing."""
-    if job.pipeline.num_changed:  # each of them has two records
+    """Keep the finished rows for the next part; without answers, keep nothing."""
+    if job.pipeline.num_changed:  # changed rows have two records each
         job.count_again()
     report = job.report(status, exit_code, message)
     if job.total.results == 0:
@@ -232,20 +232,20 @@ def _keep(job: Job, folder: PartialFolder, status: str, exit_code: int, message:
 
 
 def _other_input(partial: Path, source: str) -> str | None:
-    """What the part before read, if it is there and another file than ``source``."""
+    """The input of the previous part, if it exists and is not ``source``."""
     status = read_status(partial)
     if status is None or "-" in (status["input"], source):
         return None
     earlier = Path(status["folder"] or ".", status["input"])
     try:
         return None if earlier.samefile(source) else str(earlier)
-    except OSError:  # it is gone, or has another name now
+    except OSError:  # deleted or renamed
         return None
 
 
 def _check_nothing_is_lost(job: Job) -> None:
-    """Raise InputError if rows that were answered are not in the input any more, or beyond the
-    limit: who emptied a file by mistake does not want its answers thrown away."""
+    """Raise InputError if answered rows are no longer in the input, or beyond the limit, so that
+    truncating an input by mistake does not discard its answers."""
     read, limit = job.pipeline.num_rows, job.settings.limit
     missing = job.journal.num_rows - read
     if missing <= 0:

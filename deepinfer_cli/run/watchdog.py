@@ -1,4 +1,4 @@
-"""Ends a run in which nothing moves any more: a hanging device, threads that lock each other."""
+"""Ends a run that makes no progress, such as with a hanging device or deadlocked threads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .background import every
 from .console import duration
 
 NO_PROGRESS = 6
-_LOOKS = 20  # per limit
+_LOOKS = 20  # checks per limit
 _GRACE_S = 10.0
 
 
 class Watchdog:
-    """Compares ``progress()`` with what it was; when it stays equal for ``limit_s``, the stacks of
-    all threads go to stderr and ``stop()`` is asked to end the run.  If it cannot within seconds,
-    ``save()`` is called and the process ends here, with exit code 6.
+    """If ``progress()`` does not change for ``limit_s``, prints the stacks of all threads on stderr
+    and calls ``stop()`` to end the run.  If the run does not end within seconds, calls ``save()``
+    and exits with code 6.
 
-    ``progress`` gives None while the run waits for others (a model that loads, a pipe): that is no
-    standstill.
+    ``progress`` is None while the run waits for something else (loading a model, a pipe), which
+    does not count.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Watchdog:
                 self._leave()
             return
         progress = self._progress()
-        # Where this process itself was stopped for a while, nothing else could move either.
+        # If this process itself was suspended, nothing else could make progress, either.
         awake_s, self._looked_at = min(now - self._looked_at, 2 * self._wait_s), now
         if progress is None or progress != self._last:
             self._last, self._still_s = progress, 0.0

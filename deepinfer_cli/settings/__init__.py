@@ -1,1 +1,1 @@
-"""Settings: defined once, given in four layers."""
+"""Settings: defined once, read from four layers."""

@@ -1,4 +1,4 @@
-"""``deepinfer config``: the settings in force, and a file of all of them to begin with."""
+"""``deepinfer config``: shows the settings in effect, or writes an example file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = """\
 
 
 def show(resolved: Resolved, *, origin: bool, as_json: bool) -> None:
-    """Print every setting on stdout, as YAML or JSON, with where its value came from."""
+    """Print every setting on stdout as YAML or JSON, optionally with its origin."""
     data_stream()
     if as_json:
         rows = resolved.report()
@@ -34,7 +34,7 @@ def show(resolved: Resolved, *, origin: bool, as_json: bool) -> None:
 
 
 def example() -> str:
-    """The text of deepinfer.yaml.example: every key, its default, what it takes and does."""
+    """The text of deepinfer.yaml.example: every key with its default, help and format."""
     settings = Settings()
     parts = [_HEAD]
     group = None
@@ -70,7 +70,7 @@ def init(path: Path, *, force: bool) -> None:
 def _yaml(value: object) -> str:
     if value is None:
         return "none"
-    import yaml  # here, so that a run does not wait for it
+    import yaml  # imported here: a run does not need it
 
     text: str = yaml.safe_dump(plain(value), default_flow_style=True, width=10_000)
     return text.removesuffix("\n...\n").strip()

@@ -1,4 +1,4 @@
-"""What ``--regex``, ``--grammar`` and ``--json-schema`` hold the answers of a run to."""
+"""The constraint of a run, from ``--regex``, ``--grammar`` or ``--json-schema``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = 80  # characters of an expression
 
 
 def run_constraint(resolved: Resolved) -> dict[str, Any] | None:
-    """The constraint as a row would say it, for rows that have none; None if all are free.
+    """The constraint, with the fields of a row, for rows that have none; None without one.
 
-    It is compiled for a trial, so that what is wrong with it is known before anything is loaded.
-    Raises: ConfigError that names the setting, the file, the place and the reason, if there is more
-    than one, a file cannot be read or says something that is wrong or cannot be enforced.
+    It is compiled once here, so that errors are found before anything is loaded.
+    Raises: ConfigError with setting, file, position and reason, if there are several constraints,
+    a file cannot be read, or a constraint is malformed or cannot be enforced.
     """
     settings = resolved.settings
     given = [name for name in _SETTINGS if getattr(settings, name) is not None]
@@ -47,7 +47,7 @@ def run_constraint(resolved: Resolved) -> dict[str, Any] | None:
 
 
 def answers_depend_on(constraint: Mapping[str, Any] | None) -> dict[str, str]:
-    """What a run must share with an earlier part of it to go on: files may change in between."""
+    """A digest that must be the same when a run is resumed: files may have changed."""
     spec = None if constraint is None else field_constraint(constraint)
     return {} if spec is None else {"constraint": spec.digest}
 
@@ -62,7 +62,7 @@ def _try(fields: dict[str, Any]) -> None:
 
 
 def _as_given(name: str, origin: str) -> str:
-    """The flag or variable that gave a setting, or the line of the file and its name there."""
+    """The flag or variable that set it, or the line of the file and the name of the setting."""
     return f"{origin}: {name}" if ":" in origin else origin
 
 

@@ -1,4 +1,4 @@
-"""How one setting is defined: its default, its kind of value, and what it does."""
+"""Definition of a setting: default, kind of value, group and help."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def setting(
     answers: bool = False,
     alias: str | None = None,
 ) -> Any:
-    """A field of ``Settings``.  ``answers``: another value may give other answers, so a run that
-    was stopped is only continued with the same one.  ``alias``: a shorter flag for the same."""
+    """A field of ``Settings``.  ``answers``: the value affects answers, so a run can only be
+    resumed with the same one.  ``alias``: a shorter flag."""
     metadata = {"kind": kind, "group": group, "help": help, "answers": answers, "alias": alias}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
@@ -29,7 +29,7 @@ def setting(
 
 
 def param(name: str, kind: Kind, help: str) -> Any:
-    """A field with the name, default and meaning of the ``SamplingParams`` field ``name``."""
+    """A field with the name and default of the ``SamplingParams`` field ``name``."""
     definition = SamplingParams.__dataclass_fields__[name]
     default = {} if definition.default is dataclasses.MISSING else definition.default
     return setting(default, kind, "Sampling", help, answers=True)

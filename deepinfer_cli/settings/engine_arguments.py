@@ -1,4 +1,4 @@
-"""From the settings of the command line to the arguments of ``OfflineEngine``."""
+"""Converts settings of the command line to arguments of ``OfflineEngine``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings from environment variables: ``DEEPINFER_<NAME>``, and upstream's names for drafts."""
+"""Settings from environment variables: ``DEEPINFER_<NAME>``, and upstream's for speculation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .values import COUNT, SWITCH
 
 _PREFIX = "DEEPINFER_"
 CONFIG = _PREFIX + "CONFIG"
-# Read by build.sh, not by a run.
+# Used by build.sh, not by a run.
 _OTHER_VARIABLES = {"DEEPINFER_ACCELERATOR"}
-# Upstream's names for parts of ``speculative``.
+# Upstream's variables for parts of ``speculative``.
 _SCHEDULED_DRAFTS = "DEEPINFER_ENABLE_MTP_VARLEN"
 _MOST_DRAFTS = "DEEPINFER_USE_NEXTN_DECODE"
 _UPSTREAM_DRAFTS = "5"
@@ -28,7 +28,7 @@ def environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object,
         if variable in known:
             layer.append((known[variable], value, variable))
         elif variable.startswith(_PREFIX) and variable not in others:
-            # Without what all of them begin with, which makes any two similar.
+            # Compare without the common prefix, which makes all names similar.
             names = [name.removeprefix(_PREFIX) for name in (*known, CONFIG)]
             hint = nearest(variable.removeprefix(_PREFIX), names)
             hint = hint.replace("did you mean ", f"did you mean {_PREFIX}")
@@ -37,7 +37,7 @@ def environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object,
 
 
 def _upstream_drafts(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
-    """``speculative`` as upstream's two variables say it, if one of them is set."""
+    """``speculative`` from upstream's two variables, if one of them is set."""
     switch, most = environment.get(_SCHEDULED_DRAFTS), environment.get(_MOST_DRAFTS)
     if switch is None and most is None:
         return []

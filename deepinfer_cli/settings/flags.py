@@ -13,9 +13,9 @@ from .values import Kind
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give ``verb``, whose last parameter is ``**flags``, one option for each setting.
+    """Give ``verb``, whose last parameter is ``flags``, one option per setting.
 
-    An option that is not given arrives as None, so that other layers can have their say.
+    Options that are not given are None, so that other layers apply.
     """
 
     def command(**given: Any) -> None:

@@ -1,6 +1,6 @@
-"""The four layers that may give a setting: default < YAML file < environment < flag.
+"""Resolves settings from four layers: default < YAML file < environment < flag.
 
-The origin of each value is kept.
+The origin of each value is recorded.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .yaml_file import yaml_layer
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and for each name where its value came from."""
+    """Settings, and the origin of each value by name."""
 
     settings: Settings
     origins: Mapping[str, str]
 
     def answers(self) -> dict[str, Any]:
-        """The settings that answers depend on, ready for JSON."""
+        """The settings that affect answers, in JSON's types."""
         return {
             n: plain(getattr(self.settings, n)) for n in FIELDS if FIELDS[n].metadata["answers"]
         }
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Every setting with value and origin, ready for JSON."""
+        """Every setting with value and origin, in JSON's types."""
         return {
             name: {"value": plain(getattr(self.settings, name)), "origin": self.origins[name]}
             for name in FIELDS
@@ -45,9 +45,9 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     config: str | None = None,
 ) -> Resolved:
-    """Lay the four layers over each other.
+    """Combine the four layers.
 
-    flags: by setting name, None where not given.  config: a YAML file; without it
+    flags: by setting name, None if not given.  config: a YAML file; without it
     ``DEEPINFER_CONFIG``, then ``deepinfer.yaml`` in the current folder if there is one.
     Raises: ConfigError that names the layer, the value and what was expected.
     """

@@ -1,4 +1,4 @@
-"""Every setting once: its name, type, default and help."""
+"""``Settings``: name, type, default and help of every setting."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .values import (
 
 _FILE = optional(dataclasses.replace(TEXT, expects="a file", metavar="FILE"))
 _MAP = pairs(TEXT, TEXT, "FIELD=COLUMN such as prompt=question, each field once", "FIELD=COLUMN")
-_ENGINE = EngineConfig()  # what holds where a setting of the engine is not given
+_ENGINE = EngineConfig()  # the engine's defaults
 _BIAS = pairs(COUNT, NUMBER, "TOKEN_ID=BIAS such as 1234=-5", "ID=BIAS")
 
 
@@ -261,7 +261,7 @@ class Settings:
     )  # fmt: skip
 
     def sampling(self) -> SamplingParams:
-        """The sampling of rows that say nothing else.  Raises: ConfigError."""
+        """The default sampling of rows.  Raises: ConfigError."""
         names = {f.name for f in dataclasses.fields(SamplingParams)} - {"seed"}
         return SamplingParams(**{name: getattr(self, name) for name in names})
 

@@ -1,6 +1,6 @@
-"""How a setting's value is written by people: ``32k``, ``24GiB``, ``90%``, ``2h``, ``on``.
+"""Parsers of setting values such as ``32k``, ``24GiB``, ``90%``, ``2h``, ``on``.
 
-A ``Kind`` turns what a YAML file, an environment variable or a flag holds into a typed value.
+A ``Kind`` converts a value from a YAML file, an environment variable or a flag to its type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FALSE = {"false", "no", "off", "0"}
 class Kind:
     """A type of value.  ``parse`` raises ValueError; ``expects`` completes "expected ...".
 
-    ``form`` says how flags look: one value, an on/off switch, or a repeatable option.
+    ``form``: whether the flag takes one value, is an on/off switch, or is repeatable.
     """
 
     expects: str
@@ -56,7 +56,7 @@ def parse_count(value: object) -> int:
 
 
 def parse_bytes(value: object) -> int:
-    """A size in bytes: ``24GiB``, ``10 MB``, ``4096``; none that no file can have."""
+    """A size in bytes: ``24GiB``, ``10 MB``, ``4096``; at most what a file can have."""
     size = parse_count(re.sub(r"(?i)b$", "", value.strip()) if isinstance(value, str) else value)
     if size >= 2**60:
         raise ValueError(value)
@@ -78,7 +78,7 @@ def parse_number(value: object) -> float:
 
 
 def parse_seconds(value: object) -> float:
-    """A duration in seconds: ``90``, ``90s``, ``1h30m``, ``2d``; none beyond 68 years."""
+    """A duration in seconds: ``90``, ``90s``, ``1h30m``, ``2d``; at most 68 years."""
     seconds = _seconds(value)
     if not abs(seconds) < 2**31:
         raise ValueError(value)
@@ -126,7 +126,7 @@ def parse_text(value: object) -> str:
 
 
 def parse_prom_file(value: object) -> str:
-    """The collector of node_exporter reads no other files."""
+    """A file name with the extension that node_exporter's collector requires."""
     text = parse_text(value)
     if not text.endswith(".prom"):
         raise ValueError(value)
@@ -146,7 +146,7 @@ def choice(*names: str) -> Kind:
 
 
 def parse_drafts(value: object) -> str:
-    """``auto``, a number of drafts, or ``auto:3``: what pays, at most three.  ``off`` is 0."""
+    """``auto``, a number of drafts, or ``auto:3``: as many as pay off, at most 3.  ``off`` is 0."""
     word = "0" if value is False or value == "off" else str(value).strip().lower()
     if not re.fullmatch(r"auto|\d{1,9}|auto:[1-9]\d{0,8}", word):
         raise ValueError(value)
@@ -154,7 +154,7 @@ def parse_drafts(value: object) -> str:
 
 
 def parse_shard(value: object) -> str:
-    """``2/8``: the second of eight parts."""
+    """``2/8``: the second of eight shards."""
     text = str(value).strip()
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if match is None or int(match[1]) > int(match[2]):
@@ -163,7 +163,7 @@ def parse_shard(value: object) -> str:
 
 
 def many(item: Kind) -> Kind:
-    """Several values: a YAML list, a repeated flag, or one value alone."""
+    """Several values: a YAML list, a repeated flag, or a single value."""
 
     def parse(value: object) -> tuple[object, ...]:
         if isinstance(value, str) and value.lstrip().startswith("["):
@@ -190,7 +190,7 @@ def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
                 raise ValueError(value)
             entries = [(name, text) for name, _, text in halves]
         found = {key.parse(name): item.parse(text) for name, text in entries}
-        if len(found) < len(entries):  # 1 and 01 are one token
+        if len(found) < len(entries):  # 1 and 01 are the same token
             raise ValueError(value)
         return found
 
@@ -198,7 +198,7 @@ def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
 
 
 def at_least(low: int, kind: Kind) -> Kind:
-    """The numbers of ``kind`` from ``low`` on."""
+    """Numbers of ``kind`` that are at least ``low``."""
 
     def parse(value: object) -> object:
         number = kind.parse(value)

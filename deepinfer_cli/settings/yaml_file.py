@@ -1,7 +1,7 @@
-"""Settings from a YAML file: one flat mapping, each line known for messages.
+"""Settings from a YAML file: a flat mapping, with line numbers for messages.
 
-Values are what the same words mean as a flag: YAML itself would read 010 as 8, 1:30 as 90 and the
-folder 1.10 as 1.1.
+Values mean the same as in a flag; plain YAML would read 010 as 8, 1:30 as 90 and the folder 1.10 as
+1.1.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DEFAULT_FILE = "deepinfer.yaml"
 
 
 def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
-    """(name, value, file:line) of each setting in ``config``; without it, in ``deepinfer.yaml`` if
-    that is there.  Raises: ConfigError."""
+    """(name, value, file:line) of each setting in ``config``, by default in ``deepinfer.yaml`` if
+    it exists.  Raises: ConfigError."""
     path = Path(config or DEFAULT_FILE)
     if config is None and not path.is_file():
         return []
 
-    import yaml  # here, so that what needs no file stays fast
+    import yaml  # imported here: not needed without a file
 
     class Loader(yaml.SafeLoader):
-        """Words that are neither true, false nor nothing stay text."""
+        """Only booleans and nulls are converted; all other scalars stay text."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012 (as in its base)
             first: [(tag, pattern) for tag, pattern in found if tag.endswith((":bool", ":null"))]
@@ -65,19 +65,19 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
         raise ConfigError(f"{path} is not UTF-8 text") from error
     except RecursionError:
         raise ConfigError(f"{path} is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: digits without end, a wrong date
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: too many digits, an invalid date
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _repeated_key(node: Any) -> str | None:
-    """Of a mapping, a key that is there twice."""
+    """A duplicate key of a mapping, if any."""
     pairs = [item for item in node.value if isinstance(item, tuple)]
     keys = [str(key.value) for key, _ in pairs]
     return next((key for key in keys if keys.count(key) > 1), None)
 
 
 def _is_flat(node: Any) -> bool:
-    """One value, or a list or mapping of such.  Aliases in deeper ones can stand for gigabytes."""
+    """A scalar, or a list or mapping of scalars: nested aliases could expand to gigabytes."""
     parts = [] if isinstance(node.value, str) else node.value
     inner = [part for item in parts for part in (item if isinstance(item, tuple) else (item,))]
     return all(isinstance(part.value, str) for part in inner)

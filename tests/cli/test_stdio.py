@@ -1,4 +1,4 @@
-"""StderrWriter never ends a run, and nothing of a library's ends up in our files."""
+"""A message never ends a run, and nothing of a library's ends up in our files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reports for people: tables of words, charts, and the Markdown and HTML made of them."""
+"""Pages from reports: tables and charts, as Markdown and HTML."""

@@ -1,4 +1,4 @@
-"""The report as one HTML file: no scripts, nothing from elsewhere, light or dark as wanted."""
+"""The report as a single HTML file without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report_html(report: Report) -> str:
 
 
 def page(title: str, body: Iterable[str]) -> str:
-    """A page with our style sheet inside."""
+    """A page with the style sheet embedded."""
     style = (files("deepinfer_cli.report.pages") / "style.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -82,7 +82,7 @@ def html_table(table: Table) -> str:
 
 
 def folded(table: Table) -> str:
-    """A long table behind its title."""
+    """A long table, collapsed behind its title."""
     inner = html_table(table).replace(f"<h2>{escape(table.title)}</h2>", "")
     return f"<details><summary>{escape(table.title)}</summary>{inner}</details>"
 

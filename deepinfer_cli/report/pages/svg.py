@@ -1,4 +1,4 @@
-"""Small charts as SVG text.  Their colours are classes of the page, so they follow its theme."""
+"""Small charts as SVG text.  Colors are CSS classes of the page, so charts follow its theme."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INNER_HEIGHT = _HEIGHT - _TOP - _BOTTOM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """``label`` stands below it (may be empty), ``hint`` is shown under the pointer."""
+    """``label`` is shown below the bar (may be empty), ``hint`` under the pointer."""
 
     value: float
     label: str
@@ -26,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Where values lie: half of them below ``middle``, nearly all below ``high``."""
+    """A range of values: half of them are below ``middle``, nearly all below ``high``."""
 
     label: str
     middle: float
@@ -35,7 +35,7 @@ class Range:
 
 
 def _tick(value: float) -> str:
-    """``short`` without zeros at the end: 1.5 k, 2.5, 0."""
+    """``short`` without trailing zeros: 1.5 k, 2.5, 0."""
     digits, space, unit = short(value).partition(" ")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return digits + space + unit
@@ -45,7 +45,7 @@ def area_chart(values: Sequence[float], ends: tuple[str, str], hint: str) -> str
     """A line over equal steps from ``ends[0]`` to ``ends[1]``, filled below."""
     top = _ceiling(max(values))
     step = _INNER_WIDTH / len(values)
-    # A value stands for a stretch, not for a moment: draw steps.
+    # A value is for an interval, not for a moment: draw steps.
     points = []
     for place, value in enumerate(values):
         y = _y(value, top)
@@ -112,8 +112,8 @@ def range_chart(ranges: Sequence[Range], hint: str, show: Callable[[float], str]
 
 
 def histogram_bars(buckets: Sequence[Sequence[int]], unit: str, most: int = 24) -> list[Bar]:
-    """At most about ``most`` bars of equal width, or of equal ratio where the largest value is far
-    above the others.  ``buckets`` are (largest value, how many), rising."""
+    """At most about ``most`` bars of equal width, or of equal ratio if the largest value is far
+    above the others.  ``buckets``: (largest value, count), ascending."""
     low, high = buckets[0][0], buckets[-1][0]
     total = sum(num for _, num in buckets)
     middle = _middle(buckets, total)
@@ -157,7 +157,7 @@ def _edges_of_width(low: int, high: int, most: int) -> list[int]:
 
 
 def _edges_of_ratio(low: int, high: int, most: int) -> list[int]:
-    """Powers of two, or of its root where there is room."""
+    """Powers of two, or of its square root if there is room."""
     steps = 2 if 2 * math.log2(high / max(low, 1) + 1) <= most else 1
     first = math.floor(steps * math.log2(max(low, 1)))
     edges = {max(low, int(2 ** ((first + place) / steps))) for place in range(64 * steps)}
@@ -166,11 +166,11 @@ def _edges_of_ratio(low: int, high: int, most: int) -> list[int]:
 
 
 def _ceiling(value: float) -> float:
-    """A round number that is at least ``value``."""
+    """A round number not below ``value``."""
     if value < 1e-9:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    # The middle of the axis is labelled too: whole where values are small whole numbers.
+    # The middle of the axis is labeled, too: make it whole for small whole numbers.
     steps = (1, 2, 4, 6, 8, 10) if value < 10 else (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
     return next(m * power for m in steps if m * power >= value * 0.9999)
 

@@ -1,4 +1,4 @@
-"""A report as tables of words; Markdown and HTML show the same ones."""
+"""A report as tables of text, shared by Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LATENCY_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """``head`` may be empty.  Cells are plain text; all but the first column are set flush right if
-    ``is_numeric``."""
+    """``head`` may be empty.  Cells are plain text; with ``is_numeric`` all but the first column
+    are right-aligned."""
 
     title: str
     head: Sequence[str]
@@ -42,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number to see first."""
+    """One of the numbers at the top of a page."""
 
     label: str
     value: str
@@ -79,7 +79,7 @@ def key_figures(report: Report) -> list[Figure]:
 
 
 def headline(report: Report) -> str:
-    """What ran where and when, on one line."""
+    """One line: what ran, where and when."""
     speed = report.throughput
     parts = [
         report.ended.replace("T", " ").replace("Z", " UTC"),
@@ -91,7 +91,7 @@ def headline(report: Report) -> str:
 
 
 def all_tables(report: Report) -> list[Table]:
-    """Everything the report says, the most important first; empty tables are left out."""
+    """All tables of the report, the most important first, without empty ones."""
     tables = [
         outcome(report),
         counts("Errors", "kind", "rows", report.errors),
@@ -290,7 +290,7 @@ def meanings(report: Report) -> Table:
 
 
 def value(setting: object) -> str:
-    """A setting's value as YAML would show it."""
+    """A setting's value as in YAML."""
     if setting is None:
         return "none"
     return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)

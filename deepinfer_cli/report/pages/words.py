@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def count(value: float | None) -> str:
-    """Every digit, in groups: ``1,234,567``."""
+    """All digits, in groups: ``1,234,567``."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.2f}"
@@ -53,7 +53,7 @@ def size(num_bytes: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    """``97 %``; small shares keep a digit, so that something is never shown as nothing."""
+    """``97 %``; small shares keep a digit, so that they are not shown as zero."""
     if share is None:
         return "–"
     value = 100 * share
