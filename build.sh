@@ -89,6 +89,8 @@ fi
 # The code is linked, so only another list of packages is a reason to install again.
 installed=.venv/installed$extras
 if ! [ "$installed" -nt pyproject.toml ]; then
+  # The pip that comes with Python 3.11 takes twice as long to choose versions.
+  [ "$mode" != --test ] || .venv/bin/python -m pip install --quiet --upgrade pip
   .venv/bin/python -m pip install --quiet $compile --editable ".$extras"
   true >.venv/installed # those of tests are all that a run needs, and more
   true >"$installed"

@@ -113,6 +113,7 @@ def test_what_an_npu_has_and_lacks(tmp_path: Path) -> None:
         assert found[question].startswith("refused: ") and words in found[question]
 
 
+@pytest.mark.slow
 def test_another_triton_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     assert "needs triton-ascend" in _ask(tmp_path, _TORCH_NPU)["device"]

@@ -28,7 +28,12 @@ from deepinfer_cli.bench.prompts import prompt_lengths
 from deepinfer_cli.bench.record import BenchRecord
 
 
-def test_the_verb_measures_and_writes(cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("knows", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_verb_measures_and_writes(
+    cli, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, knows: bool
+) -> None:
+    if knows:
+        request.getfixturevalue("known_ceilings")
     monkeypatch.setattr(verb, "EnginePlan", partial(verb.EnginePlan, num_tokens=8, num_rounds=1))
     outcome = cli("bench", "--phase", "decode", "--requests", "1", "--ep", "64",
                            "-o", "found", "--quiet")  # fmt: skip

@@ -49,7 +49,10 @@ def small_disk(in_tmp: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("ending, share", [("jsonl", 0.3), ("jsonl", 1.1), ("parquet", 0.6)])
+@pytest.mark.parametrize(
+    "ending, share",
+    [("jsonl", 1.1), pytest.param("jsonl", 0.3, marks=pytest.mark.slow), ("parquet", 0.6)],
+)
 def test_a_full_disk_at_any_time(
     process: Process, small_disk: Callable[[int], Path], ending: str, share: float
 ) -> None:

@@ -128,7 +128,10 @@ def _block(requests: int, depth: int, vocab: int, device: torch.device) -> dict[
     return {name: x.to(device) for name, x in block.items()}
 
 
-@pytest.mark.parametrize("requests, depth, vocab", [(3, 3, 133), (4, 1, 7), (2, 2, 1030)])
+@pytest.mark.parametrize(
+    "requests, depth, vocab",
+    [(3, 3, 133), (4, 1, 7), pytest.param(2, 2, 1030, marks=pytest.mark.slow)],
+)
 def test_verification_matches_reference(
     requests: int, depth: int, vocab: int, device: torch.device
 ) -> None:
