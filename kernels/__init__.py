@@ -1,1 +1,1 @@
-"""Tensor operations: reference, Triton, dispatch.  Knows nothing of requests, text or files."""
+"""Operations on tensors: reference, Triton, dispatch.  Knows nothing of requests, text or files."""

@@ -21,7 +21,7 @@ from .launch import is_interpreted
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Compiler output: PTX text, machine code, and the resources of a thread and a block."""
+    """What the compiler made: PTX text, machine code, and what a thread and a block occupy."""
 
     ptx: str
     cubin: bytes
@@ -44,8 +44,9 @@ def compile_kernel(
     """Compile ``kernel`` (Triton or Gluon) for compute capability ``arch`` (90, 100, 103).
 
     ``arguments`` gives Triton types by name ("*i32", "i32", "fp32", or a ``descriptor``); pointers
-    are assumed to be aligned to 16 bytes, as tensors are; ``multiples_of_16`` names the integers
-    that a launch would specialize as divisible by 16.  Spilled registers show in ``stack_bytes``.
+    are taken to be aligned to 16 bytes, as tensors are; integers that a launch would find to be
+    multiples of 16 are named in ``multiples_of_16``.  Registers that did not fit are in
+    ``stack_bytes``.
     Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
     """
     if is_interpreted():
@@ -80,14 +81,14 @@ def compile_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of one thread; ``stack_bytes`` holds spilled registers and local arrays."""
+    """What one thread occupies; ``stack_bytes`` is what did not fit into registers."""
 
     registers: int
     stack_bytes: int
 
 
 def descriptor(dtype: str, *box: int) -> str:
-    """Type of a tensor descriptor in the layout that launchers use for this element type."""
+    """Type of a tensor descriptor in the layout that launchers give it, by element type."""
     names = {
         "fp8e4nv": "float8e4nv",
         "bf16": "bfloat16",
@@ -109,9 +110,9 @@ def disassemble(cubin: bytes) -> str:
 
 
 def kernel_resources(cubin: bytes) -> Resources:
-    """Resources of machine code as reported by the bundled cuobjdump.
+    """What machine code needs, as the bundled cuobjdump reports it.
 
-    Raises: RuntimeError if the machine code is incomplete.
+    Raises: RuntimeError if it is not whole.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,4 +1,4 @@
-"""Builds a bundle atomically: it appears in its store complete or not at all."""
+"""Makes a bundle appear in its store whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Compile = Callable[[], tuple[list[Json], list[Json]]]
 def build_bundle(
     store: Path, identity: Identity, compile: Compile, *, on_wait: Callable[[], None] = lambda: None
 ) -> Bundle:
-    """The bundle of that identity: from the store, or newly built.
+    """The bundle of that identity: the one in the store, else a new one.
 
-    A second builder of the same bundle waits for the first (``on_wait`` is called) and uses its
-    result.  A killed builder leaves a ``.partial`` folder, which the next one removes.
-    Raises: EngineError if a kernel does not compile or the disk is full; then nothing is kept.
+    A second builder of the same bundle waits for the first (``on_wait`` is called) and takes its
+    result.  A killed one leaves a ``.partial`` folder that the next removes.
+    Raises: EngineError if a kernel does not compile or the disk is full; nothing is kept then.
     """
     folder = store / identity.name
-    if folder.is_dir():  # needs no write access
+    if folder.is_dir():  # needs no right to write there
         return read_bundle(folder)
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _check(results: Sequence[Json], tasks: Sequence[Json]) -> None:
 
 
 def _keep(folder: Path, task: Json, result: Json) -> Json:
-    """Copy a kernel's files; returns its entry in the manifest."""
+    """Copy a kernel's files; its entry in the manifest."""
     stem = f"{task['kernel'].strip('_')}-{result['key'][:12].lower()}"
     files = {}
     for suffix, source in result["files"].items():
@@ -83,7 +83,7 @@ def _publish(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError as error:
-        # Where locks do not work, as on some network disks, another process may have been first.
+        # Where locks do nothing, as on some network disks, another may have been first.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
 

@@ -1,4 +1,4 @@
-"""Lets Triton load kernels from a bundle before it looks into its own cache."""
+"""Lets Triton take kernels from a bundle, where it would look into its own cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .compile_key import compiler_settings, lookup_key
 
 
 class KernelCounter:
-    """Names of the kernels compiled by this process since the counter was created."""
+    """Names of the kernels that this process compiled itself, since the counter was made."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
@@ -32,10 +32,11 @@ class KernelCounter:
 
 
 def use_bundle(bundle: Bundle) -> KernelCounter:
-    """From now on load the kernels of ``bundle`` instead of compiling them.
+    """From now on kernels of ``bundle`` are loaded, not compiled.
 
-    Other kernels are still compiled at their first launch; the counter lists them.
-    Raises: ConfigError if this process would not find them, although the version of Triton matches.
+    Others are still compiled when they are launched first; the counter names them.
+    Raises: ConfigError if this process, though its Triton is of the same version, would not take
+    them.
     """
     _check_settings(bundle)
     _check_keys(bundle)
@@ -43,7 +44,7 @@ def use_bundle(bundle: Bundle) -> KernelCounter:
     base = knobs.cache.manager_class or FileCacheManager
 
     class BundleFirst(base):  # type: ignore[misc, valid-type]
-        """A cache that tries the bundle first."""
+        """A cache that looks into the bundle first."""
 
         def __init__(self, key: str, *more: Any, **named: Any) -> None:
             super().__init__(key, *more, **named)
@@ -69,7 +70,7 @@ def _check_settings(bundle: Bundle) -> None:
 
 
 def _check_keys(bundle: Bundle) -> None:
-    """Also fixes Triton's digests of all kernels before they are launched."""
+    """Also settles Triton's digests of all kernels, before they are launched."""
     for kernel in bundle.kernels:
         if lookup_key(kernel) != kernel["key"]:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The cache key of machine code in Triton, equal in a build and in a run."""
+"""The key by which Triton finds machine code: what a build states is what a run looks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTLED: set[int] = set()
 
 
 def lookup_key(task: Json) -> str:
-    """The cache key Triton uses for the machine code of a task in this process; compiles
+    """The key under which Triton looks for the machine code of a task, here and now; compiles
     nothing."""
     settle(kernel_of(task))
     before = knobs.cache.manager_class
@@ -32,10 +32,10 @@ def lookup_key(task: Json) -> str:
 
 
 def settle(function: JITCallable) -> None:
-    """Fix Triton's digest of a function, whatever was launched or compiled before.
+    """Let Triton know a function by the same digest whatever was launched or compiled before.
 
-    Triton 3.6 includes the global constants of a callee in the digest only if it has already seen
-    the callee, so callees come first here.  Must run before the function is launched.
+    Triton 3.6 takes the global constants of a callee into the digest only if it knows the callee
+    already, so callees come first here.  To be done before the function is launched.
     """
     if id(function) in _SETTLED:
         return
@@ -49,18 +49,18 @@ def settle(function: JITCallable) -> None:
 
 
 def compiler_settings() -> dict[str, str]:
-    """Environment variables that are part of every key, because they change machine code."""
+    """Variables of this process that are part of every key, because they change machine code."""
     found: dict[str, str] = get_cache_invalidating_env_vars()
     return found
 
 
-class _Looked(Exception):  # noqa: N818 (control flow, not an error)
+class _Looked(Exception):  # noqa: N818 (a way out, not an error)
     def __init__(self, key: str) -> None:
         self.key = key
 
 
 class _Asked(FileCacheManager):  # type: ignore[misc]
-    """A cache that raises on the first lookup, to return its key."""
+    """A cache that answers the first question with the way out."""
 
     def __init__(self, key: str, *more: Any, **named: Any) -> None:
         raise _Looked(key)

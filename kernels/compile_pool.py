@@ -1,4 +1,4 @@
-"""A pool of compiler processes that work on a list of tasks."""
+"""Several compiler processes at work on a list of tasks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def compile_all(
     worker: str = "deepinfer.kernels.compile_worker",
     on_result: Callable[[Json, Json], None] = lambda task, result: None,
 ) -> list[Json]:
-    """The result of each task, in order; with ``error`` if the compiler failed or crashed.
+    """The result of each task, in order; one with ``error`` where the compiler refused or died.
 
-    ``environment`` is added to that of this process.  ``on_result`` is called from other threads.
-    No worker process survives this one.
+    ``environment`` is added to this process's.  ``on_result`` is called in other threads.  No
+    process is left behind, whatever ends this one.
     """
     results: list[Json] = [{"error": "not compiled"}] * len(tasks)
     numbers = iter(range(len(tasks)))
@@ -46,7 +46,7 @@ def compile_all(
             if not stopped.is_set():
                 on_result(tasks[number], results[number])
             if results[number].get("errno"):
-                stopped.set()  # a full disk will still be full for the next one
+                stopped.set()  # a full disk will be as full for the next one
 
     threads = [threading.Thread(target=work, args=(process,), daemon=True) for process in workers]
     try:
@@ -62,7 +62,7 @@ def compile_all(
 
 
 class _Worker:
-    """One process, started for its first task and restarted after a crash."""
+    """One process, started with its first task and again after a crash."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._module = module
@@ -102,7 +102,7 @@ class _Worker:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[str]:
-        # -P: the working folder must not shadow packages.
+        # -P: the folder it is started in must not hide packages.
         command = [sys.executable, "-P", "-m", self._module]
         self._process = subprocess.Popen(
             command, env=self._environment, text=True, encoding="utf-8",

@@ -18,7 +18,7 @@ MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
 def compile_task(task: Json) -> Json:
-    """The paths of the machine code and its metadata in Triton's cache, and the resources used."""
+    """Where Triton put the machine code and its description, and what the code occupies."""
     started = time.perf_counter()
     settle(kernel_of(task))
     compiled = triton.compile(
@@ -39,8 +39,7 @@ def compile_task(task: Json) -> Json:
 
 
 def forget_settings() -> None:
-    """Unset the compiler's environment variables: bundles are built, and looked up, without
-    them."""
+    """A bundle is made as by a Triton that nobody has told anything: runs look for that one."""
     for name in compiler_settings():
         del os.environ[name]
 

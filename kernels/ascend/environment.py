@@ -1,4 +1,4 @@
-"""The vendor's tools, in a folder that precedes the installed packages on the path.
+"""The vendor's tools, in a folder that is put before the installed packages.
 
 triton-ascend replaces the package ``triton``, so it must not be installed beside it.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from deepinfer.errors import EngineError
 from deepinfer.kernels.bundle import cache_folder
 
-# Tested together.  triton-ascend needs pybind11 where it is imported.
+# Tried together.  triton-ascend needs pybind11 where it is imported.
 PINS: Mapping[str, str] = {
     "triton-ascend": "3.2.0",
     "ascendnpu-ir": "1.2.0",
     "pybind11": "3.1.0",
 }
-_PYTHON = (3, 11)  # the only version with a wheel of triton-ascend 3.2.0
+_PYTHON = (3, 11)  # the only one that triton-ascend 3.2.0 has a wheel for
 _MARK = "complete"
 
 
 def ascend_environment(on_install: Callable[[], None] = lambda: None) -> Path:
-    """Folder of the tools; created on first use with pip (220 MB of downloads).
+    """The folder with the tools; made on first use, with pip (220 MB of downloads).
 
-    Raises: EngineError with the command to run by hand if that fails.
+    Raises: EngineError with the command to run by hand, if that fails.
     """
     if sys.version_info[:2] != _PYTHON:
         found = ".".join(map(str, sys.version_info[:2]))
@@ -44,18 +44,18 @@ def ascend_environment(on_install: Callable[[], None] = lambda: None) -> Path:
 
 
 def environment_folder() -> Path:
-    """Folder the tools are or will be in; each set of versions has its own."""
+    """Where the tools lie or will lie; another set of versions is another folder."""
     return cache_folder() / "-".join(["ascend", *PINS.values()])
 
 
 def install_command(folder: Path) -> list[str]:
-    """The pip command that fills the folder."""
+    """What fills the folder."""
     packages = [f"{name}=={version}" for name, version in PINS.items()]
     return [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), *packages]
 
 
 def worker_environment(folder: Path) -> dict[str, str]:
-    """Environment variables for a process that uses the Triton in ``folder``."""
+    """Variables for a process whose Triton is the one in ``folder``."""
     path = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
@@ -64,7 +64,7 @@ def worker_environment(folder: Path) -> dict[str, str]:
 
 
 def code_generator() -> str | None:
-    """Path of CANN's proprietary code generator, if installed."""
+    """CANN's closed last stage, if it is installed."""
     return shutil.which("hivmc-a5")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def pool_pairs_reference(first: Tensor, second: Tensor) -> Tensor:
-    """Mean of the keys of two tokens, weighted per channel by the softmax of their gates.
+    """Mean of two tokens' keys, weighted per channel by the softmax of their gates.
 
     Shapes: first and second [N, 2, D] f32 (key, gate) of the earlier and later token; returns
     [N, D] bf16.  Batch-invariant: yes.
@@ -28,7 +28,7 @@ def pool_tokens_reference(
     offsets: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """``pool_pairs`` of each token and the one before it, which may be from an earlier pass.
+    """``pool_pairs`` of each token and the one before it, which may be of an earlier pass.
 
     Shapes: key_gate [T, 2, D] f32 of this pass; ring [num_slots, H, 2, D] f32 of earlier ones, with
     position p in place p % H of its request's slot; slots, positions, offsets (number in its

@@ -1,4 +1,4 @@
-"""Activations as a matrix path reads them: quantized in blocks along K, zero-padded to 128."""
+"""Activations as a matrix path reads them: quantised by blocks along K, zero-padded to 128."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .triton_blocks import block_tile, kept_pairs, store_quantized
 from .weights import Weight
 
 GROUP = 128
-# This many programs share the tiles, so that tiles without an expert cost nothing.
+# Tiles are shared out among so many programs: those of no expert cost nothing then.
 MOST_PROGRAMS = 8448
 _TILE = 2048
 
@@ -29,10 +29,10 @@ _TILE = 2048
 class Activations:
     """R rows of K numbers; P is K rounded up to a multiple of 128.
 
-    DECODED: values [R, P] bf16, rounded in blocks of 32, without scales.
-    FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read
-    past the last row.  Rounding in blocks of 128 differs from the model's 32 only for numbers below
-    2**-14 of the largest of the 128, because a power-of-two scale does not change the rounding of
+    DECODED: values [R, P] bf16, rounded in blocks of 32, no scales.
+    FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read on
+    past its last row.  Rounding in blocks of 128 differs from the model's 32 only for numbers below
+    2**-14 of the largest in the 128, because a power-of-two scale does not move the rounding of
     normal numbers.
     SCALED: values [R, P] e4m3fn, scales [R, P/32] u8 (E8M0).
     """
@@ -46,7 +46,7 @@ class Activations:
     def empty(
         rows: int, k: int, path: MatrixPath, order: KOrder, device: torch.device
     ) -> Activations:
-        """Uninitialized rows; ``order`` matters for the FP8 path only."""
+        """Uninitialised rows; ``order`` counts for the FP8 path only."""
         padded = -(-k // GROUP) * GROUP
         if path is MatrixPath.DECODED:
             values = torch.empty(rows, padded, dtype=torch.bfloat16, device=device)
@@ -61,8 +61,7 @@ class Activations:
 
     @staticmethod
     def empty_for(weight: Weight | HopperWeight, rows: int, k: int) -> Activations:
-        """Uninitialized rows in the form that ``quantized_linear`` expects for ``weight`` on its
-        device."""
+        """Uninitialised rows as ``quantized_linear`` wants them for ``weight`` on its device."""
         device = weight.values.device
         path = MatrixPath.FP8 if isinstance(weight, HopperWeight) else MatrixPath.of(device)
         return Activations.empty(rows, k, path, weight.order, device)
@@ -93,7 +92,7 @@ class Activations:
 
 
 def tiles_of(rows: int, layout: dict[str, int]) -> tuple[tuple[int], int]:
-    """Grid for this many rows, and the number of blocks per tile."""
+    """Programs for the tiles of so many rows, and the blocks of a tile."""
     tile = _TILE // layout["BLOCK"]
     return (min(-(-rows * layout["NUM_BLOCKS"] // tile), MOST_PROGRAMS),), tile
 
@@ -112,7 +111,7 @@ def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activati
     return out
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x, num_rows, values, scales, scale_stride, row_stride,

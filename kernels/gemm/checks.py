@@ -1,4 +1,4 @@
-"""Checks of the operands of linear layers in Triton and Gluon."""
+"""Operands of the Triton and Gluon forms of linear layers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def check_operands(
 
 
 def check_groups(x: Tensor, weight: Weight) -> None:
-    """Checks x [T, G, K] for a weight [G, N, K].  Raises: TensorError."""
+    """The same of [T, G, K] for [G, N, K].  Raises: TensorError."""
     check_members("weight", weight)
     check_operands(x, weight, weight.values[0], groups=tuple(weight.values.shape[:1]))
 
 
 def check_members(name: str, weight: Weight) -> None:
-    """Raises: TensorError if the stack of weights is empty."""
+    """Raises: TensorError if there is not one weight or more."""
     if weight.values.dim() != 3 or not len(weight.values):
         raise TensorError(
             f"{name}: expected one [N, K] or more, [G, N, K], found {describe(weight.values)}"
@@ -56,7 +56,7 @@ def check_members(name: str, weight: Weight) -> None:
 
 
 def check_parts(weight: Weight, parts: int) -> None:
-    """Raises: TensorError if K of a weight [N, K] does not divide into ``parts``."""
+    """Raises: TensorError if the rows of a weight [N, K] are not so many equal parts."""
     n, k = weight.shape
     if not n or parts < 1 or k % parts:
         raise TensorError(
@@ -66,7 +66,7 @@ def check_parts(weight: Weight, parts: int) -> None:
 
 
 def check_activations(acts: Activations, weight: Weight) -> None:
-    """Raises: TensorError if the activations were not made for this kind of weight."""
+    """Raises: TensorError if they were not made for such a weight."""
     k = cdiv(weight.shape[-1], GROUP) * GROUP
     order = weight.order if acts.path is MatrixPath.FP8 else KOrder.PLAIN
     if acts.values.shape[1] != k or acts.order is not order:
@@ -77,6 +77,6 @@ def check_activations(acts: Activations, weight: Weight) -> None:
 
 
 def check_weight(name: str, weight: Weight) -> None:
-    """Raises: TensorError that says why the weight cannot be used."""
+    """Raises: TensorError that says what of the weight cannot be multiplied by."""
     if weight.fault is not None:
         raise TensorError(f"{name}: {weight.fault}")

@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 
 
 def native_weight(weight: Weight) -> Weight | HopperWeight:
-    """``weight`` in the fastest layout of its device, for ``quantized_linear`` and ``experts``.
+    """``weight`` as its device multiplies it fastest, for ``quantized_linear`` and ``experts``.
 
-    On NVIDIA SM90 a copy of the same size in another layout, if its shape is supported; else the
-    weight itself.  The layout determines the order of summation: convert once and always use that.
+    On NVIDIA SM90 a copy of the same size in another layout, unless its sizes do not fit; else the
+    weight itself.  The form decides the order of summation, so make it once and use it always.
     """
     return (prepare_weight(weight) if _is_hopper(weight) else None) or weight
 
 
 def native_gate_up(weight: Weight) -> Weight | HopperWeight:
-    """``native_weight`` of gates followed by ups, for ``gated_linear`` and ``experts``."""
+    """``native_weight`` of gates, then ups, for ``gated_linear`` and ``experts``."""
     return (prepare_gate_up(weight) if _is_hopper(weight) else None) or weight
 
 
 def native_grouped_weight(weight: Weight, *, fp8: bool = False) -> Weight | HopperWeight:
-    """``weight`` [G, N, K] in the fastest layout of its device, for ``grouped_linear``.
+    """``weight`` [G, N, K] as its device multiplies it fastest, for ``grouped_linear``.
 
-    On NVIDIA SM90, for bf16 activations, the same values in bf16: decoding them in each GEMM takes
-    longer than reading twice the bytes.  For FP8 activations another layout, if its shape is
-    supported.
+    On NVIDIA SM90 the same numbers in bf16 for activations that are: decoding them for each product
+    takes longer than reading twice the bytes.  For FP8 ones in another layout, if its sizes fit.
     """
     if not _is_hopper(weight):
         return weight
@@ -67,8 +66,8 @@ def _is_hopper(weight: Weight) -> bool:
 def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> Tensor:
     """``quantized_linear_reference``; on a GPU the weight stays packed.
 
-    x may be ``Activations`` from another operation, quantized for this weight or one of the same
-    kind.
+    x may be ``Activations`` that another operation left, quantised for this weight or for one of
+    the same kind.
     """
     if isinstance(x, Tensor) and not on_accelerator(x):
         plain = weight.plain[0] if isinstance(weight, HopperWeight) else weight
@@ -83,10 +82,10 @@ def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> 
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
-    """``linear_reference``; on a GPU the weight stays packed and activations are bf16.
+    """``linear_reference``; on a GPU a packed weight stays packed and meets bf16 activations.
 
-    Prefer ``quantized_linear`` for activations that are already quantized: rounding twice changes
-    nothing, and it uses FP8 tensor cores if the device has them.
+    Activations that are quantised already are better given to ``quantized_linear``: rounding twice
+    changes nothing, and its products are FP8 where the device has them.
     """
     if on_accelerator(x):
         from .triton_kernel import linear_triton
@@ -98,7 +97,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
 def grouped_linear(
     x: Tensor | Activations, weight: Weight | HopperWeight, *, fp8: bool = False
 ) -> Tensor:
-    """``grouped_linear_reference``; x may be ``Activations`` from another operation for a
+    """``grouped_linear_reference``; x may be ``Activations`` that another operation left for a
     ``HopperWeight``."""
     if isinstance(weight, HopperWeight):
         if isinstance(x, Tensor) and not on_accelerator(x):
@@ -128,8 +127,8 @@ def grouped_linear_quantized(
     *,
     fp8: bool = False,
 ) -> Tensor | Activations:
-    """``grouped_linear``, [T, G N], as input of ``quantized_linear`` by ``linear``: for many rows
-    on NVIDIA SM90 the epilogue quantizes it."""
+    """``grouped_linear``, [T, G N], as ``quantized_linear`` takes it for ``linear``: for many rows
+    on NVIDIA SM90 quantised in passing."""
     if not isinstance(x, Tensor) or on_accelerator(x):
         if isinstance(weight, HopperWeight):
             from .gluon_grouped_launch import grouped_linear_gluon
@@ -147,8 +146,8 @@ def grouped_linear_quantized(
 def fp32_linear(
     x: Tensor, weight: Weight, *, addend: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """``fp32_linear_reference``, plus ``addend`` [T, N] f32, in ``out`` if given; products of
-    bf16 operands are exact in the GPU's accumulator."""
+    """``fp32_linear_reference``, plus ``addend`` [T, N] f32, in ``out`` if that is given; products
+    of bf16 operands are exact in the GPU's accumulator."""
     if not on_accelerator(x):
         product = fp32_linear_reference(x, weight)
         return _summed(product, addend, out)
@@ -179,12 +178,12 @@ def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tenso
 def fp32_linear_parts(
     x: Tensor, weight: Weight, parts: int, preset: tuple[Tensor, int] | None = None
 ) -> Tensor:
-    """``fp32_linear`` split along K (split-K): [T, parts, N] f32, which the caller adds up in
-    ascending order, or [T, 1, N] already added up.
+    """``fp32_linear`` by equal parts of K, for whoever adds them up in ascending order: [T, parts,
+    N] f32, or [T, 1, N] where that is done.
 
-    GPU only: with a weight of few rows, splits keep more of it busy.  ``parts`` must not depend on
-    T, or results would.  ``preset``: a tensor [any] i32 and the value to fill it with, on Hopper in
-    the same launch.
+    On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
+    depend on T, or results would.  ``preset``: numbers [any] i32 and what they
+    are set to, on Hopper in passing.
     """
     from .triton_kernel import fp32_linear_parts_triton
 

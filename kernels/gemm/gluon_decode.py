@@ -1,8 +1,8 @@
-"""Device functions that decode FP4 weights of ``hopper_weights.py`` to E4M3 operands, in Gluon.
+"""Device functions that turn FP4 weights of ``hopper_weights.py`` into E4M3 operands, in Gluon.
 
-A thread of the WGMMA instruction owns two rows and one block of 32 inputs: 16 bytes of codes and
+A thread of the matrix instruction owns two rows and one block of 32 inputs: 16 bytes of codes and
 one step for each.  Eight rows are in *thread order*, 0 4 1 5 2 6 3 7, so that the eight threads
-that read shared memory together use different banks.
+that read from shared memory at a time read from different banks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def code_layout(rows):
 
 @gluon.constexpr_function
 def _further(rows, rank):
-    """Layout bases of the tiles of 64 rows after the first."""
+    """Bases of the tiles of 64 rows behind the first."""
     return [[64 << bit] + [0] * (rank - 1) for bit in range((rows // 64).bit_length() - 1)]
 
 
@@ -70,10 +70,10 @@ def in_memory_order(tile):
 
 @gluon.jit
 def decoded_operand(codes, steps, layout: gl.constexpr):
-    """A [R, 128] e4m3 WGMMA operand in registers, rows in thread order.
+    """A [R, 128] e4m3 operand of the matrix unit in registers, rows in thread order.
 
-    ``codes`` [R, 16] i32 in thread order; ``steps`` [2 R] i32, one per thread for
-    each 64 rows: byte 0 for its first row, byte 1 for the row 8 further.
+    ``codes`` [R, 16] i32 in thread order; ``steps`` [2 R] i32, for each 64 rows one for each
+    thread: byte 0 for its first row, byte 1 for the row eight further.
     """
     R: gl.constexpr = codes.shape[0]
     spread: gl.constexpr = _spread_layout(R)

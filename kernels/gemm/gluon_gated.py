@@ -1,8 +1,8 @@
-"""The warpgroup of ``gluon_wide.py`` with a fused epilogue: clamped SwiGLU, times the routing
-weight, quantized.
+"""A group of four warps in ``gluon_wide.py`` whose products leave as activations: SwiGLU, clamped,
+times the routing weight, quantised.
 
-Rows of the weight alternate, 64 gates and their 64 ups, so that 128 columns hold both for 64
-activations; a scale covers 128 activations.
+Rows of the weight alternate, 64 gates and their 64 ups, so that 128 columns hold both of 64
+activations, of which a scale is for 128.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def multiply_gated(
 
 @gluon.jit
 def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
-    """[64, 128] sums, rounded to bf16, to [64, 64] f32 that hold bf16 values, times the weight of
-    the row's pair."""
+    """[64, 128] sums, rounded to bf16, to [64, 64] f32 that are bf16 numbers; rows of a pair times
+    its weight."""
     weights, scales, stride, limit = gate
     both = gl.reshape(rounded_to_bf16(total), (64, 2, 64))
     gates, ups = gl.split(gl.permute(both, (0, 2, 1)))
@@ -72,7 +72,7 @@ def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
 
 @gluon.jit
 def gated(gates, ups, limit):
-    """As in ``kernels/moe/triton_swiglu.py``, with the same bits."""
+    """As in ``kernels/moe/triton_swiglu.py``, which must have the same bits."""
     # Comparisons, not minima, so that NaN passes through.
     gates = gl.where(gates > limit, limit, gates)
     ups = gl.where(ups > limit, limit, gl.where(ups < -limit, -limit, ups))
@@ -84,7 +84,7 @@ def gated(gates, ups, limit):
 
 @gluon.jit
 def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.constexpr):
-    """Quantize and store two [64, 64] results of ``activated`` for 256 columns."""
+    """Quantise [64, 64] each of what ``activated`` gave for 256 columns, and store them."""
     weights, scales, stride, limit = gate
     exponent = block_exponent(gl.maximum(largest_of(first), largest_of(second)))
     place = row + gl.arange(0, 64, exponent.type.layout)
@@ -98,7 +98,7 @@ def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.con
 
 @gluon.jit
 def codes_in_order(first, second, exponent, ORDER: gl.constexpr):
-    """Two halves [R, 64] of blocks of 128 as pairs of E4M3, in an order of K: [R, 64] i16."""
+    """Two halves [R, 64] of blocks of 128, as pairs of E4M3 in an order of K: [R, 64] i16."""
     R: gl.constexpr = first.shape[0]
     pairs = gl.join(e4m3_pairs(first, exponent), e4m3_pairs(second, exponent))
     if ORDER == 2:  # as in ``k_order.fragment_order``: block of 32, then 8, 4 and 2 of it

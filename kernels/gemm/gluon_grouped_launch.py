@@ -1,4 +1,4 @@
-"""Grouped FP8 GEMM on NVIDIA SM90: each group of columns has its own inputs."""
+"""Grouped products of FP8 numbers on NVIDIA SM90: each group of columns meets inputs of its own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .k_order import KOrder
 from .matrix_path import MatrixPath
 from .weights import Weight
 
-_COLUMNS = 128  # divides the columns of a group, so that no tile spans two
+_COLUMNS = 128  # those of a group are a multiple of it, so that tiles end where it does
 
 
 def fits_grouped(weight: HopperWeight) -> bool:
-    """Whether ``grouped_linear_gluon`` supports it."""
+    """Whether ``grouped_linear_gluon`` takes it."""
     return weight.steps is None and not weight.is_gated and weight.num_rows % _COLUMNS == 0
 
 
@@ -34,9 +34,10 @@ def grouped_linear_gluon(
 ) -> Tensor | Activations:
     """As ``grouped_linear_reference`` of FP8 activations: x [T, G, K] bf16, or [T, G K] quantised.
 
-    The result [T, G N] is input of ``quantized_linear`` by ``linear``: bf16, or activations if that
-    takes FP8 in the plain order and there are many rows.  Bits equal those of one GEMM per group.
-    Raises: TensorError for operands that do not fit together.
+    The result [T, G N] as ``quantized_linear`` takes it for ``linear``: bf16, or activations if
+    that wants FP8 in the plain order and rows are many.  The bits are those of a product for each
+    group.
+    Raises: TensorError for operands that do not fit.
     """
     if not fits_grouped(weight):
         raise TensorError(
@@ -74,7 +75,7 @@ def _launch(
     out_scales: Tensor | None = None,
     out_stride: int = 0,
 ) -> None:
-    """Writes to ``out``, whose tiles ``box`` describes."""
+    """To ``out``, of which ``box`` describes tiles."""
     rows = len(out)
     if not rows:
         return

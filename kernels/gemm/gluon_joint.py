@@ -1,9 +1,9 @@
-"""Two GEMMs of the same rows in one launch on NVIDIA SM90: gates and ups of an expert with fused
-SwiGLU, and the router's split-K GEMM.
+"""Two products of the same rows in one launch on NVIDIA SM90: gates and ups of an expert, which
+leave activated, and the router's, for parts of K by themselves.
 
-The tiles of the first, as in ``gluon_wide.py``, rarely fill the last wave of SMs; those of the
-second, as in ``gluon_parts.py``, run on the idle SMs.  Both use the same ring of stages, which
-holds 128 FP8 or 64 bf16 inputs per row.
+The tiles of the first, as in ``gluon_wide.py``, rarely fill their last round of multiprocessors;
+those of the second, as in ``gluon_parts.py``, run where nothing is left.  Both go through the same
+ring of stages, whose bytes are 128 FP8 or 64 bf16 inputs of a row.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .gluon_parts import INPUTS, fetch_parts, multiply_parts, set_numbers
 from .gluon_ring import barriers
 from .gluon_wide import fetch_wide
 
-PIECES = gl.constexpr(2)  # of 64 rows of the router's weight, one per consumer warpgroup
+PIECES = gl.constexpr(2)  # of 64 rows of the router's weight, one for each group that multiplies
 _NO_TILE = gl.constexpr(1 << 30)
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(
     do_not_specialize=[
         "num_preset", "preset_to", "num_row_tiles", "scale_stride", "out_stride", "num_rows",
@@ -35,11 +35,11 @@ def joint_kernel(
     STAGES: gl.constexpr, BAND: gl.constexpr, REGISTERS: gl.constexpr, GATE: gl.constexpr,
     PARTS: gl.constexpr,
 ):  # fmt: skip
-    """x [R, K] e4m3 times w [N, K] e4m3, with SwiGLU, to pairs of E4M3 [R, N / 4] i16 with
+    """x [R, K] e4m3 times w [N, K] e4m3, activated, to pairs of E4M3 [R, N / 4] i16 with
     ``out_scales`` [N / 256, out_stride] f32; plain_x [R, PARTS PART] bf16 times each PART of
     plain_w [M, PARTS PART] bf16 to sums [R, PARTS M] f32.
 
-    Programs without a tile in the last wave of the first GEMM share the tiles of the
+    Programs that are left without a tile of the first product in its last round share those of the
     second.  ``preset`` [num_preset] i32 is set to ``preset_to``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
@@ -79,8 +79,8 @@ def joint_kernel(
 
 @gluon.jit
 def _walk(gated_tiles, groups):
-    """The walk over tiles of the second GEMM: first tile, stride, and the preceding steps of the
-    first GEMM."""
+    """Over the tiles of the second product: the first one, from one to the next, and the steps of
+    the first product before."""
     busy = gated_tiles % gl.num_programs(0)
     begin = gl.program_id(0) - busy
     if begin < 0:

@@ -1,4 +1,4 @@
-"""Launches of ``gluon_joint.py``: gates and ups, and the router's GEMM, of the same rows."""
+"""Launches of ``gluon_joint.py``: gates and ups, and the router's product, of the same rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .weights import Weight
 
 
 def fits_joint(x: Tensor, gate_up: HopperWeight, plain: Weight, parts: int) -> bool:
-    """Whether ``gated_joint_gluon`` supports these and is faster than two launches; the bits are
-    equal."""
+    """Whether ``gated_joint_gluon`` takes these, and is faster than both products apart; the bits
+    are theirs."""
     if not (fits_parts(x, plain, parts) and gate_up.is_gated and weight_form(gate_up) == 1):
         return False
     sizes = gate_up.num_rows, len(plain.values), gate_up.k
@@ -43,8 +43,8 @@ def gated_joint_gluon(
     *,
     preset: tuple[Tensor, int] | None = None,
 ) -> tuple[Activations, Tensor]:
-    """``gated_rows_gluon`` of ``acts`` and ``fp32_linear_parts`` of the same rows x [R, K], R > 0:
-    activations [R, N / 2] and sums [R, parts, M] f32."""
+    """As ``gated_rows_gluon`` of ``acts`` and ``fp32_linear_parts`` of the same rows x [R, K], at
+    least one: activations [R, N / 2] and sums [R, parts, M] f32."""
     values, scales = operands_for(acts, gate_up)
     check_operands(x, plain, plain.values)
     rows, (m, k), tile = len(values), plain.values.shape, WIDE_FP8

@@ -1,7 +1,7 @@
-"""Launches of the Gluon kernels: linear layers and expert GEMMs with weights prepared for SM90.
+"""Launches of the Gluon forms: linear layers and expert GEMMs on weights prepared for SM90.
 
-Every output is summed in ascending K, 32 at a time in the tensor cores and 128 at a time in fp32,
-in both kernels and all tiles: the choice among them does not change the bits.
+Every output is one chain of products in ascending K, 32 at a time in the matrix unit and 128 at a
+time in fp32, in both kernels and all tiles: which of them runs does not reach the bits.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def linear_rows_gluon(
     tile: Tile,
     arrivals: Arrivals | None = None,
 ) -> Tensor:
-    """acts, R rows, times ``weight``, or each tile of rows times its expert's: [R, N] bf16.
+    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16.
 
-    With ``arrivals``, whose rows these are, results are stored on the ranks that the tokens came
-    from, and this rank's results are returned.
+    With ``arrivals``, of which these are rows, they go back to the ranks that those came from, and
+    what is returned are this rank's results.
     """
     values, scales = operands_for(acts, weight)
     shape = len(values), weight.num_rows
@@ -88,12 +88,12 @@ def linear_rows_gluon(
 
 
 def fits_gate(weight: HopperWeight, tile: Tile, rows: int) -> bool:
-    """Whether ``gated_rows_gluon`` supports these and is faster; the bits are those of a separate
-    SwiGLU."""
+    """Whether ``gated_rows_gluon`` takes these, and is faster; the bits are those of SwiGLU by
+    itself."""
     if weight.turns is None:
         return False
     if isinstance(tile, NarrowTile):
-        if weight.members == 1 and tile.rows > 16:  # too few programs: the tail takes longer
+        if weight.members == 1 and tile.rows > 16:  # too few programs: the last ones take longer
             return False
         return -(-rows // tile.rows) * (weight.num_rows // 256) <= len(weight.turns)
     return tile is WIDE_FP8
@@ -108,9 +108,9 @@ def gated_rows_gluon(
     rows: ExpertRows | None = None,
     weights: Tensor | None = None,
 ) -> Activations:
-    """SwiGLU of the gates and ups of ``acts``: activations [R, N / 2] in ``order``.
+    """Gates and ups of ``acts``, activated: as activations [R, N / 2] in ``order``.
 
-    ``weights`` [P] f32: routing weights of the pairs of ``rows``.
+    ``weights`` [P] f32 of the pairs of ``rows``, whose experts' weights these are.
     """
     operands = operands_for(acts, weight)
     count, device = len(acts.values), acts.values.device
@@ -133,7 +133,7 @@ def gated_rows_gluon(
 
 
 def operands_for(acts: Activations, weight: HopperWeight, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """Values and scales.  Raises: TensorError if they were made for another kind of weight."""
+    """Values and scales.  Raises: TensorError if they were not made for such a weight."""
     values, scales, k = acts.values, acts.scales, groups * weight.k
     if scales is None or acts.order is not weight.order or values.shape[1] != k:
         raise TensorError(
@@ -144,7 +144,7 @@ def operands_for(acts: Activations, weight: HopperWeight, groups: int = 1) -> tu
 
 
 def check_rows(x: Tensor, weight: HopperWeight) -> None:
-    """Checks that x is [T, K] bf16 on the device of ``weight``.
+    """x is [T, K] bf16 on the device of ``weight``.
 
     Raises: TensorError that says what was expected and what was found.
     """
@@ -174,9 +174,9 @@ def launch_narrow(
     """values [R, K] with their scales times ``weight``, or each tile of rows times its expert's, to
     ``out`` [R, N] bf16, in tiles of few rows.
 
-    ``gated``: codes and scales, ``gate_stride`` between groups, for SwiGLU of the rows in order
-    ``gate`` of K, times ``weights`` of their pairs.  ``arrivals``: results are stored where their
-    tokens came from.
+    ``gated``: the rows are activated as well, in an order of K called ``gate``, to these codes and
+    scales with ``gate_stride`` between groups, times ``weights`` of their pairs.  ``arrivals``:
+    results go where their tokens came from.
     """
     rows, n = values.shape[0], weight.num_rows
     form = weight_form(weight)
@@ -233,8 +233,8 @@ def launch_wide(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
-    """The same in tiles of 128 or 256 rows, one program per SM; with ``gate`` only the rows after
-    SwiGLU are stored, to ``out`` and ``out_scales``."""
+    """The same in tiles of 128 or 256 rows, a program for each multiprocessor; with ``gate`` only
+    the activated rows leave, to ``out`` and ``out_scales``."""
     assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     form = weight_form(weight)
@@ -289,7 +289,7 @@ def launch_triple(
     out_stride: int = 0,
     group_columns: int = 0,
 ) -> None:
-    """The same in tiles of 192 rows; with ``out_scales`` rows are stored quantized."""
+    """The same in tiles of 192 rows; with ``out_scales`` rows leave quantised."""
     assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
     rows, n = shape
     factors = weight.factors
@@ -322,5 +322,5 @@ def launch_triple(
 
 
 def _choices(rows: ExpertRows | None, arrivals: Arrivals | None) -> int:
-    """Selected experts per token, if results are sent back; else 0."""
+    """Of a token, if its results go back to where it came from."""
     return 0 if rows is None or arrivals is None else rows.per_token

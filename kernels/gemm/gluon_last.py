@@ -1,8 +1,8 @@
-"""The SwiGLU epilogue of ``gluon_narrow.py``, for gates and ups.
+"""The end of a program in ``gluon_narrow.py`` whose products are gates and ups.
 
-A program has 64 columns, and a scale covers the activations of 256: the last of four programs to
-finish reads what all stored, activates and quantizes it.  ``turns`` counts finished programs and is
-reset to zeros.
+A program has 64 columns, and a scale is for activations of 256: whichever program of four is done
+last reads what they stored, activates and quantises it.  Who is last is counted in ``turns``, which
+is left as it was found: zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def activate_last(
     hidden, gate, row_pair, row_tile, column, num_rows, N,
     TOKENS: gl.constexpr, GROUPED: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """hidden [R, N] bf16, of which this program just stored TOKENS rows and 64 columns, to values
+    """hidden [R, N] bf16, of which TOKENS rows and 64 columns have just been stored, to values
     [R, N / 4] i16, pairs of E4M3 in the given order of K, and scales [N / 256, stride] f32."""
     values, scales, stride, weights, turns, limit = gate
     thread_barrier()

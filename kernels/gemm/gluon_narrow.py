@@ -1,8 +1,8 @@
-"""GEMM with E4M3 or E2M1 weights for few rows on NVIDIA SM90, in Gluon.
+"""The product with E4M3 or E2M1 weights for few rows on NVIDIA SM90, in Gluon.
 
-The weight is the left operand, so that a few rows of activations do not waste the tensor cores and
-FP4 codes are decoded to E4M3 in the operand registers.  Many small programs share an SM and hide
-each other's latency; each has a ring with stages of 256 inputs.
+The weight is the left operand, so that a few rows of activations do not waste the matrix unit and
+FP4 codes become E4M3 in the registers from which it reads.  Many small programs share a
+multiprocessor and hide each other's waits; each has a ring of 256 inputs a stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .gluon_results import home_of
 from .gluon_ring import first_input
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows", "gate_stride", "most_tokens"])
 def narrow_kernel(
     x, x_scales, w, steps, out, w_scales, tile_expert, row_pair, values, scales, weights, turns,
@@ -37,12 +37,12 @@ def narrow_kernel(
 ):  # fmt: skip
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight codes (FORMAT 2).
 
-    GROUPED: ``tile_expert`` is the expert of each tile, negative if unused; PAGED: with the page of
+    GROUPED: ``tile_expert`` gives the expert of each tile, below 0 if it is not used; PAGED: with
     its rows, see ``ExpertRows``.
-    GATE, unless UNGATED: see ``activate_last``.
-    CHOICES, unless 0: results are stored where their tokens came from, see ``home_of``.
-    GROUP_COLUMNS, unless 0: each group of columns uses the next K inputs of x [R, G K].
-    ONCE: few programs read the same part of w, see ``gluon_once.py``.
+    GATE, unless it is UNGATED: see ``activate_last``.
+    CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``.
+    GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].
+    ONCE: few programs read the same of w, see ``gluon_once.py``.
     """
     row_tile = gl.program_id(1)
     column = gl.program_id(0) * 64
@@ -60,7 +60,7 @@ def narrow_kernel(
             ONCE,
         )  # fmt: skip
         if GATE != UNGATED:
-            if PAGED and TOKENS > 16:  # reloaded, to keep it out of registers
+            if PAGED and TOKENS > 16:  # again, so that no register holds it meanwhile
                 row_tile = gl.load(tile_expert + gl.program_id(1)) >> 16
             gate = (values, scales, gate_stride, weights, turns, limit)
             activate_last(out, gate, row_pair, row_tile, column, num_rows, N, TOKENS, GROUPED, GATE)
@@ -93,7 +93,7 @@ def _tile(
     row = gl.arange(0, 64, gl.SliceLayout(1, layout))
     if FORMAT == 2:
         row = (row & 56) | ((row & 1) << 2) | ((row >> 1) & 3)
-    # In flight during the main loop.
+    # On its way while products are summed.
     factor = gl.load(w_scales + w_base + column + row, mask=column + row < N, other=0.0)
     sums = gl.zeros([64, TOKENS], gl.float32, layout)
     zero = gl.zeros([64, TOKENS], gl.float32, layout)
@@ -109,7 +109,7 @@ def _tile(
         last_rows = rows.slice(128, 128, 1).permute((1, 0))
         part = warpgroup_mma_wait(0, [part])
         scales = _scales(s_tiles.index(stage), 0, TOKENS, layout)
-        if TOKENS < 64:  # more registers would lower occupancy
+        if TOKENS < 64:  # more registers would leave fewer programs on a multiprocessor
             next_part = warpgroup_mma(last, last_rows, zero, use_acc=False, is_async=True)
             sums += part * scales[None, :]
         else:
@@ -143,7 +143,7 @@ def _tile(
 def _fetch(
     ring, source, step, stage, FORMAT: gl.constexpr, TOKENS: gl.constexpr, ONCE: gl.constexpr
 ):  # fmt: skip
-    """Start copies of the inputs from 256 ``step`` on, unless that is beyond K."""
+    """Start copies of inputs 256 ``step`` and on, unless K ends before."""
     x_tiles, s_tiles, w_tiles, d_tiles, bars = ring
     x, x_scales, w, steps, w_row, x_row, x_column, K = source
     inside = step * 256 < K
@@ -161,14 +161,14 @@ def _fetch(
 
 @gluon.jit
 def _scales(tile, HALF: gl.constexpr, TOKENS: gl.constexpr, layout: gl.constexpr):
-    """Scales of the result's columns for one half of a stage."""
+    """Scales of the columns of the result, for one half of a stage."""
     scales = tile.slice(HALF, 1).load(_scale_layout(TOKENS)).reshape([TOKENS])
     return gl.convert_layout(scales, gl.SliceLayout(0, layout), assert_trivial=True)
 
 
 @gluon.constexpr_function
 def _scale_layout(tokens):
-    """[1, tokens], distributed like the result's columns."""
+    """[1, tokens]: as a thread's columns of the result."""
     return gl.DistributedLinearLayout(
         [[0, 1]] + [[0, 8 << bit] for bit in range((tokens // 8).bit_length() - 1)],
         [[0, 2], [0, 4], [0, 0], [0, 0], [0, 0]],
@@ -180,7 +180,7 @@ def _scale_layout(tokens):
 
 @gluon.jit
 def _operand(words, steps, HALF: gl.constexpr, FORMAT: gl.constexpr, layout: gl.constexpr):
-    """A [64, 128] e4m3 operand; in registers, with rows in thread order, if it was FP4."""
+    """A [64, 128] e4m3 operand, in registers with its rows in thread order if it was FP4."""
     if FORMAT == 1:
         operand = words.slice(HALF * 128, 128, 1)
     else:

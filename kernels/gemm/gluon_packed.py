@@ -1,10 +1,10 @@
-"""Warp roles in ``gluon_wide.py`` for FP4 weights: a producer warp, and a warpgroup that decodes
-codes to E4M3.
+"""Groups of warps in ``gluon_wide.py`` for FP4 weights: one warp that fetches, four that turn codes
+into E4M3.
 
-Codes are fetched 256 inputs at a time, two stages of the ring: rows of 128 bytes are read without
-bank conflicts, which rows of 64 bytes would cause.
+Codes come 256 inputs at a time, two stages of the ring: threads read such rows of 128 bytes without
+conflicts of banks, which rows of 64 bytes would have.
 
-``packed`` is a separate ring: codes [SLOTS, COLUMNS, 32] i32, steps [SLOTS, COLUMNS / 64, 128]
+``packed`` is a ring of its own: codes [SLOTS, COLUMNS, 32] i32, steps [SLOTS, COLUMNS / 64, 128]
 i32, full and empty barriers.
 """
 

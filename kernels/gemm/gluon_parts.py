@@ -1,9 +1,9 @@
-"""Split-K GEMM of bf16 rows with a weight of few rows on NVIDIA SM90.
+"""Products of bf16 rows with a weight of few rows on NVIDIA SM90, for parts of K by themselves.
 
-A persistent kernel in Gluon: one warp fetches tiles, 64 inputs at a time; each consumer warpgroup
-multiplies 64 rows of the weight, the left operand, by the tile's rows of x.  The tensor cores add
-the inputs of a split in ascending order in fp32: the same order as in ``triton_kernel.py``, and so
-the same bits.  Splits that one program computes in sequence may be stored added up.
+A persistent kernel in Gluon: one warp fetches tiles, 64 inputs at a time; each group of four warps
+multiplies 64 rows of the weight, the left operand, by the tile's rows of x.  The matrix unit adds
+the inputs of a part in ascending order in fp32: the same chain as in ``triton_kernel.py``, and so
+the same bits.  Parts that a program computes one after the other may leave added up.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .gluon_ring import barriers, wait_empty
 INPUTS = gl.constexpr(64)
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows", "num_preset", "preset_to"])
 def parts_kernel(
     x, w, out, preset, num_preset, preset_to, num_rows, N, K, PARTS: gl.constexpr,
     ADDED: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """x [R, PARTS ADDED K] bf16 times w [N, PARTS ADDED K] bf16, separately for each K inputs; the
-    sums of ADDED such splits are added in ascending order, to out [R, PARTS N] f32.
+    """x [R, PARTS ADDED K] bf16 times each K of w [N, PARTS ADDED K] bf16, ADDED in turn summed in
+    ascending order, to out [R, PARTS N] f32.
 
-    TMA boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.
-    ``preset`` [num_preset] i32 is set to ``preset_to``.
+    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.  ``preset``
+    [num_preset] i32 is set to ``preset_to``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
@@ -86,7 +86,7 @@ def _num_tiles(work, tiles, PARTS: gl.constexpr):
 
 @gluon.jit
 def _place(tile, work, tiles, PARTS: gl.constexpr):
-    """(row, split, column): programs that run together share rows."""
+    """(row, part, column): programs that run together share rows."""
     num_rows, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     WIDTH: gl.constexpr = 64 * (w_tiles.shape[0] // x_tiles.shape[0])
@@ -97,7 +97,7 @@ def _place(tile, work, tiles, PARTS: gl.constexpr):
 
 @gluon.jit
 def fetch_parts(x, w, work, walk, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    """``walk``: first tile of this program, stride to the next, number of preceding steps."""
+    """``walk``: the first tile of this program, from one to its next, steps that were before."""
     num_rows, N, K = work
     begin, stride, step = walk
     x_tiles, w_tiles, full, empty = tiles
@@ -148,14 +148,14 @@ def multiply_parts(
         for _ in range(ADDED - 1):
             total += _sum_part(tiles, step, K, PIECE)
             step += K // INPUTS
-        if column < N:  # the next split begins there
+        if column < N:  # there the next part begins
             _store(out, o_tiles.index(PIECE), total, row, part * N + column)
     tma.store_wait(0)
 
 
 @gluon.jit
 def _sum_part(tiles, step, K, PIECE: gl.constexpr):
-    """Sum of 64 rows of the weight times the rows of a tile of x."""
+    """64 rows of the weight by the rows of a tile of x."""
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
@@ -169,7 +169,7 @@ def _sum_part(tiles, step, K, PIECE: gl.constexpr):
         rows = x_tiles.index(stage).permute((1, 0))
         total = warpgroup_mma(piece, rows, total, is_async=True)
         total = warpgroup_mma_wait(1, [total])
-        # The MMAs of the previous stage are done.
+        # The products of the stage before are done.
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
         step += 1
     total = warpgroup_mma_wait(0, [total])
@@ -179,7 +179,7 @@ def _sum_part(tiles, step, K, PIECE: gl.constexpr):
 
 @gluon.jit
 def _store(out, buffer, values, row, column):
-    """Write [64, rows] sums through shared memory, a box at a time."""
+    """Write [64, rows] sums by way of shared memory, a box at a time."""
     if values.shape[1] == out.block_shape[0]:
         tma.store_wait(0)
         buffer.permute((1, 0)).store(values)

@@ -16,7 +16,7 @@ from .weights import Weight
 
 
 def fits_parts(x: Tensor, weight: Weight, parts: int) -> bool:
-    """Whether ``fp32_linear_parts_gluon`` supports these; the bits equal the portable kernel's."""
+    """Whether ``fp32_linear_parts_gluon`` takes these; the bits are those of the portable form."""
     values = weight.values
     return (
         x.dim() == values.dim() == 2
@@ -35,7 +35,7 @@ def fp32_linear_parts_gluon(
     *,
     preset: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """As ``fp32_linear_parts``; ``form`` defaults to the fastest; tests set it."""
+    """As ``fp32_linear_parts``; ``form`` is the fastest unless a test wants another."""
     values = weight.values
     check_operands(x, weight, values, float32=True)
     rows, (n, k) = len(x), values.shape

@@ -1,9 +1,9 @@
-"""bf16 GEMM for many rows on NVIDIA SM90: a persistent kernel in Gluon.
+"""The product of bf16 numbers for many rows on NVIDIA SM90: a persistent kernel in Gluon.
 
-One warp fetches tiles, 64 inputs at a time; two consumer warpgroups multiply 64 rows by 256 columns
-each.  The tensor cores add all inputs of an output in ascending order in fp32: the same order as in
-``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, optionally with an addend, or
-quantized for the next GEMM.
+One warp fetches tiles, 64 inputs at a time; two groups of four warps multiply 64 rows by 256
+columns each.  The matrix unit adds all inputs of an output, in ascending order, in fp32: the same
+chain as in ``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, may be added to
+others, or leave quantised for the next product.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INPUTS = gl.constexpr(64)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "num_rows", "scale_stride"])
 def plain_kernel(
     x, w, out, scales, addend, num_row_tiles, num_rows, N, K, group_width, scale_stride,
@@ -38,7 +38,7 @@ def plain_kernel(
     """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32, or to pairs of E4M3
     [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.  ``ADDS``: plus addend [R, N] f32.
 
-    Each ``group_width`` columns of the result use the next K inputs.
+    Each ``group_width`` columns of the result meet the next K inputs.
     """
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COLUMNS, INPUTS], w.layout)
@@ -106,7 +106,7 @@ def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr, ADDS: g
             columns = w_tiles.index(stage).permute((1, 0))
             total = warpgroup_mma(rows, columns, total, is_async=True)
             total = warpgroup_mma_wait(1, [total])
-            # The MMAs of the previous stage are done.
+            # The products of the stage before are done.
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
             step += 1
         total = warpgroup_mma_wait(0, [total])
@@ -140,7 +140,7 @@ def _plus_addend(sums, values, row, column, N):
 
 @gluon.jit
 def _store(sums, values, row, column, HALF: gl.constexpr):
-    """Write [64, 128] sums through shared memory; elements outside of ``out`` are dropped."""
+    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
     out, o_tiles, scales, scale_stride, addend, num_rows = sums
     buffer = o_tiles.index(HALF)
     if out.dtype == gl.int16:

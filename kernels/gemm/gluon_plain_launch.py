@@ -17,13 +17,13 @@ from .gluon_tiles import described_tiles
 from .hopper_weights import HopperWeight
 from .weights import Weight
 
-# Fewer rows are faster with the weight as left operand, especially if a group has few columns.
+# Fewer are faster with the weight as left operand, the more so where a group has few columns.
 _MANY, _MANY_IN_GROUPS = 96, 256
-_OUT_BYTES = 256  # per row of a result tile
+_OUT_BYTES = 256  # of a row of a tile of the result
 
 
 def fits_plain(x: Tensor, weight: Weight) -> bool:
-    """Whether ``plain_linear_gluon`` supports these; the bits equal the portable kernel's."""
+    """Whether ``plain_linear_gluon`` takes these; the bits are those of the portable form."""
     values = weight.values
     return (
         x.dim() == values.dim() > 1
@@ -45,7 +45,8 @@ def plain_linear_gluon(x: Tensor, weight: Weight) -> Tensor:
 def plain_fp32_linear_gluon(
     x: Tensor, weight: Weight, addend: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """x [T, K] by [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, in ``out`` if given."""
+    """x [T, K] by [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, in ``out`` if that is
+    given."""
     _check(x, weight)
     shape = len(x), len(weight.values)
     if out is None:
@@ -58,7 +59,7 @@ def plain_fp32_linear_gluon(
 
 
 def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
-    """``plain_linear_gluon`` as activations for ``linear``, whose order is PLAIN: [T, G N]."""
+    """The same as activations for ``linear``, whose order is the plain one: [T, G N]."""
     _check(x, weight)
     if _width(weight) != linear.k:
         raise TensorError(f"weight: expected {linear.k} rows in all, found {_width(weight)}")

@@ -1,4 +1,4 @@
-"""Device functions in Gluon that store results as FP8 activations, like ``store_quantized``."""
+"""Device functions in Gluon that leave results as FP8 activations, as ``store_quantized`` does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from deepinfer.kernels.gluon_names import store_tile
 
 @gluon.jit
 def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride):
-    """[64, 128] f32, rounded to bf16 first, to pairs ``out`` [R, P / 2] i16 with one scale per
-    row."""
+    """[64, 128] f32, rounded to bf16 first, to pairs ``out`` [R, P / 2] i16 with a scale a row."""
     values = rounded_to_bf16(values)
     exponent = block_exponent(largest_of(values))
     place = row + gl.arange(0, 64, exponent.type.layout)
@@ -25,7 +24,7 @@ def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)
 
 @gluon.jit
 def rounded_to_bf16(values):
-    """f32 rounded to the nearest bf16, still as f32; two at a time, as single conversions take
+    """f32 rounded to the nearest bf16, still as f32: two at a time, as one by one takes the GPU
     eight times as long."""
     return gl.inline_asm_elementwise(
         """
@@ -46,13 +45,13 @@ def rounded_to_bf16(values):
 
 @gluon.jit
 def largest_of(values):
-    """Largest magnitude of each row; NaN is ignored, as by the maximum instruction of SM90."""
+    """Largest magnitude of each row; NaN does not count, which SM90's maximum leaves out."""
     return gl.max(gl.abs(values), axis=1)
 
 
 @gluon.jit
 def block_exponent(largest):
-    """Biased exponent of the scale with which the largest magnitude fits E4M3."""
+    """Biased exponent of the scale under which the largest magnitude fits E4M3."""
     bits = (gl.maximum(largest, 1e-4) * (1.0 / 448.0)).to(gl.int32, bitcast=True)
     return gl.minimum((bits + 0x7FFFFF) >> 23, 246)
 

@@ -1,9 +1,9 @@
-"""Stores the results of experts where their tokens came from, in the memory of any GPU of the host.
+"""Results of experts stored where their tokens came from, in the memory of any GPU of the host.
 
-Stores over NVLink are asynchronous: a GEMM sends its results while it continues.
+Stores over NVLink wait for nobody: a product sends its results while it goes on.
 
-``home`` is row_pair [R] i32, the (token, selected expert) pair of each row; homes [ranks]
-i64, addresses of the results of each rank; and most_tokens per rank, ordered by rank.  A rank's
+``home`` is row_pair [R] i32, the pair of token and choice of each row; homes [ranks] i64, where
+the results of each rank are; and most_tokens of each, whose tokens stand rank by rank.  A rank's
 results [T K, N] bf16 have a row for each of the K CHOICES of a token.
 """
 
@@ -17,7 +17,7 @@ from deepinfer.kernels.gluon_names import thread_barrier
 
 @gluon.jit
 def home_of(home, row, inside, N, CHOICES: gl.constexpr):
-    """Whether each row belongs to a pair, and the address of its result."""
+    """Whether each row is of a pair, and where it begins."""
     row_pair, homes, most_tokens = home
     pair = gl.load(row_pair + row, mask=inside, other=-1)
     is_pair = pair >= 0
@@ -30,13 +30,13 @@ def home_of(home, row, inside, N, CHOICES: gl.constexpr):
 
 @gluon.jit
 def send_piece(home, buffer, total, row, column, N, CHOICES: gl.constexpr):
-    """Store [64, 128] sums through shared memory, so that whole rows are stored together."""
+    """Store [64, 128] sums by way of shared memory, so that whole rows leave together."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    thread_barrier()  # all threads have read the previous content
+    thread_barrier()  # all have read what was there before
     buffer.store(total.to(gl.bfloat16))
     thread_barrier()
     n = column + gl.arange(0, 128, gl.SliceLayout(0, layout))
-    for part in gl.static_range(4):  # more at a time would need more registers
+    for part in gl.static_range(4):  # more at once would need more registers
         rows = row + part * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
         is_pair, place = home_of(home, rows, rows >= 0, N, CHOICES)
         values = buffer.slice(part * 16, 16).load(layout)

@@ -1,4 +1,4 @@
-"""Shared by the kernels for SM90: rings of stages, and the order and operands of tiles."""
+"""What the kernels of SM90 share: rings of stages, and the order and operands of their tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepinfer.kernels.gluon_names import load_tile
 
 @gluon.jit
 def barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
-    """Barriers of a ring's stages: FULL arrivals fill a stage, EMPTY arrivals release it."""
+    """For each stage of a ring: how many arrivals fill it, how many readers must leave it."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -22,7 +22,7 @@ def barriers(STAGES: gl.constexpr, FULL: gl.constexpr, EMPTY: gl.constexpr):
 
 @gluon.jit
 def wait_empty(empty, step):
-    """On a new barrier, the wait for the phase before its first returns at once."""
+    """A fresh barrier lets the wait for the phase before its first pass."""
     STAGES: gl.constexpr = empty.shape[0]
     mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
 
@@ -38,8 +38,8 @@ def place_in_band(tile, num_columns, num_row_tiles, BAND: gl.constexpr):
 
 @gluon.jit
 def jobs_of(num_tiles, SPLIT: gl.constexpr):
-    """Number of jobs to share: tiles, where SPLIT halves those of the last wave if no program gets
-    two of them."""
+    """How many jobs the programs share: tiles, or with SPLIT halves of those that come last, if
+    that gives no program a second one."""
     left = num_tiles % gl.num_programs(0) if SPLIT else 0
     return num_tiles + gl.where(2 * left <= gl.num_programs(0), left, 0)
 
@@ -56,7 +56,7 @@ def tile_of(job, num_tiles, SPLIT: gl.constexpr):
 
 @gluon.jit
 def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
-    """First row of the weight tile."""
+    """First row of the weight's tile."""
     row = column
     if GROUPED:
         row += gl.load(tile_expert + row_tile) * N
@@ -65,13 +65,13 @@ def weight_row(tile_expert, row_tile, column, N, GROUPED: gl.constexpr):
 
 @gluon.jit
 def first_input(column, K, GROUP_COLUMNS: gl.constexpr):
-    """First input of a column, if every ``GROUP_COLUMNS`` columns have K inputs of their own."""
+    """Where the inputs of a column begin, if each ``GROUP_COLUMNS`` of them meet K of their own."""
     return column // GROUP_COLUMNS * K if GROUP_COLUMNS > 0 else 0
 
 
 @gluon.jit
 def fetch_rows(x, x_scales, tiles, row, group, scale_stride, stage):
-    """Fetch 128 inputs of a tile's rows from ``row`` on, and their scales."""
+    """128 inputs of a tile's rows from ``row`` on, and their scales."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     bar = full.index(stage)
     load_tile(x, [row, group * 128], bar, x_tiles.index(stage))

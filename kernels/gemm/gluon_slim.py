@@ -1,7 +1,7 @@
-"""GEMM with E4M3 weights in tiles of 128 rows by 80 columns on NVIDIA SM90, in Gluon.
+"""The product with E4M3 weights in tiles of 128 rows by 80 columns on NVIDIA SM90, in Gluon.
 
-Like ``gluon_wide.py``, for layers of few tiles: tiles of 128 columns would leave a third of the SMs
-idle.  A step is two MMAs, of 64 columns and of 16.
+As ``gluon_wide.py``, for layers of few tiles: those of 128 columns would leave a third of the
+multiprocessors without work.  A step is two products, of 64 columns and of 16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEFT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
 _RIGHT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 32]))
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride"])
 def slim_kernel(
     x, x_scales, left, right, out_left, out_right, factors, num_row_tiles, N, K, scale_stride,
@@ -35,9 +35,8 @@ def slim_kernel(
 ):  # fmt: skip
     """x [R, K] e4m3 times w [N, K] e4m3, to out [R, N] bf16.
 
-    ``left`` and ``right`` describe boxes of 64 and 16 rows of w, ``out_left`` and ``out_right``
-    boxes of 64 and 16 columns of out.  ONCE: few programs read the same part of w, see
-    ``gluon_once.py``.
+    ``left`` and ``right`` are boxes of 64 and of 16 rows of w, the outs of as many columns of out.
+    ONCE: few programs read the same of w, see ``gluon_once.py``.
     """
     x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], x.layout)
     l_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 128], left.layout)
@@ -108,7 +107,7 @@ def _multiply(work, tiles, outs, HALF: gl.constexpr, BAND: gl.constexpr, RUN: gl
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
         row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
         n = column * _COLUMNS
-        # In flight during the main loop.
+        # On their way while products are summed.
         left_factors = gl.load(factors + n + gl.arange(0, 64, gl.SliceLayout(0, _LEFT)))
         right_factors = gl.load(factors + n + 64 + gl.arange(0, 16, gl.SliceLayout(0, _RIGHT)))
         left, right = _sum(tiles, step, groups, HALF * 64, RUN)
@@ -121,7 +120,7 @@ def _multiply(work, tiles, outs, HALF: gl.constexpr, BAND: gl.constexpr, RUN: gl
 
 @gluon.jit
 def _sum(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr):
-    """RUN steps at a time, and the rest two at a time."""
+    """RUN steps at a time, and the rest by twos."""
     left = gl.zeros([64, 64], gl.float32, _LEFT)
     right = gl.zeros([64, 16], gl.float32, _RIGHT)
     for _ in range(groups // RUN):
@@ -135,7 +134,7 @@ def _sum(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr):
 
 @gluon.jit
 def _sum_run(tiles, left, right, step, FIRST: gl.constexpr, COUNT: gl.constexpr):
-    """Add the MMA results of COUNT steps, each while the next ones run."""
+    """Add the products of COUNT steps, each while the next ones run."""
     x_tiles, l_tiles, r_tiles, s_tiles, full, empty = tiles
     stage, scales, same = _next_stage(tiles, step, FIRST)
     part, rest = _products(tiles, stage, FIRST)
@@ -144,7 +143,7 @@ def _sum_run(tiles, left, right, step, FIRST: gl.constexpr, COUNT: gl.constexpr)
         next_part, next_rest = _products(tiles, next_stage, FIRST)
         part, rest = warpgroup_mma_wait(2, [part, rest])
         mbarrier.arrive(empty.index(stage), count=1)
-        # No actual wait: keeps the compiler from moving these sums past the next MMAs.
+        # Waits for nothing more, but keeps these sums from moving behind the next products.
         left, right = warpgroup_mma_wait(
             2, [left + part * scales[:, None], right + rest * same[:, None]]
         )
@@ -159,7 +158,7 @@ def _sum_run(tiles, left, right, step, FIRST: gl.constexpr, COUNT: gl.constexpr)
 
 @gluon.jit
 def _next_stage(tiles, step, FIRST: gl.constexpr):
-    """Wait for a stage; returns its row scales, for sums of 64 columns and of 16."""
+    """Wait for a stage; its scales of the rows, for sums of 64 columns and of 16."""
     x_tiles, l_tiles, r_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     stage = step % STAGES
@@ -170,7 +169,7 @@ def _next_stage(tiles, step, FIRST: gl.constexpr):
 
 @gluon.jit
 def _products(tiles, stage, FIRST: gl.constexpr):
-    """Start the MMAs of 64 rows."""
+    """Start those of 64 rows."""
     x_tiles, l_tiles, r_tiles, s_tiles, full, empty = tiles
     rows = x_tiles.index(stage).slice(FIRST, 64)
     left = l_tiles.index(stage).permute((1, 0))
@@ -184,7 +183,7 @@ def _products(tiles, stage, FIRST: gl.constexpr):
 
 @gluon.jit
 def _store(outs, left, right, row, column, HALF: gl.constexpr):
-    """Write [64, 80] sums through shared memory; elements outside of out are dropped."""
+    """Write [64, 80] sums by way of shared memory; what lies outside of out is cut off."""
     out_left, out_right, o_left, o_right, factors = outs
     tma.store_wait(0)
     o_left.index(HALF).store(left.to(gl.bfloat16))

@@ -1,4 +1,4 @@
-"""Device functions of a consumer warpgroup of ``gluon_wide.py``.
+"""Device functions of a group of four warps that multiplies in ``gluon_wide.py``.
 
 A piece is 64 rows by 128 columns of the result.  ``tiles`` is a ring: x_tiles [STAGES, ROWS, 128],
 w_tiles [STAGES, COLUMNS, 128], s_tiles [STAGES, ROWS] scales of the rows, full and empty barriers.
@@ -21,10 +21,10 @@ from deepinfer.kernels.gluon_names import store_tile
 
 @gluon.jit
 def sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Two pieces side by side; warpgroups hide each other's latency.
+    """Two pieces side by side; groups of warps fill each other's waits.
 
-    The wait for a stage overlaps the previous MMA.  Waits for MMAs that are already done keep the
-    compiler from moving sums past the next MMA.
+    A stage is waited for while the product before runs.  Waits for products that have nothing to
+    wait for keep sums from moving behind the next product.
     """
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     left = gl.zeros([64, 128], gl.float32, layout)
@@ -52,8 +52,8 @@ def sum_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
 def sum_both_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
     """Two pieces, one 128 rows below the other.
 
-    Waiting for a stage as ``sum_pieces`` does would delay the release of the previous one to the
-    decoding warpgroup.  The stage index is counted, which is faster than a division.
+    To wait for a stage as ``sum_pieces`` does would hold the one before back from the group that
+    decodes.  Counted and not divided, the next stage's place is known at once.
     """
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -80,7 +80,7 @@ def sum_both_pieces(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constex
 
 @gluon.jit
 def sum_first_piece(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constexpr):
-    """Only the first of the two pieces."""
+    """The first of the two pieces alone."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     first = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
@@ -96,7 +96,7 @@ def sum_first_piece(tiles, step, groups, FIRST: gl.constexpr, layout: gl.constex
 
 @gluon.jit
 def sum_piece(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr, layout: gl.constexpr):
-    """One piece, RUN steps at a time, and the rest two at a time."""
+    """One piece, RUN steps at a time, and the rest by twos."""
     total = gl.zeros([64, 128], gl.float32, layout)
     for _ in range(groups // RUN):
         total = _sum_run(tiles, total, step, FIRST, RUN, layout)
@@ -109,7 +109,7 @@ def sum_piece(tiles, step, groups, FIRST: gl.constexpr, RUN: gl.constexpr, layou
 
 @gluon.jit
 def _sum_run(tiles, total, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
-    """Add the MMA results of COUNT steps, each while the next one runs."""
+    """Add the products of COUNT steps, each while the next one runs."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     stage = _wait_full(tiles, step)
     scales = _scales(tiles, stage, FIRST, layout)
@@ -119,11 +119,11 @@ def _sum_run(tiles, total, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layou
         next_stage = _wait_full(tiles, step + ahead)
         next_scales = _scales(tiles, next_stage, FIRST, layout)
         # Nothing is added: the condition is never true.  The compiler does not know that, and so
-        # reuses the registers of the MMA before the last one.
+        # takes the registers of the product before the last one again.
         next_part = _product(tiles, next_stage, FIRST, 0, done, step < 0)
         done = warpgroup_mma_wait(1, [part])
         mbarrier.arrive(empty.index(stage), count=1)
-        # No actual wait: keeps the compiler from moving this sum past the next MMA.
+        # Waits for nothing more, but keeps this sum from moving behind the next product.
         total = warpgroup_mma_wait(1, [total + done * scales[:, None]])
         stage = next_stage
         scales = next_scales
@@ -151,8 +151,7 @@ def _scales(tiles, stage, ROW: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _product(tiles, stage, ROW: gl.constexpr, COLUMN: gl.constexpr, registers, is_added):
-    """Start the MMA of 64 rows and 128 columns of a stage; accumulates ``registers`` if
-    ``is_added``."""
+    """Start the product of 64 rows and 128 columns of a stage, ``registers`` added if so."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     rows = x_tiles.index(stage).slice(ROW, 64)
     columns = w_tiles.index(stage).slice(COLUMN, 128).permute((1, 0))
@@ -161,7 +160,7 @@ def _product(tiles, stage, ROW: gl.constexpr, COLUMN: gl.constexpr, registers, i
 
 @gluon.jit
 def has_pair(row_pair, row, GROUPED: gl.constexpr):
-    """Whether the row belongs to a pair; padding rows come last in a tile."""
+    """Rows of no pair come last in a tile."""
     if GROUPED:
         return gl.load(row_pair + row) >= 0
     else:  # noqa: RET505 - both are compiled otherwise
@@ -170,7 +169,7 @@ def has_pair(row_pair, row, GROUPED: gl.constexpr):
 
 @gluon.jit
 def factors_ahead(factors, row):
-    """Factors of 128 columns, one per thread, in flight during the main loop."""
+    """Those of 128 columns, one for each thread: on their way while products are summed."""
     return gl.load(factors + row + gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0])))
 
 
@@ -183,7 +182,7 @@ def scaled(total, factors):
 
 @gluon.jit
 def store_piece(out, buffer, total, row, column):
-    """Write [64, 128] sums through shared memory; elements outside of ``out`` are dropped."""
+    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
     tma.store_wait(0)
     buffer.store(total.to(gl.bfloat16))
     fence_async_shared()

@@ -1,7 +1,7 @@
-"""GEMM with E4M3 weights in tiles of 192 rows by 128 columns on NVIDIA SM90, in Gluon.
+"""The product with E4M3 weights in tiles of 192 rows by 128 columns on NVIDIA SM90, in Gluon.
 
-Like ``gluon_wide.py``, with three consumer warpgroups of 64 rows each, for row counts that waste
-less of 192 than of 128; pieces without rows are skipped.
+As ``gluon_wide.py``, with three groups of warps that multiply 64 rows each.  It is for numbers of
+rows that leave less of 192 empty than of 128: pieces without rows are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .gluon_sums import factors_ahead, scaled, store_piece
 PIECES = gl.constexpr(3)
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_rows", "num_row_tiles", "scale_stride", "out_stride"])
 def triple_kernel(
     x, x_scales, w, out, factors, tile_expert, row_pair, used, out_scales, num_rows, num_row_tiles,
@@ -131,7 +131,7 @@ def _multiply(
 
 @gluon.jit
 def _sum(tiles, step, groups, PIECE: gl.constexpr, layout: gl.constexpr):
-    """64 rows by 128 columns over all of K; warpgroups hide each other's latency."""
+    """64 rows by 128 columns over all of K; groups of warps fill each other's waits."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     total = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
@@ -154,7 +154,7 @@ def _pass_by(tiles, step, groups):
     for _ in range(groups):
         stage = _wait_full(tiles, step)
         # One thread arrives for all: a warp that has not seen this phase yet would miss it once
-        # the stage is refilled, and deadlock.  MMAs keep the warps of a warpgroup together.
+        # the stage is filled again, and wait for ever.  Products keep a group's warps together.
         thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
@@ -171,7 +171,7 @@ def _wait_full(tiles, step):
 
 @gluon.jit
 def _has_rows(row_pair, row, num_rows, GROUPED: gl.constexpr):
-    """Whether the piece has rows of pairs; padding rows come last in a tile."""
+    """Rows of no pair come last in a tile."""
     if GROUPED:
         return gl.load(row_pair + row) >= 0
     else:  # noqa: RET505 - both are compiled otherwise

@@ -1,12 +1,12 @@
-"""GEMM for many rows on NVIDIA SM90: a persistent, warp-specialized kernel in Gluon.
+"""The product for many rows on NVIDIA SM90: a persistent kernel in Gluon, its warps in roles.
 
-A producer warp fetches tiles of activations and weights; two consumer warpgroups compute two pieces
-of 64 rows by 128 columns each (one piece for tiles of 128 by 128); for FP4 weights a third
-warpgroup decodes codes to E4M3 (``gluon_packed.py``), and second pieces of padding rows only are
-skipped.  The tensor cores sum 128 inputs at a time; these sums are added in fp32, times the row's
-scale for the 128.  The weight has one scale per row, which is applied in the epilogue.
+One warp fetches tiles of activations and weights; two groups of four warps multiply, two pieces of
+64 rows by 128 columns each (one piece where a tile is 128 by 128); for FP4 weights a third group
+turns codes into E4M3 before (``gluon_packed.py``), and second pieces without rows of a pair are
+left out.  128 inputs at a time are summed by the matrix unit and added in fp32, times the scale of
+the row's 128.  The weight's scale is one for each of its rows, so it waits until the end.
 
-Shapes of the tiles define the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
+Shapes of tiles say the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .gluon_sums import (
 )
 
 
-# Sizes that depend on the batch must not specialize the kernel.
+# Sizes that follow the batch must not make new variants of the kernel.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride", "most_tokens"])
 def wide_kernel(
     x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, weights, out_scales,
@@ -60,15 +60,15 @@ def wide_kernel(
     [R, N / 2] i16 with ``out_scales`` [N / 128, out_stride] f32.
 
     w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
-    GROUPED: ``tile_expert`` is the expert of each row tile; ``used`` [1] rows have tiles;
-    ``row_pair`` [R] is negative for padding rows.  Programs walk over tiles in bands of BAND row
-    tiles that share columns.  Tiles of 256 rows of the last wave are split between two programs,
-    128 rows each, if there are enough programs.
-    GATE, unless UNGATED: SwiGLU of gates and ups in the epilogue, see ``multiply_gated``.
-    CHOICES, unless 0: results are stored where their tokens came from, see ``home_of``, not to out.
-    GROUP_COLUMNS, unless 0: each group of columns uses the next K inputs of x [R, G K].  For
+    GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
+    ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
+    walk over tiles in bands of BAND row tiles that share columns.  Of tiles of 256 rows that are
+    left after whole rounds two programs take 128 each, if there are enough.
+    GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
+    CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
+    GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].  For
     FORMAT 1.
-    ONCE: few programs read the same part of w, see ``gluon_once.py``.  For FORMAT 1.
+    ONCE: few programs read the same of w, see ``gluon_once.py``.  For FORMAT 1.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -76,7 +76,7 @@ def wide_kernel(
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, 128], x.layout)
     s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
     o_tiles = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_shape[1]], out.layout)
-    # A stage is full when its copies and the decoded values have arrived.
+    # A stage is full when its copies, and what was decoded, have arrived.
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
         num_row_tiles = gl.load(used) // ROWS

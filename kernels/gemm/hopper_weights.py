@@ -1,13 +1,13 @@
-"""Packed weights in the layout of the Gluon kernels for NVIDIA SM90: one fp32 factor per row.
+"""Packed weights as the Gluon kernels of NVIDIA SM90 want them: one fp32 factor for each row.
 
-The tensor cores then sum 128 products without a scale of the weight.  Scales of a row differ by
-powers of two, which fit into the exponent of E4M3: FP8 values are divided by the ratio of the row's
-largest scale to theirs; FP4 codes keep that ratio as a *step* of four bits per block of 32, and are
-decoded to E4M3 in the kernel.
+The matrix unit then sums 128 products without any scale of the weight.  Scales of a row differ by
+powers of two, which E4M3 holds in its own exponent: FP8 numbers are divided by the steps down to
+the row's largest scale, FP4 codes keep four bits for the steps of each block of 32 (and become
+E4M3 on their way into the matrix unit).
 
-Exact for FP4 while the scales of a row span at most 2**11; blocks with smaller scales become
-0.  For FP8, values of at least 2**-6 of the row's largest scale are exact (E4M3 itself reaches
-448), and smaller ones are off by at most 2**-10 of it.
+Exact for FP4 while the scales of a row span at most 2**11; blocks further down count as 0.  For FP8
+numbers of at least 2**-6 of the row's largest scale are exact (E4M3 itself reaches up to 448), and
+smaller ones are off by at most 2**-10 of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAGE = 256
 _STEPS = 11
 _PADDING = 256
 _TURNS = 32768
-_CHUNK = 16  # members at a time, to limit temporary memory
+_CHUNK = 16  # members at a time, for the memory that intermediate numbers take
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +37,11 @@ class HopperWeight:
     """E stacked weights [N, K].
 
     values [E N, K] e4m3fn, or [E N, K / 8] i32 with ``steps`` [E N / 64, K / 256, 128] i32.
-    factors [E N + 256] f32: factors of the row sums; padded, as a tile may read past the end.
-    ``order``: order of each 128 inputs, here and in the activations.
-    ``turns`` [32768] i32, if the N rows alternate between 64 gates and 64 ups instead of all gates
-    first: zeroed counters of finished programs, reset after use; concurrent launches would need
-    separate ones.
+    factors [E N + 256] f32: what a row's sums are multiplied by; a tile may read on past the end.
+    ``order`` of each 128 inputs, here and in the activations.
+    ``turns`` [32768] i32, if N rows of gates and ups alternate, 64 by 64, instead of one half and
+    then the other: zeros, where programs of a kernel count who is done, and leave zeros; two
+    launches of it at the same time would need one each.
     """
 
     values: Tensor
@@ -53,7 +53,7 @@ class HopperWeight:
 
     @property
     def is_gated(self) -> bool:
-        """Whether rows of gates and ups alternate."""
+        """Whether gates and ups alternate."""
         return self.turns is not None
 
     @cached_property
@@ -63,7 +63,7 @@ class HopperWeight:
 
     @cached_property
     def plain(self) -> Weight:
-        """The same values for plain torch: [E, N, K] bf16; computed on first use."""
+        """The same numbers for plain torch: [E, N, K] bf16; made once, on first use."""
         values = self.values if self.steps is None else recast_weight(self).values
         numbers = values.float() * self.factors[: len(values), None]
         if self.order is KOrder.FRAGMENT:
@@ -75,7 +75,7 @@ class HopperWeight:
 
     @cached_property
     def as_one(self) -> HopperWeight:
-        """All rows as one weight [E N, K]."""
+        """The same rows as those of one weight [E N, K]."""
         return replace(self, members=1)
 
     @cached_property
@@ -84,7 +84,7 @@ class HopperWeight:
 
 
 def prepare_gate_up(weight: Weight) -> HopperWeight | None:
-    """``prepare_weight`` of gates followed by ups, alternating; a multiple of 128 rows each."""
+    """The same of gates, then ups, which must be a multiple of 128 each to alternate."""
     n = weight.values.shape[-2]
     if weight.scales is None or n % (4 * COLUMNS):
         return prepare_weight(weight)
@@ -104,7 +104,7 @@ def _alternating(halves: Tensor, run: int) -> Tensor:
 
 
 def prepare_weight(weight: Weight) -> HopperWeight | None:
-    """``weight`` for the kernels of SM90; None if unsupported: not packed, or another size.
+    """``weight`` for the kernels of SM90; None if they do not take it: plain or of an odd size.
 
     N must be a multiple of 64 and K of 256.
     """
@@ -132,7 +132,7 @@ def prepare_weight(weight: Weight) -> HopperWeight | None:
 
 
 def recast_weight(weight: HopperWeight) -> HopperWeight:
-    """FP4 as the same values in E4M3: twice the memory, faster for ranks with many rows."""
+    """FP4 as the same numbers in E4M3: twice the memory, for ranks that multiply many rows."""
     assert weight.steps is not None
     words = torch.split(weight.values, _CHUNK * weight.num_rows)
     steps = torch.split(weight.steps, _CHUNK * weight.num_rows // COLUMNS)
@@ -143,8 +143,8 @@ def recast_weight(weight: HopperWeight) -> HopperWeight:
 def _recast(words: Tensor, steps: Tensor) -> Tensor:
     """words [N, K / 8] i32 and their steps -> [N, K] e4m3fn.
 
-    Exponent and mantissa of E2M1 are the upper bits of E4M3's, except for its subnormal magnitude,
-    1.  A step is one unit of the exponent.
+    Exponent and mantissa of E2M1 are the upper bits of E4M3's, but for its one subnormal magnitude,
+    1.  A step counts one of the exponent.
     """
     packed = _unpack_signs(words).view(torch.uint8)
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).view(len(words), -1, 32)
@@ -180,8 +180,7 @@ _SIGNS_PACKED = [8 * code + 7 for code in range(4)] + [8 * code + 3 for code in 
 
 
 def _pack_signs(words: Tensor) -> Tensor:
-    """i32 of eight codes: magnitudes stay; signs of the first four move to the top bits of the
-    bytes."""
+    """i32 of eight codes: magnitudes stay; signs of the first four go to the tops of the bytes."""
     return _move_bits(words, _SIGNS, _SIGNS_PACKED)
 
 
@@ -196,7 +195,7 @@ def _move_bits(words: Tensor, sources: list[int], targets: list[int]) -> Tensor:
     return moved
 
 
-# Row (of 8 apart) and half (of 256) of each byte in a word of steps.
+# Row of 8 and half of 256 that the bytes of a word of steps are for.
 _BYTES = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 

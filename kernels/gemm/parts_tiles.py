@@ -1,6 +1,6 @@
-"""Tiles of ``gluon_parts.py``, and the fastest for a number of rows on SM90.
+"""Tiles of ``gluon_parts.py``, and which one is fastest for a number of rows on SM90.
 
-All sum in the same order: the choice does not change the bits.
+All of them add the same products in the same order: the choice does not reach the bits.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from functools import lru_cache
 
 from deepinfer.kernels.launch import cdiv
 
-_INPUTS = 64  # per step
-US_PER_BYTE = 1 / 4e6  # of results, read again by the consumer
+_INPUTS = 64  # of a step
+US_PER_BYTE = 1 / 4e6  # of results, for whoever reads them
 
 
 @dataclass(frozen=True)
 class PartsTile:
-    """``rows`` of x, of which ``out_rows`` are stored at a time, by 64 ``pieces`` rows of the
-    weight; times of a step of 64 inputs and of the rest of a tile, measured on an H200."""
+    """``rows`` of x, of which ``out_rows`` leave at once, by 64 ``pieces`` rows of the weight; what
+    a step of 64 inputs and the rest of a tile take was measured on an H200."""
 
     rows: int
     pieces: int
@@ -36,7 +36,7 @@ TILES = (
 
 
 def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[PartsTile, int]:
-    """The fastest tile for ``rows`` rows of x, ``n`` of the weight and K = ``k``, with ``at_once``
+    """The fastest tile for ``rows`` of x and ``n`` of the weight, K being ``k``, with ``at_once``
     programs, and how many of the ``parts`` one program adds up: one or all."""
     return fastest_parts(rows, n, k, parts, at_once)[0]
 
@@ -45,7 +45,7 @@ def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[Par
 def fastest_parts(
     rows: int, n: int, k: int, parts: int, at_once: int
 ) -> tuple[tuple[PartsTile, int], float]:
-    """Also its estimated microseconds."""
+    """Also the microseconds that it is expected to take."""
 
     def microseconds(form: tuple[PartsTile, int]) -> float:
         tile, added = form

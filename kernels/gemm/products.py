@@ -1,8 +1,9 @@
-"""Device functions: one output tile, summed in ascending K, for each path.
+"""Device functions: one tile of outputs as a chain of products in ascending K, for each path.
 
-``x`` points [1, TOKENS] to rows of activations and ``w`` [WIDTH, 1] to rows of a weight, both at K
-= 0; ``w_scales`` points [WIDTH] to rows of scales: one i32 per 128 inputs (EVEN_K: K is a multiple
-of 128), else one u8 per block of 32.  FORMAT 1 is FP8, 2 is FP4.  All return [WIDTH, TOKENS] f32.
+``x`` points [1, TOKENS] to rows of activations and ``w`` [WIDTH, 1] to rows of a weight, both at
+K = 0; ``w_scales`` points [WIDTH] to rows of scales: a group of 128 inputs in one i32 (EVEN_K: K is
+whole groups), else each block of 32 in one u8.  FORMAT 1 is FP8, 2 is FP4.  All return
+[WIDTH, TOKENS] f32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .weight_tiles import decoded_fp4, decoded_fp8, folded_fp4, folded_fp8
 
 @triton.jit
 def plain_product(x, w, K, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DTYPE: tl.constexpr):
-    """Unpacked operands, 64 inputs at a time."""
+    """Numbers times numbers, 64 inputs at a time."""
     k = tl.arange(0, 64)
     sums = tl.zeros([WIDTH, TOKENS], tl.float32)
     for start in range(0, K, 64):
@@ -48,7 +49,7 @@ def decoded_product(
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DTYPE: tl.constexpr,
     NATIVE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Decoded weights times bf16 activations."""
+    """Decoded weights times plain activations."""
     k = tl.arange(0, 128)[:, None]
     sums = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
@@ -71,7 +72,7 @@ def folded_product(
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, NATIVE: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """E4M3 MMAs of 128 inputs, added in fp32 with one factor per row of either operand."""
+    """E4M3 products of 128 inputs, summed in fp32 by one factor a row on either side."""
     k = tl.arange(0, 128 // FORMAT)[:, None]
     sums = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
@@ -96,7 +97,7 @@ def scaled_product(
     x, x_scales, w, w_scales, K,
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Block-scaled MMAs of the tensor cores."""
+    """Block-scaled products in the matrix unit."""
     k = tl.arange(0, 128)[:, None]
     block = tl.arange(0, 4)[None, :]
     KIND: tl.constexpr = "e4m3" if FORMAT == 1 else "e2m1"

@@ -1,12 +1,12 @@
 """Linear layers in plain torch: the specification.
 
-Quantized operands are exact in bf16, so a matmul of the dequantized values with fp32 accumulation
-is the block-scaled GEMM up to the order of summation.
+Quantised operands are exact in bf16, so a matmul of the dequantised numbers with fp32 accumulation
+is the block-scaled product up to the order of summation.
 
 Batch-invariant on a CPU: every row gets the same bits in any batch and with any number of threads.
 Measured for oneDNN's bf16 matmul at any shape, and for MKL's fp32 one when rows are padded to a
-multiple of 8 and columns to one of 16; ``tests/kernels/test_gemm.py`` checks it on the
-machine at hand.  torch's CUDA matmuls do not guarantee it.
+multiple of 8 and columns to one of 16; ``tests/kernels/test_gemm.py`` checks it on the machine at
+hand.  CUDA matmuls of torch give no such promise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def quantized_linear_reference(x: Tensor, weight: Weight) -> Tensor:
 
 
 def linear_reference(x: Tensor, weight: Weight) -> Tensor:
-    """``x @ weight.T`` in bf16, accumulated in fp32.
+    """``x @ weight.T`` on bf16 numbers, accumulated in fp32.
 
     Shapes: x [T, K] bf16, weight [N, K]; returns [T, N] bf16.
     """
@@ -43,8 +43,8 @@ def linear_reference(x: Tensor, weight: Weight) -> Tensor:
 
 
 def grouped_linear_reference(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
-    """A separate weight for each group of inputs, in bf16; with ``fp8`` activations are rounded to
-    FP8 (1x32) first.
+    """A separate weight for each group of inputs, on bf16 numbers; with ``fp8`` on activations
+    rounded to FP8 (1x32) first.
 
     Shapes: x [T, G, K] bf16, weight [G, N, K]; returns [T, G, N] bf16.
     """

@@ -1,7 +1,7 @@
-"""Device functions that decode a tile of a packed weight to MMA operands.
+"""Device functions that turn a tile of a packed weight into operands of the matrix unit.
 
-N weight rows, groups of 128 inputs (K).  Scales are [N] i32: a row's four E8M0 exponents, one
-per 32 inputs, the first in the lowest byte.  Beyond K, scales and values are 0.
+N weight rows, groups of 128 inputs (K).  Scales are [N] i32: a row's four E8M0 exponents, each of
+32 inputs, the first in the lowest byte.  Beyond the end of K scales are 0 and values are 0.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ or.b32 $0, reduced, sign;
 
 @triton.jit
 def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """[N, 128] E4M3 codes u8 -> [N, 128] values."""
+    """[N, 128] E4M3 codes u8 -> [N, 128] numbers."""
     factor = e8m0_value(_per_value(scales, 32))
-    if NATIVE:  # through fp16, as fp16 to fp32 is one instruction and bf16 to fp32 is not
+    if NATIVE:  # by way of fp16, from which fp32 is one instruction and bf16 is not
         numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
     else:
         numbers = e4m3_value(codes)
@@ -67,7 +67,7 @@ def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def decoded_fp4(codes, scales, DTYPE: tl.constexpr):
-    """[N, 64] pairs of E2M1 codes u8, low nibble first -> [N, 128] values."""
+    """[N, 64] pairs of E2M1 codes u8, the even one low -> [N, 128] numbers."""
     factor = e8m0_value(_per_value(scales, 16))
     low = (e2m1_value(codes) * factor).to(DTYPE)
     high = (e2m1_value(codes >> 4) * factor).to(DTYPE)
@@ -76,9 +76,9 @@ def decoded_fp4(codes, scales, DTYPE: tl.constexpr):
 
 @triton.jit
 def folded_fp8(codes, scales, NATIVE: tl.constexpr):
-    """[N, 128] E4M3 codes u8 -> the same values in E4M3 with one factor per row, [N] f32.
+    """[N, 128] E4M3 codes u8 -> the same numbers in E4M3 with one factor for each row, [N] f32.
 
-    Exact except for values below 2**-15 of the largest that the row's largest scale can hold.
+    Exact but for numbers below 2**-15 of the largest that the row's largest scale allows.
     """
     top = _largest(scales)
     drops = _drop(scales, top, 0) | _drop(scales, top, 1) | _drop(scales, top, 2)
@@ -96,10 +96,10 @@ def folded_fp8(codes, scales, NATIVE: tl.constexpr):
 
 @triton.jit
 def folded_fp4(codes, scales, NATIVE: tl.constexpr):
-    """[N, 64] pairs of E2M1 codes u8 -> the even and the odd values as E4M3 [N, 64] each.
+    """[N, 64] pairs of E2M1 codes u8 -> the even and the odd numbers as E4M3 [N, 64] each.
 
-    Also returns one factor per row, [N] f32.  Exact while the scales of a row's group span at
-    most 2**11; smaller ones are taken as 2**-12 of the largest.
+    Also returns one factor for each row, [N] f32.  Exact while the scales of a row's group span at
+    most 2**11; smaller ones count as 2**-12 of the largest.
     """
     top = _largest(scales)
     rises = _rise(scales, top, 0) | _rise(scales, top, 1) | _rise(scales, top, 2)

@@ -1,4 +1,4 @@
-"""A linear weight as stored on disk, and its dense copy for plain torch."""
+"""A linear weight as it lies on disk, and its dense copy for plain torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deepinfer.kernels.quant import dequantize_weight
 
 from .k_order import KOrder
 
-# MKL splits columns among threads and uses another kernel for a narrow remainder.
+# MKL splits columns among threads, and gives a narrow rest of them to another kernel.
 F32_COLUMN_MULTIPLE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A weight [..., N, K] in one of the released formats.
+    """[..., N, K] in one of the released forms.
 
     values [..., N, K] e4m3fn with scales [..., N/32, K/32] e8m0fnu; or values [..., N, K/2] int8
     (E2M1 pairs) with scales [..., N, K/32] e8m0fnu; or values [..., N, K] bf16|f32 and no scales.
@@ -31,14 +31,14 @@ class Weight:
 
     @cached_property
     def dense(self) -> Tensor:
-        """[..., N, K] unpacked, bf16 or f32; computed on first use."""
+        """[..., N, K] as plain numbers, bf16 or f32; made once, on first use."""
         if self.scales is None:
             return self.values
         return dequantize_weight(self.values, self.scales)
 
     @cached_property
     def padded_f32(self) -> Tensor:
-        """[N padded to a multiple of 16, K] f32; computed on first use."""
+        """[N padded to a multiple of 16, K] f32; made once, on first use."""
         dense = self.dense.float()
         return functional.pad(dense, (0, 0, 0, -dense.shape[0] % F32_COLUMN_MULTIPLE))
 
@@ -53,7 +53,7 @@ class Weight:
 
     @cached_property
     def fault(self) -> str | None:
-        """Why kernels cannot use it, or None; checked on first use."""
+        """What kernels could not take about it; looked for once, on first use."""
         values, scales = self.values, self.scales
         plain = (torch.bfloat16, torch.float32)
         packed = (torch.float8_e4m3fn, torch.int8)
@@ -86,11 +86,11 @@ class Weight:
 
     @property
     def order(self) -> KOrder:
-        """Order of K that the portable kernels expect of activations in the FP8 path."""
+        """What the portable kernels want of activations in the FP8 path."""
         return KOrder.SPLIT if self.values.dtype == torch.int8 else KOrder.PLAIN
 
     def __getitem__(self, expert: int) -> Weight:
-        """One [N, K] weight of a stack; its dense copy is cached too."""
+        """One [N, K] weight of a stack; its dense copy is kept too."""
         return self._members[expert]
 
     @cached_property
@@ -108,7 +108,7 @@ class Weight:
 
     @staticmethod
     def concat(weights: Sequence[Weight]) -> Weight:
-        """One weight with the rows of all, for linears that share their input."""
+        """One weight that has the rows of all, for linears that share their input."""
         scales = [weight.scales for weight in weights if weight.scales is not None]
         return Weight(
             torch.cat([weight.values for weight in weights]), cat_bytes(scales) if scales else None
@@ -131,5 +131,5 @@ def _described(x: Tensor) -> str:
 
 
 def cat_bytes(tensors: Sequence[Tensor]) -> Tensor:
-    """``torch.cat`` along the rows for dtypes it does not support."""
+    """``torch.cat`` along the rows for dtypes that it does not know."""
     return torch.cat([t.view(torch.uint8) for t in tensors]).view(tensors[0].dtype)
