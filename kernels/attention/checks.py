@@ -1,4 +1,4 @@
-"""What both GPU forms of sparse attention ask of their operands."""
+"""Checks of the operands of both GPU implementations of sparse attention."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from deepinfer.kernels.rope.checks import check_rope
 
 
 def main_list(main_rows: Tensor | None, main_index: Tensor | None, window_index: Tensor) -> Tensor:
-    """``main_index``, of no columns if there are no compressed rows.
+    """``main_index``, with no columns if there are no compressed rows.
 
     Raises: TensorError if one of them is given without the other.
     """
     if (main_rows is None) != (main_index is None):
-        raise TensorError("main_rows, main_index: expected both or none of them, found one")
+        raise TensorError("main_rows, main_index: expected both or none, found only one")
     return window_index[..., :0] if main_index is None else main_index
 
 

@@ -1,4 +1,4 @@
-"""Sparse attention on the device of its tensors."""
+"""Sparse attention: the reference on a CPU, Triton or Gluon kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ def sparse_attention(
     lse: Tensor | None = None,
     q_norm_eps: float | None = None,
 ) -> Tensor | Activations:
-    """``sparse_attention_reference`` of q; with ``rope`` (two [T, R] f32 of ``rope_table``) of the
-    rotated q, its result turned back.
+    """``sparse_attention_reference``; ``rope`` (cos and sin, [T, R] f32 of ``rope_table``) rotates
+    q before and un-rotates the output after.
 
-    ``lse`` is written, and wants scores of rotated q, as they count.
-    ``piece_keys`` is for GPUs and few queries: keys are worked on in pieces of that many at once.
-    Returns [T, H, D] bf16; if ``quantized``, which is for products of NVIDIA SM90 alone, FP8
-    activations of [T, H D].  Raises: TensorError for operands that the device's form cannot take.
+    ``lse`` [T, H] f32, if given, receives the log-sum-exp of the scores of the rotated q.
+    ``piece_keys``, for GPUs and few queries: split the keys into pieces of so many, which are
+    processed concurrently and then combined (flash decoding).
+    Returns [T, H, D] bf16; with ``quantized``, for NVIDIA SM90 only, FP8 activations [T, H D].
+    Raises: TensorError for operands that the device's kernel does not support.
     """
     rows = (window_rows, window_index, main_rows, main_index, sink, scale)
     more: _Options = {"lse": lse, "q_norm_eps": q_norm_eps}
     if on_accelerator(q):
         from deepinfer.kernels.launch import is_hopper
 
-        # No Gluon elsewhere: other compilers' Triton has no such module.
+        # Imported only there: Triton for other vendors' devices may lack Gluon.
         if is_hopper(q.device):
             from .gluon_launch import fits_gluon, sparse_attention_gluon
 

@@ -1,6 +1,6 @@
 """Sparse latent attention in plain torch: the specification.
 
-T queries, H heads, D latent width; K and V are one latent row.
+T queries, H heads, D latent width; one latent row is both K and V of all heads.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 from deepinfer.kernels.numeric import CACHE_ELEMENTS, batched_matmul, constant, inverse_rms
 from deepinfer.kernels.quant import unpack_main_rows, unpack_window_rows
 
-# exp of less gives subnormal numbers, on which a CPU is 15 times slower.  Next to the largest
-# weight, which is 1, neither they nor exp(-80) = 2e-35 can be seen.
+# exp of less is subnormal, which makes a CPU 15 times slower.  Next to the largest weight, which is
+# 1, neither such values nor exp(-80) = 2e-35 matter.
 _LOWEST_EXPONENT = -80.0
-# Any listed row makes the denominator 1 or more: this only keeps 0 / 0 from being NaN.
+# With any listed row the denominator is at least 1: this only prevents 0 / 0.
 _LEAST_TOTAL = 1e-30
 
 
@@ -32,19 +32,19 @@ def sparse_attention_reference(
     lse: Tensor | None = None,
     q_norm_eps: float | None = None,
 ) -> Tensor:
-    """Attend each query to its listed rows, all in one softmax with a sink in the denominator.
+    """Each query attends to the rows in its lists, in one softmax with a sink in the denominator.
 
     Shapes: q [T, H, D] bf16; window_rows [N, D + D/32] u8, window_index [T, W] i64; main_rows
     [M, D/2 + D/16] u8, main_index [T, K] i64, or both None; sink [H] f32; returns [T, H, D] bf16.
-    Index -1 means no row.  A query without any row gives 0.
-    With ``q_norm_eps`` each head's query counts as scaled to unit root mean square, without being
-    rounded again: scores are multiplied by 1 / sqrt(mean(q^2) + q_norm_eps).
-    ``lse`` [T, H] f32 is written: the logarithm of the sum of exp(score) over the listed rows, the
-    sink not among them; inf for a query without any row.  Results over disjoint sets of rows, with
-    sinks of -inf, become that over all of them when each is weighed by exp(lse), 0 if that is inf.
-    Numerics: fp32 scores; exp relative to the maximum over all listed rows, rounded to bf16 before
-    the product with V, not in the denominator.  Batch-invariant: yes, as long as the widths W and K
-    and the place of each row in its list do not depend on the batch.
+    Index -1 is an empty place.  The output of a query without any row is 0.
+    ``q_norm_eps``: each head's query is normalized to unit root mean square, without rounding it
+    again: scores are multiplied by 1 / sqrt(mean(q^2) + q_norm_eps).
+    ``lse`` [T, H] f32 is written: log-sum-exp of the scores of the listed rows without the sink;
+    inf for a query without any row.  To merge results over disjoint sets of rows, computed with
+    sinks of -inf, weight each by exp(lse), or by 0 if lse is inf, and normalize.
+    Numerics: fp32 scores; exp relative to the maximum over all listed rows, rounded to bf16 for the
+    GEMM with V but not in the denominator.  Batch-invariant: yes, as long as the widths W and K and
+    the position of each row in its list do not depend on the batch.
     """
     readers = [_row_reader(window_rows, window_index, unpack_window_rows)]
     index = window_index
@@ -69,7 +69,7 @@ def _attend(
     q: Tensor, keys: Tensor, present: Tensor, sink: Tensor, scales: Tensor, lse: Tensor | None
 ) -> Tensor:
     """q [t, H, D] bf16, keys [t, K, D] f32, present [t, 1, K] f32 (0 or 1), scales [] or
-    [t, H, 1] f32, lse [t, H] f32, written -> [t, H, D] bf16."""
+    [t, H, 1] f32, lse [t, H] f32 (output) -> [t, H, D] bf16."""
     scores = batched_matmul(q.float(), keys.transpose(1, 2)) * scales
     listed = torch.where(present > 0, scores, -torch.inf)
     highest = listed.amax(-1, keepdim=True).clamp(min=-1e30)
@@ -88,9 +88,9 @@ def _row_reader(
 ) -> Callable[[slice], Tensor]:
     """A function that returns the unpacked rows listed by a slice of ``index``.
 
-    Where the index is -1 it gives some other row, which is finite.  When rows are listed more
-    often than they exist (overlapping windows of a prefill), all are unpacked once; otherwise only
-    the listed ones are, never the whole cache.
+    For index -1 it returns some other row, which is finite.  If there are more indices than rows
+    (overlapping windows of a prefill), all rows are unpacked once; otherwise only the listed ones,
+    never the whole cache.
     """
     index = index.clamp(min=0)
     if rows.shape[0] > index.numel():
@@ -100,5 +100,5 @@ def _row_reader(
 
 
 def _take(rows: Tensor, index: Tensor) -> Tensor:
-    """Rows [N, B] at index [t, K], [t, K, B]; on a CPU much faster than ``rows[index]``."""
+    """Rows [N, B] at index [t, K]: [t, K, B]; on a CPU much faster than ``rows[index]``."""
     return rows.index_select(0, index.reshape(-1)).view(*index.shape, rows.shape[1])

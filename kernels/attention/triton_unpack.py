@@ -1,4 +1,4 @@
-"""Packed cache rows to bf16 in Triton, for a kernel that lists the same rows many times."""
+"""Decode packed cache rows to bf16 in Triton, for attention that reads each row many times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def unpack_rows_triton(
 ) -> tuple[Tensor, Tensor | None]:
     """Packed rows [N, bytes] u8 of ``width`` values -> [N, width] bf16, in one launch.
 
-    Exact, as products of a packed value and its scale fit a bf16.  ``width`` is a multiple of 64.
+    Exact, since a packed value times its scale is representable in bf16.  ``width`` is a multiple
+    of 64.
     """
     rows = [window_rows] if main_rows is None else [window_rows, main_rows]
     unpacked = [x.new_empty(len(x), width, dtype=torch.bfloat16) for x in rows]
@@ -53,7 +54,7 @@ def unpack_kernel(
 
 @triton.jit
 def _rows_of(tile, num_rows, TILE_ROWS: tl.constexpr):
-    """Rows of a tile; the same with -1 for those that are not there."""
+    """Rows of a tile; the same with -1 for those beyond the end."""
     row = tile.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     return row, tl.where(row < num_rows, row, -1)
 
