@@ -1,4 +1,4 @@
-"""Exchange of tokens between the GPUs of one host through each other's memory."""
+"""Expert exchange (dispatch and combine) between the GPUs of one host through peer memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that other ranks sent, read where they landed, and the way back for their results."""
+"""Tokens that other ranks sent, read in the receive buffer, and the return of their results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """N tokens, ``most_tokens`` of each rank: ``tokens`` of this one, the others in ``buffers``.
+    """N tokens, ``most_tokens`` per rank: ``tokens`` of this one, those of others in ``buffers``.
 
-    They are there after ``receive_tokens`` and until the round ends.  Results go to the ``results``
-    of the rank that a token came from, a row for each choice, by stores through NVLink: the product
-    that makes them does that itself, or ``send_back``.
+    They are valid from ``receive_tokens`` until the end of the round.  Results go to ``results`` of
+    the rank that a token came from, one row per (token, expert) pair, by stores over NVLink: by the
+    epilogue of the last expert GEMM, or by ``send_back``.
     """
 
     buffers: Buffers
@@ -33,13 +33,14 @@ class Arrivals:
         return self.buffers.layout.num_ranks * self.most_tokens
 
     def activations(self, path: MatrixPath, order: KOrder, rows: ExpertRows) -> Activations:
-        """What ``quantize_activations`` would give for the tokens themselves: the same bytes."""
+        """The tokens gathered in the order of ``rows``, with the same bytes as if
+        ``quantize_activations`` had quantized them here."""
         from .triton_launch import gather_tokens_triton
 
         return gather_tokens_triton(self, rows, path, order)
 
     def send_back(self, outputs: Tensor, rows: ExpertRows) -> None:
-        """outputs [R, d] bf16, the results of ``rows``, to where they belong."""
+        """Return outputs [R, d] bf16, the results of ``rows``, to the ranks of their tokens."""
         from .triton_launch import send_rows_triton
 
         send_rows_triton(self, outputs, rows)

@@ -1,4 +1,4 @@
-"""Where a rank's buffer of an exchange is, and where those of the others are, seen from there."""
+"""A rank's exchange buffer and its views of the buffers of the other ranks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .layout import ExchangeLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Buffers:
-    """own [num_bytes] u8 of ``rank``, laid out as ``layout`` says.
+    """own [num_bytes] u8 of ``rank``, with the given ``layout``.
 
-    peers    those of the other ranks that are here, for copies from here
-    homes    [R] i64: where the results of all ranks are, for kernels here
-    rounds   [1] i32: how many exchanges have ended here
+    peers    buffers of the other ranks, as targets of copies
+    homes    [R] i64: addresses of the results of all ranks, for kernels
+    rounds   [1] i32: number of exchanges that this rank has finished
     """
 
     layout: ExchangeLayout
@@ -28,7 +28,7 @@ class Buffers:
     rounds: Tensor
 
     def values_of(self, rank: int) -> slice:
-        """Bytes of a buffer: values of the tokens that came from ``rank``."""
+        """Byte range of the values of tokens from ``rank``."""
         size = self.layout.capacity * self.layout.hidden_size
         return slice(rank * size, (rank + 1) * size)
 
@@ -42,7 +42,7 @@ class Buffers:
 
     @property
     def results(self) -> Tensor:
-        """[C K, d] bf16: what comes back for each choice of this rank's tokens."""
+        """[C K, d] bf16: results of each expert for this rank's tokens."""
         found = self.own[self.layout.results : self.layout.sent].view(torch.bfloat16)
         return found.view(-1, self.layout.hidden_size)
 

@@ -1,4 +1,5 @@
-"""The steps of an exchange, and copies of blocks.  On a CPU ranks exchange through gloo."""
+"""The steps of an expert exchange, and copies of blocks.  CPU ranks exchange through gloo
+instead."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def token_block(device: torch.device) -> int:
-    """How many numbers of a token share a scale: as experts on ``device`` take them."""
+    """How many values of a token share a scale, as the expert GEMMs on ``device`` expect."""
     from deepinfer.kernels.gemm.matrix_path import MatrixPath
 
     return MatrixPath.of(device).block
 
 
 def sendable(rows: NormedRows) -> Activations:
-    """Tokens quantised as experts on their device take them: often the norm has done that."""
+    """Tokens quantized as the expert GEMMs on their device expect; often the norm has done that."""
     from deepinfer.kernels.gemm.activations import Activations, quantize_activations
     from deepinfer.kernels.gemm.k_order import KOrder
     from deepinfer.kernels.gemm.matrix_path import MatrixPath
@@ -53,9 +54,9 @@ def make_heads(
 
 
 def copy_tokens(buffers: Buffers, tokens: Activations, peer: int, most_tokens: int) -> None:
-    """Copies of this rank's tokens to ``peer``, of their heads, and then of the round's number.
+    """Copy this rank's tokens to ``peer``, then their headers, then the round number.
 
-    On a GPU these are copy engines' work, one after the other on the current stream.
+    On a GPU, copy engines do this, in order on the current stream.
     """
     own, there, layout = buffers.own, buffers.peers[peer], buffers.layout
     layout.check_room(len(tokens.values), most_tokens)

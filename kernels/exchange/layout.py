@@ -1,4 +1,4 @@
-"""What lies where in the memory that ranks of one host open to each other."""
+"""Layout of the buffers that the ranks of one host open to each other."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from deepinfer.errors import TensorError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLayout:
-    """R ranks, C tokens of capacity per rank, K choices per token, d width (a multiple of 128).
+    """R ranks, capacity of C tokens per rank, top K experts per token, d width (a multiple of 128).
 
-    Each rank has one buffer of this layout, which all ranks write:
+    Each rank has one buffer of this layout, to which all ranks write:
 
-    values    [R, C, d] u8     E4M3 values of the tokens from each rank; its own stay where they are
-    heads     [R, C, head_bytes] u8   the rest of each token: E8M0 scales of ``block`` numbers each,
-                               padded to 4 bytes, (i32 owner, f32 weight) of each choice, padded
-                               to 16
-    results   [C, K, d] bf16   what comes back for each choice of this rank's tokens
-    sent      [R] i32          the last round of which all tokens of each rank are here
-    returned  [R] i32          the last round of which each rank has returned all results
+    values    [R, C, d] u8     E4M3 values of the tokens of each rank; its own are not copied
+    heads     [R, C, head_bytes] u8   header of each token: one E8M0 scale per ``block`` values,
+                               padded to 4 bytes, then K i32 owners and K f32 weights, padded to 16
+    results   [C, K, d] bf16   results of each expert for this rank's tokens
+    sent      [R] i32          last round of which all tokens of each rank have arrived
+    returned  [R] i32          last round of which each rank has returned all results
 
-    An owner is the rank of a choice in its upper half, the place there in the lower one; -1: none.
+    An owner is the rank of the expert (upper 16 bits) and its index there (lower 16); -1: none.
     """
 
     WIDTH_MULTIPLE: ClassVar[int] = 128  # whole blocks
@@ -34,11 +33,11 @@ class ExchangeLayout:
     block: int
 
     def check_room(self, num_tokens: int, most_tokens: int) -> None:
-        """A rank brings ``num_tokens``, none more than ``most_tokens``.  Raises: TensorError if
-        there is no room for so many: they would be written over those of another rank."""
+        """This rank sends ``num_tokens``, no rank more than ``most_tokens``.  Raises: TensorError
+        if that exceeds the capacity: they would overwrite those of another rank."""
         if not num_tokens <= most_tokens <= self.capacity:
             raise TensorError(
-                f"tokens: expected at most {most_tokens} of each rank, which are at most "
+                f"tokens: expected at most {most_tokens} per rank with a capacity of "
                 f"{self.capacity}, found {num_tokens}"
             )
 
@@ -49,7 +48,7 @@ class ExchangeLayout:
 
     @property
     def heads(self) -> int:
-        """Where heads begin; values begin at 0."""
+        """Byte offset of heads; values start at 0."""
         return self.num_ranks * self.capacity * self.hidden_size
 
     @property
@@ -70,5 +69,5 @@ class ExchangeLayout:
 
 
 def _aligned(num_bytes: int) -> int:
-    """Up to a multiple of 16."""
+    """Rounded up to a multiple of 16."""
     return -(-num_bytes // 16) * 16

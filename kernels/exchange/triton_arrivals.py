@@ -1,7 +1,7 @@
-"""Tokens that other ranks sent, from where they landed into the order of experts.
+"""Gather of the tokens that other ranks sent, from the receive buffer into the order of experts.
 
-Bytes stay as the sender rounded them: words of four E4M3 codes move to where the weight of the
-device wants them, and scales become what its products take.
+Values keep the sender's rounding: words of four E4M3 values are permuted to the weight's order of
+K, and scales are converted to the format of the GEMM.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def gather_kernel(
     PATH: tl.constexpr,
     ORDER: tl.constexpr,
 ):
-    """Arrivals as rows of experts, in the form in which ``quantize_activations`` gives them; values
-    of this rank's own tokens are in ``tokens``."""
+    """Arrived tokens as rows of experts in the format of ``quantize_activations``; values of this
+    rank's own tokens are read from ``tokens``."""
     block = tl.arange(0, BLOCKS)
     end = tl.load(used)
     for tile in tl.range(tl.program_id(0), tl.cdiv(end, ROWS), tl.num_programs(0), num_stages=1):
         row = tile * ROWS + tl.arange(0, ROWS)
         is_row = (row < end)[:, None]
         pair = tl.load(row_pair + row, mask=row < end, other=-1)
-        token = tl.maximum(pair, 0) // CHOICES  # rows that only fill a tile take any
+        token = tl.maximum(pair, 0) // CHOICES  # padding rows copy any token
         source, number = token // most_tokens, token % most_tokens
         arrival = (source * capacity + number).to(tl.int64)
         start = tl.where(
@@ -83,8 +83,8 @@ def gather_kernel(
 
 @triton.jit
 def _codes(row, word, inside, ORDER: tl.constexpr):
-    """Words of four codes of a row, in the order of ``KOrder``."""
-    if ORDER == 1:  # even numbers of each 128, then the odd ones
+    """Words of four E4M3 values of a row, in the order of ``KOrder``."""
+    if ORDER == 1:  # even elements of each 128, then the odd ones
         within = word % 32
         source = row + (word - within + within % 16 * 2)
         first = tl.load(source, mask=inside, other=0) >> (within // 16 * 8)
@@ -99,8 +99,8 @@ def _codes(row, word, inside, ORDER: tl.constexpr):
 def _move_fragments(
     start, target, is_row, WIDTH: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Copy rows to ``target``, word 8 t + 2 i + h of each 32 to 8 i + 4 h + t: pairs of words in,
-    four pairs to eight words that follow each other."""
+    """Copy rows to ``target``, word 8 t + 2 i + h of each 32 to 8 i + 4 h + t: loads are pairs of
+    words, and four pairs become eight consecutive words."""
     lane = tl.arange(0, WORDS // 8)[None, :]
     inside = is_row & (lane < WIDTH // 32)
     source = words_at(start, tl.int64) + (lane // 4 * 16 + lane % 4)
@@ -127,7 +127,7 @@ def _high_words(first, second):
 
 @triton.jit
 def _value(code):
-    """fp32 of E4M3 codes, NaN included."""
+    """E4M3 to fp32, including NaN."""
     is_nan = (code.to(tl.int32) & 0x7F) == 0x7F
     return tl.where(is_nan, float("nan"), e4m3_value(code))
 

@@ -1,16 +1,17 @@
-"""Kernels of an exchange between the GPUs of a host, each of which has a buffer open to all others.
+"""Kernels of the expert exchange between the GPUs of a host, each with a buffer open to all others.
 
-M tokens of any rank at most, T of this one, N = ranks x M arrivals, K choices, d width.  Tokens are
-quantised already and travel by copies, with their heads, which ``heads_kernel`` makes, and then the
-number of the round.  Who reads waits for that number, in a launch of its own.
+At most M tokens per rank, T of this one, N = ranks x M arrived tokens, top K, d width.  Dispatch:
+tokens are quantized already; copy engines send them, then their headers (``heads_kernel``), then
+the round number, for which the receiver waits in a launch of its own.
 
-Results are stored by the kernel that makes them, or by ``send_rows_kernel``; kernels after it see
-them complete, and ``end_round_kernel`` says so to all and waits until all have said it.
+Combine: results are stored by the kernel that computes them or by ``send_rows_kernel``.  They are
+complete when the next kernel on the stream starts: ``end_round_kernel`` signals this to all ranks
+and waits for their signals.
 
-No rank waits for another one to have room: a rank ends a round when all others have returned its
-results, which they do, rows or none, after they have read its tokens.
+No rank waits for free space at another: a rank ends a round when all others have returned its
+results (or have none), and they do so after they have read its tokens.
 
-Nothing waits for the host and no size depends on the routing: fit for a graph.
+The host does not synchronize and no size depends on the routing, so CUDA graphs can capture this.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def heads_kernel(
     PATH: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """TOKENS in a program; PADDED and BLOCKS are the numbers of choices and of scales rounded up to
-    powers of two.  Heads of tokens that there are not have no owners."""
+    """Write the headers of TOKENS tokens per program, and the round number.  PADDED and BLOCKS are
+    CHOICES and SCALES rounded up to powers of two.  Headers beyond num_tokens have no owners."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     is_token = token < num_tokens
     head = heads + token.to(tl.int64) * HEAD_BYTES
@@ -65,7 +66,7 @@ def heads_kernel(
     source = token.to(tl.int64) * CHOICES + choice
     expert = tl.load(ids + source, mask=is_choice, other=0)
     factor = tl.load(weights + source, mask=is_choice, other=0.0).to(tl.int32, bitcast=True)
-    # Replicas take turns; ranks begin with different ones.
+    # Round robin over the replicas of an expert; ranks start with different ones.
     turn = (rank + token) % tl.load(table_count + expert, mask=is_choice, other=1)
     replica = expert * most_replicas + turn
     owner = tl.load(table_rank + replica, mask=is_choice, other=-1).to(tl.int32)
@@ -98,7 +99,7 @@ def receive_tokens_kernel(
     ROWS: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
-    """Wait, then the places and the weights of ROWS arrivals."""
+    """Wait for all ranks, then read local expert indices and weights of ROWS arrived tokens."""
     _wait(sent, tl.load(rounds) + 1, RANKS, FLAGS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     arrival = (row // most_tokens * capacity + row % most_tokens).to(tl.int64)[:, None]
@@ -125,8 +126,8 @@ def send_rows_kernel(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Each expert's row to where its token came from; COLUMNS is WIDTH rounded up to a power of
-    two."""
+    """Store each row of the experts where its token came from; COLUMNS is WIDTH rounded up to a
+    power of two."""
     column = tl.arange(0, COLUMNS)[None, :]
     end = tl.load(used)
     for start in range(tl.program_id(0) * ROWS, end, tl.num_programs(0) * ROWS):
@@ -147,8 +148,8 @@ def send_rows_kernel(
 def end_round_kernel(
     returned, homes, rounds, rank, apart, RANKS: tl.constexpr, FLAGS: tl.constexpr
 ):
-    """Say to all ranks that this one has returned all results, and wait until all have said so;
-    then the round is over here.  Flags are ``apart`` bytes behind results."""
+    """Signal to all ranks that this one has returned all results, wait for their signals, and count
+    the round.  The flags are ``apart`` bytes after the start of the results."""
     now = tl.load(rounds) + 1
     for peer in range(RANKS):
         flag = _at(tl.load(homes + peer) + apart) + rank
@@ -174,19 +175,19 @@ def copy_blocks_kernel(
 
 @triton.jit
 def _wait(flags, now, RANKS: tl.constexpr, FLAGS: tl.constexpr):
-    """Until all of them say ``now`` or later; differences, so that numbers may wrap.  FLAGS is the
-    number of threads: each looks at one flag, if at any."""
+    """Spin until all flags are ``now`` or later; compares differences, so that counters may wrap.
+    FLAGS is the number of threads, each of which polls at most one flag."""
     rank = tl.arange(0, FLAGS)
     behind = 1
     while behind > 0:
         seen = tl.atomic_add(flags + rank, 0, mask=rank < RANKS, sem="acquire", scope="sys")
         behind = tl.max(tl.where(rank < RANKS, now - seen, 0), axis=0)
-    tl.debug_barrier()  # no thread reads before all have seen their flags
+    tl.debug_barrier()  # no thread goes on before all have seen their flags
 
 
 @triton.jit
 def _at(address):
-    """An address, a multiple of 16, as a pointer."""
+    """An address that is a multiple of 16, as a pointer."""
     return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
 
 

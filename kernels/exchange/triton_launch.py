@@ -1,4 +1,4 @@
-"""Launches of the kernels that exchange tokens between the GPUs of a host; ``triton_kernel``."""
+"""Launchers of the exchange kernels in ``triton_kernel.py`` and ``triton_arrivals.py``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .triton_kernel import (
     send_rows_kernel,
 )
 
-_COPIED_BYTES = 8192  # of a block, by one program
-_HEADS = 4  # by one program
-_READ_ROWS = 32  # of places and weights, by one program
-_MOVED_ROWS = 2  # of experts, by one program at a time
-_SENT_ROWS = 4  # of results, by one program
+_COPIED_BYTES = 8192  # of a block, per program
+_HEADS = 4  # headers per program
+_READ_ROWS = 32  # headers read per program
+_MOVED_ROWS = 2  # tokens gathered per program at a time
+_SENT_ROWS = 4  # results sent per program at a time
 _MOST_SENDERS = 128  # programs
-_MOST_MOVERS = 2112  # 16 for each multiprocessor of an H200
+_MOST_MOVERS = 2112  # programs: 16 per SM of an H200
 
 
 def make_heads_triton(
@@ -41,13 +41,12 @@ def make_heads_triton(
     table: tuple[Tensor, Tensor, Tensor],
     most_tokens: int,
 ) -> Tensor:
-    """Heads of this rank's T tokens into its own buffer, and the number of the round.
+    """Write the headers of this rank's T tokens and the round number to its own buffer.
 
-    Shapes: ids [T, K] i64, weights [T, K] f32; ``table`` as (rank, place) [E, M] i64 and count [E]
-    i64 of the replicas.  Returns where each choice's result will be, [T K] i32 rows of
-    ``Buffers.results``, -1 for those that will not come.
-    Raises: TensorError for a wrong dtype, shape or layout, and for more tokens than there is room
-    for.
+    Shapes: ids [T, K] i64, weights [T, K] f32; ``table`` of the replicas of each expert: rank and
+    index there [E, M] i64, and their number [E] i64.  Returns the row of ``Buffers.results`` for
+    each pair, [T K] i32, -1 for those without an owner.
+    Raises: TensorError for a wrong dtype, shape or layout, and if the capacity is exceeded.
     """
     layout, own = buffers.layout, buffers.own
     count, choices = len(tokens.values), layout.num_choices
@@ -87,7 +86,7 @@ def _check_table(rank: Tensor, place: Tensor, count: Tensor) -> None:
 def receive_tokens_triton(buffers: Buffers, most_tokens: int) -> tuple[Tensor, Tensor]:
     """Wait for all tokens of this round.
 
-    Returns places [N, K] i64, -1 where a choice is not here, and weights [N, K] f32.
+    Returns local expert indices [N, K] i64, -1 for experts of other ranks, and weights [N, K] f32.
     """
     layout, own = buffers.layout, buffers.own
     layout.check_room(0, most_tokens)
@@ -113,9 +112,10 @@ def receive_tokens_triton(buffers: Buffers, most_tokens: int) -> tuple[Tensor, T
 def gather_tokens_triton(
     arrivals: Arrivals, rows: ExpertRows, path: MatrixPath, order: KOrder
 ) -> Activations:
-    """What ``quantize_activations`` would give for ``rows`` of the arrivals, from their bytes."""
+    """Gather the arrived tokens in the order of ``rows``, in the format of
+    ``quantize_activations``."""
     buffers, layout = arrivals.buffers, arrivals.buffers.layout
-    assert layout.block == path.block, "sent in other blocks than the experts read"
+    assert layout.block == path.block, "tokens were quantized in other blocks than experts expect"
     width, own = layout.hidden_size, buffers.own
     out = Activations.empty(len(rows.pair), width, path, order, own.device)
     values, scales = out.values.view(torch.int32), out.scales
@@ -139,7 +139,7 @@ def gather_tokens_triton(
 
 
 def send_rows_triton(arrivals: Arrivals, outputs: Tensor, rows: ExpertRows) -> None:
-    """Write outputs [R, d] bf16 of experts to where the tokens of ``rows`` came from."""
+    """Store outputs [R, d] bf16 of experts where the tokens of ``rows`` came from."""
     width, choices = arrivals.buffers.layout.hidden_size, arrivals.buffers.layout.num_choices
     check_tensor("outputs", outputs, torch.bfloat16, (len(rows.pair), width), rows.pair)
     launch(send_rows_kernel, (min(_MOST_SENDERS, cdiv(len(outputs), _SENT_ROWS)),))(
@@ -155,8 +155,7 @@ def send_rows_triton(arrivals: Arrivals, outputs: Tensor, rows: ExpertRows) -> N
 
 
 def end_round_triton(buffers: Buffers) -> None:
-    """Say that all results of this rank are where they belong, wait for those of this round, and
-    count it."""
+    """Signal that this rank has returned all results, wait for all others, and count the round."""
     layout = buffers.layout
     launch(end_round_kernel, (1,))(
         buffers.returned, buffers.homes, buffers.rounds, buffers.rank,
