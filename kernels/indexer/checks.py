@@ -1,4 +1,4 @@
-"""What both GPU forms of the index scores ask of their operands."""
+"""Checks of the operands of both GPU implementations of index scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_operands(
     half = row_bytes * 16 // 17
     if heads & (heads - 1) or not half or half + half // 16 != row_bytes or half % 16:
         raise TensorError(
-            "query_rows: expected a power of two of heads and multiples of 17 bytes, found "
+            "query_rows: expected a power of two of heads, rows of a multiple of 17 bytes, found "
             + describe(query_rows)
         )
     check_tensor("query_rows", query_rows, torch.uint8, (None, None, None), pool)

@@ -1,4 +1,4 @@
-"""The indexer on the device of its tensors."""
+"""The indexer: the reference on a CPU, Triton or Gluon kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paged_index_scores(
     if on_accelerator(query_rows):
         from deepinfer.kernels.launch import is_npu
 
-        # No Gluon elsewhere: other compilers' Triton has no such module.
+        # Imported only there: Triton for other vendors' devices may lack Gluon.
         if _has_gluon_form(query_rows):
             from .gluon_launch import paged_index_scores_gluon
 
@@ -94,7 +94,7 @@ def pool_rows(
 ) -> Tensor:
     """See ``pool_rows_reference``."""
     arguments = (picks, request_rows, block_table, per_block, blocks)
-    if picks.is_cuda:  # on Ascend, whose compiler has not seen this kernel, plain torch
+    if picks.is_cuda:  # plain torch on Ascend, for which this kernel was never compiled
         from .triton_rows import pool_rows_triton
 
         return pool_rows_triton(*arguments, block_size=block_size)

@@ -1,12 +1,12 @@
-"""Index scores for Hopper in Gluon: FP8 products of 64 entries and two queries' 64 heads at a time.
+"""Index scores for Hopper in Gluon: FP8 MMAs of 64 entries by the 64 heads of two queries.
 
-FP4 numbers are E4M3 numbers once the scales of a row's four blocks are taken relative to its
-largest: exact while they span at most 2**11, smaller blocks count as 0.  What was taken out is a
-power of two for each row; it is put into the head weights and into the finished sum, where it
-changes no rounding.
+FP4 values are representable in E4M3 if the scales of a row's four blocks are relative to its
+largest: exact if they span at most 2**11, blocks with smaller scales become 0.  The factor is a
+power of two per row; it is applied to the head weights and to the final sum, where it changes no
+rounding.
 
-A thread owns whole blocks of 32 numbers, so the numbers of a row are multiplied in another order
-than they lie in memory: the number 32 j + 8 s + 4 h + b of a row is number 32 s + 16 h + 4 j + b.
+A thread owns whole blocks of 32 values, so K is permuted relative to memory: element
+32 j + 8 s + 4 h + b of a row is element 32 s + 16 h + 4 j + b of K.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROW_WORDS = gl.constexpr(17)
 POSITIVE = gl.constexpr(0x40404040)
 DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
 KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
-# Sums over heads are products, too: with ones where a column is a head of the query.
+# Sums over heads are MMAs, too, with a matrix of ones where a column is a head of the query.
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16]))
 TERMS = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
 WEIGHTS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 ONES = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 QUERY_BYTES = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 QUERY_WORDS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
-# [64 rows, 16 words of 8 numbers]: a thread has the four words of one block of two rows.
+# [64 rows, 16 words of 8 values]: a thread has the four words of one block of two rows.
 ROW_LAYOUT = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [8, 0]],
@@ -58,17 +58,17 @@ WORD_LAYOUT = gl.constexpr(
 
 @gluon.jit
 def decode(words, exponents, block, positive):
-    """Words of 8 E2M1 numbers [R, 16] i32 and the row's four exponents [R] i32.
+    """Decode words of 8 E2M1 [R, 16] i32 with the row's four block exponents [R] i32.
 
-    Returns the first and the last four numbers of each word as E4M3 bytes [R, 16] i32 with the
-    opposite sign, which costs less and does not matter as it happens to both factors of a product,
-    and 2 to the power of the row's largest exponent as fp32 [R].  ``positive`` is POSITIVE, from
-    where the compiler does not see that: it would load the constant again and again.
+    Returns the first and the last four values of each word as E4M3 bytes [R, 16] i32 with the
+    opposite sign, which is cheaper and cancels in the product of queries and keys, and the scale of
+    the row as fp32 [R].  ``positive`` is POSITIVE as a runtime value: the compiler would reload the
+    constant each time.
     """
     own = (exponents[:, None] >> (block * 8)[None, :]) & 0xFF
     largest = gl.max(own, 1)
-    # Tables hold magnitudes times 2**6.  Bit 3 of a selector asks for copies of a byte's sign, and
-    # none has one: what is left in bit 6 of POSITIVE are the positive numbers.
+    # The tables t0, t1 hold magnitudes times 2**6.  With bit 3 of its selector, prmt replicates a
+    # byte's sign bit, which is 0 here: bit 6 of POSITIVE remains set for positive values only.
     low, high = gl.inline_asm_elementwise(
         """
         {
@@ -108,7 +108,7 @@ def in_product_order(low, high):
 
 @gluon.jit
 def store_queries(query_ptr, weight_ptr, query, last, positive, target):
-    """Decodes the heads of two queries into shared memory; returns their weights, [64] bf16."""
+    """Decode the heads of two queries into shared memory; returns their weights, [64] bf16."""
     row = gl.arange(0, 64, gl.SliceLayout(1, ROW_LAYOUT))
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
     place = query.to(gl.int64) * HEADS + row
@@ -128,7 +128,8 @@ def store_queries(query_ptr, weight_ptr, query, last, positive, target):
 
 @gluon.jit
 def as_terms(dots, weights):
-    """w * relu(dot) of [64, 64] f32 and [64] bf16, each step rounded to bf16, as left operand."""
+    """w * relu(dot) of [64, 64] f32 and [64] bf16, each step rounded to bf16, as left MMA
+    operand."""
     terms = gl.inline_asm_elementwise(
         """
         {
@@ -159,7 +160,7 @@ def store_ones(ones, PAIRS: gl.constexpr):
 
 @gluon.jit
 def _entry_rows(table, first, end, BLOCK_ENTRIES: gl.constexpr):
-    """Rows of the pool, [64] u32, of 64 entries; those from ``end`` on are any that is there."""
+    """Pool rows [64] u32 of 64 entries; from ``end`` on any valid row."""
     place = gl.arange(0, TILE, gl.SliceLayout(1, ROW_LAYOUT))
     if BLOCK_ENTRIES % TILE == 0:  # a tile is in one block
         block = gl.load(table + gl.minimum(first, end - 1).to(gl.uint32) // BLOCK_ENTRIES)
@@ -171,8 +172,8 @@ def _entry_rows(table, first, end, BLOCK_ENTRIES: gl.constexpr):
 
 @gluon.jit
 def load_rows(pool_ptr, row):
-    """Packed rows [64] u32, in the layout of rows: words [64, 16] i32, exponents [64] i32."""
-    # Triton 3.6 takes rows to be aligned to 16 bytes if it sees that blocks are.
+    """Load the packed rows with indices [64] u32: words [64, 16] i32, exponents [64] i32."""
+    # Hides from Triton 3.6 that blocks are aligned: it would infer 16-byte alignment for rows.
     row = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.uint32, True, 1)
     word = gl.arange(0, 16, gl.SliceLayout(0, ROW_LAYOUT))
     row = row.to(gl.int64) * ROW_WORDS
@@ -190,7 +191,7 @@ def score_gluon_kernel(
 ):  # fmt: skip
     queries = gl.allocate_shared_memory(gl.float8e4nv, [PAIRS, 64, 128], QUERY_BYTES)
     ones = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 8, 64], ONES)
-    # Read for each tile: registers are what there is least of.
+    # Reloaded for each tile to save registers.
     weights = gl.allocate_shared_memory(gl.bfloat16, [PAIRS, 64], WEIGHTS)
     store_ones(ones, PAIRS)
     tools = (queries, ones, weights, POSITIVE | (num_queries >> 31))
@@ -216,7 +217,7 @@ def score_gluon_kernel(
 
 @gluon.jit
 def _score_tiles(sources, sizes, tools, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.constexpr):
-    """Scores of the entries from begin to end, of up to 2 PAIRS queries of one request."""
+    """Scores of entries ``begin`` to ``end`` for up to 2 PAIRS queries of one request."""
     query_ptr, weight_ptr, pool_ptr, table, scores_ptr = sources
     query, last, begin, end, num_entries, stride = sizes
     queries, ones, weights, positive = tools
@@ -235,7 +236,7 @@ def _score_tiles(sources, sizes, tools, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.c
     for first in range(begin, end, TILE):
         low, high, factor = decode(words, exponents, gl.arange(0, 16, BLOCK) // 4, positive)
         keys = as_operand(in_product_order(low, high))
-        # Which rows come next was asked for a tile ago.
+        # The row indices were prefetched one tile ago.
         words, exponents = load_rows(pool_ptr, row)
         row = _entry_rows(table, first + 2 * TILE, end, BLOCK_ENTRIES)
         sums = _head_sums(keys, queries, ones, weights, PAIRS)
@@ -249,14 +250,14 @@ def _score_tiles(sources, sizes, tools, BLOCK_ENTRIES: gl.constexpr, PAIRS: gl.c
 @gluon.jit
 def _head_sums(keys, queries, ones, weights, PAIRS: gl.constexpr):
     """Sums over heads of w * relu(dot) of 64 keys with up to 2 PAIRS queries, [64, 8] f32."""
-    # Two products at a time: the registers of a third would not fit.
+    # Two MMAs in flight: registers do not suffice for a third.
     dots: gl.tuple = ()
     for pair in gl.static_range(PAIRS):
         if pair < 2:
             dots = dots + (_dots(keys, queries.index(pair)),)
     sums = gl.zeros([64, 8], gl.float32, SUMS)
     for pair in gl.static_range(PAIRS):
-        # Behind the product that is waited for are one other, or one and the sum before it.
+        # After the MMA that is waited for, one other was issued, or one and the previous sum.
         products = warpgroup_mma_wait((PAIRS > 1) + ((pair == 1) & (PAIRS == 3)), [dots[pair]])
         terms = as_terms(products, weights.index(pair).load(gl.SliceLayout(0, DOTS)))
         sums = warpgroup_mma(terms, ones.index(pair).permute([1, 0]), sums, is_async=True)
@@ -273,7 +274,7 @@ def _dots(keys, numbers):
 
 @gluon.jit
 def as_operand(words):
-    """[64, 32] i32 -> [64, 128] E4M3 as left operand of a product, in the same registers."""
+    """[64, 32] i32 -> [64, 128] E4M3 as left MMA operand, in the same registers."""
     words = gl.reshape(gl.join(words, words), (64, 64))
     words = gl.reshape(gl.join(words, words), (64, 128))
     numbers = gl.inline_asm_elementwise(

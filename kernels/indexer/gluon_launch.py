@@ -1,4 +1,4 @@
-"""Index scores on Hopper: the launcher of the Gluon kernel, and which queries go together."""
+"""Index scores on Hopper: launchers of the Gluon kernels, and the grouping of queries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .gluon_kernel import score_gluon_kernel
 from .gluon_listed import MOST_TILES, SIZE, score_listed_kernel
 
 _TILE_ENTRIES = 64
-# By pairs of queries that share the work on a request's keys (a token with five drafts, or with up
-# to three): blocks on a multiprocessor, and the registers of each thread of them.
+# By pairs of queries that share the keys of a request (a token with five drafts, or with up to
+# three): resident thread blocks per SM, and registers per thread.
 _BLOCKS = {3: (3, 168), 2: (4, 128)}
 _LISTED_BLOCKS = 8
 _PIECE_TILES: tuple[int, int] = (4, MOST_TILES.value)
@@ -32,10 +32,10 @@ def paged_index_scores_gluon(
     num_visible: Tensor,
     num_entries: int,
 ) -> Tensor:
-    """``paged_index_scores_triton`` of 32 heads x 128 on SM90 (H100, H200).
+    """``paged_index_scores_triton`` for 32 heads of 128 on SM90 (H100, H200).
 
-    Numerics: products are FP8 with sums of the tensor cores, then rounded like the reference; the
-    last bit of a score differs now and then.  Bits of a score do not depend on other queries.
+    Numerics: FP8 MMAs with the accumulation of the tensor cores, then rounded like the reference;
+    sometimes the last bit of a score differs.  The bits of a score do not depend on other queries.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     check_operands(
@@ -53,7 +53,7 @@ def paged_index_scores_gluon(
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     blocks, registers = _BLOCKS[pairs]
-    # Neighbours of one request share a group, of which a request has one or more.
+    # Adjacent queries of one request form groups, at least one per request.
     num_groups = max(requests, cdiv(num_queries, 2 * pairs))
     piece = _piece_entries(num_groups, num_entries, blocks * multiprocessors(pool.device))
     pieces = cdiv(num_entries, piece)
@@ -69,8 +69,8 @@ def paged_index_scores_gluon(
 
 
 def fits_listed(pool: Tensor, block_size: int) -> bool:
-    """Whether ``listed_index_scores_gluon`` takes these: listed blocks of 8, each in one of the
-    pool's."""
+    """Whether ``listed_index_scores_gluon`` supports these: listed blocks of 8 that do not straddle
+    blocks of the pool."""
     return block_size == SIZE.value and pool.shape[1] % block_size == 0
 
 
@@ -85,8 +85,8 @@ def listed_index_scores_gluon(
     *,
     block_size: int,
 ) -> Tensor:
-    """``listed_index_scores_reference`` of 32 heads x 128 on SM90, with the bits of
-    ``paged_index_scores_gluon``.  Raises: TensorError as that.
+    """``listed_index_scores_reference`` for 32 heads of 128 on SM90, with the bits of
+    ``paged_index_scores_gluon``.  Raises: TensorError like that.
     """
     check_operands(query_rows, head_weights, pool, block_table, request_rows, num_places, 0)
     check_lists(blocks, num_places, query_rows)
@@ -109,10 +109,10 @@ def listed_index_scores_gluon(
 
 
 def _piece_entries(rows: int, entries: int, blocks: int) -> int:
-    """Entries of a piece of work of a block of threads, of which ``blocks`` run at the same time.
+    """Entries per work unit of a thread block, of which ``blocks`` are resident.
 
-    Little work is shared out at once.  Of more, each block gets a few pieces: who is done first
-    takes the next one, as clocks and caches are not all alike.
+    If there is little work, each block gets at most one unit.  Otherwise each gets a few, for load
+    balance: SMs are not all equally fast.
     """
     row_tiles = cdiv(entries, _TILE_ENTRIES)
     tiles = cdiv(row_tiles, max(1, blocks // rows))
@@ -122,14 +122,15 @@ def _piece_entries(rows: int, entries: int, blocks: int) -> int:
 
 
 def _rows_of_scores(head_weights: Tensor, width: int) -> Tensor:
-    """Room for bf16 scores [T, width].  Rows begin at multiples of 32 bytes, which lets the
-    selection read them in long pieces."""
+    """Uninitialized bf16 scores [T, width] with rows aligned to 32 bytes, for wide loads in
+    top-k."""
     return head_weights.new_empty(len(head_weights), 16 * cdiv(width, 16))[:, :width]
 
 
 @triton.jit(do_not_specialize=["num_queries"])
 def group_kernel(requests_ptr, groups_ptr, num_queries, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """First queries of groups of up to SIZE neighbours of one request; their number comes first."""
+    """Number of groups, followed by the first query of each: groups are up to SIZE adjacent queries
+    of one request."""
     begin = tl.full([], 0, tl.int32)
     count = tl.full([], 0, tl.int32)
     for first in range(0, num_queries, TILE):

@@ -1,8 +1,8 @@
-"""Index scores for Hopper in Gluon of the entries in listed blocks only, query by query.
+"""Index scores for Hopper in Gluon, only for the entries in listed blocks, one query at a time.
 
-Queries of one request seldom list the same blocks, so that little of what they share is left: each
-reads its own keys.  Where the blocks of a piece of work lie is looked up before its tiles.
-Products and roundings are those of ``score_gluon_kernel``.
+Queries of one request seldom list the same blocks, so there is little reuse: each reads its own
+keys.  The pool rows of a work unit's blocks are looked up before its tiles.  MMAs and rounding are
+those of ``score_gluon_kernel``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .gluon_kernel import (
 DOTS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
 KEYS = gl.constexpr(gl.DotOperandLayout(0, DOTS.value, 4))
 ONES = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
-# Entries of a listed block; a tile has as many blocks as a block has entries.
+# Entries per listed block; a tile has as many blocks as a block has entries.
 SIZE = gl.constexpr(8)
 MOST_TILES = gl.constexpr(64)
 ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -58,12 +58,13 @@ def score_listed_kernel(
     num_queries, stride, table_width, list_width, piece,
     BLOCK_ENTRIES: gl.constexpr,
 ):  # fmt: skip
-    """Lists [T, list_width] i64 of blocks of 8 entries, of which count [T] i64 are there."""
+    """Lists [T, list_width] i64 of blocks of 8 entries, of which the first count [T] i64 entries
+    are valid."""
     queries = gl.allocate_shared_memory(gl.float8e4nv, [64, 128], QUERY_BYTES)
     ones = gl.allocate_shared_memory(gl.bfloat16, [8, 32], ONES)
     rows = gl.allocate_shared_memory(gl.int32, [MOST_TILES * SIZE], ROWS)
     _store_ones(ones)
-    # First pieces of all lists first: those behind their ends come last and cost next to nothing.
+    # The first pieces of all lists come first: pieces beyond the end of a list exit at once.
     item = gl.program_id(0)
     query = item % num_queries
     begin = item // num_queries * piece
@@ -80,7 +81,7 @@ def score_listed_kernel(
 
 @gluon.jit
 def _store_ones(ones):
-    """[8, 32]: only the first column of sums is a query's."""
+    """[8, 32]: only the first column of the accumulator belongs to a query."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [2, 16], [4, 1], [1, 0])
     column = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
     head = gl.arange(0, 32, gl.SliceLayout(0, LAYOUT))
@@ -90,9 +91,10 @@ def _store_ones(ones):
 
 @gluon.jit
 def _store_rows(rows, table, blocks, count, BLOCK_ENTRIES: gl.constexpr):
-    """Rows of the pool, [64 * 8] i32, where the blocks of ``count`` entries begin; others are any.
+    """Pool rows [64 * 8] i32 of the first entries of the listed blocks of ``count`` entries; the
+    rest are any valid rows.
 
-    Looked up once: no tile waits for its list and for the request's table.
+    They are looked up once, so that tiles do not wait for the list and the block table.
     """
     place = gl.arange(0, MOST_TILES * SIZE, gl.BlockedLayout([4], [32], [4], [0]))
     entry = gl.load(blocks + place, mask=place * SIZE < count, other=0).to(gl.uint32) * SIZE
@@ -102,14 +104,14 @@ def _store_rows(rows, table, blocks, count, BLOCK_ENTRIES: gl.constexpr):
 
 @gluon.jit
 def _score_listed(sources, target, query, count, tools):
-    """Scores of one query for ``count`` places of its list."""
+    """Scores of one query for ``count`` positions of its list."""
     query_ptr, weight_ptr, pool_ptr = sources
     queries, ones, rows, positive = tools
     BLOCK: gl.constexpr = gl.SliceLayout(0, ROW_LAYOUT)
     PLACE: gl.constexpr = gl.SliceLayout(1, SUMS)
     words, exponents = load_rows(pool_ptr, _tile_rows(rows, 0))
     weight = store_queries(query_ptr, weight_ptr, query, query + 1, positive, queries)
-    # Both halves have weights; those of the second query, which is not there, are 0.
+    # There are two halves of weights; those of the second query, which does not exist, are 0.
     weight = gl.sum(gl.reshape(weight.to(gl.float32), (2, HEADS)), 0).to(gl.bfloat16)
     weights = gl.convert_layout(weight, gl.SliceLayout(0, DOTS))
     fence_async_shared()
@@ -136,7 +138,7 @@ def _score_listed(sources, target, query, count, tools):
 
 @gluon.jit
 def _tile_rows(rows, tile):
-    """Rows of the pool, [64] u32, of the entries of a tile; behind the last one those of any."""
+    """Pool rows [64] u32 of the entries of a tile; after the last tile any valid rows."""
     tiles = seen_as(rows, gl.int32, [MOST_TILES, SIZE], ROWS)
     first = tiles.index(tile & (MOST_TILES - 1)).load(gl.SliceLayout(1, BLOCK_ROWS))
     row = first[:, None] + gl.arange(0, SIZE, gl.SliceLayout(0, BLOCK_ROWS))[None, :]

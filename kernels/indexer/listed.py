@@ -1,7 +1,7 @@
-"""Lists of blocks of entries: scores of what is listed, and where picked places of lists lie.
+"""Lists of blocks of entries: scores of the listed entries, and pool rows of selected ones.
 
-T queries, L blocks listed for each, ascending and filled up with -1.  Place p of a list is entry
-p % block_size of its block p // block_size; places that a query sees come first.
+T queries, L listed blocks each, ascending and padded with -1.  Position p of a list is entry
+p % block_size of its block p // block_size; the positions that a query sees come first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def listed_index_scores_reference(
     block_size: int,
     score_all: _ScoreAll = paged_index_scores_reference,
 ) -> Tensor:
-    """``paged_index_scores`` of the entries in listed blocks: all are scored, some are taken.
+    """``paged_index_scores`` of the entries in listed blocks: scores all entries and gathers.
 
-    Shapes: blocks [T, L] i64, num_places [T] i64; returns [T, L * block_size] bf16.  Places from
+    Shapes: blocks [T, L] i64, num_places [T] i64; returns [T, L * block_size] bf16.  Positions from
     num_places on are unspecified.  Batch-invariant: yes.
     """
     places = torch.arange(blocks.shape[1] * block_size, device=blocks.device)
@@ -56,13 +56,13 @@ def listed_index_scores_reference(
 
 
 def num_listed_places(blocks: Tensor, num_visible: Tensor, block_size: int) -> Tensor:
-    """[T] i64: how many places of its list a query sees; the newest block, which may be seen in
-    part, is always the last of its list."""
+    """[T] i64: how many positions of its list a query sees; the newest block, which may be partly
+    hidden, is always the last of its list."""
     return (blocks >= 0).sum(1) * block_size - -num_visible % block_size
 
 
 def listed_entries(places: Tensor, blocks: Tensor, block_size: int) -> Tensor:
-    """The entries at places [T, K] i64 of lists."""
+    """The entries at positions [T, K] i64 of lists."""
     return blocks.gather(1, places // block_size) * block_size + places % block_size
 
 
@@ -75,10 +75,10 @@ def pool_rows_reference(
     *,
     block_size: int = 8,
 ) -> Tensor:
-    """Rows of the flat pool, [T, K] i64, in which picked entries lie; -1 stays -1.
+    """Rows of the flat pool, [T, K] i64, that hold the selected entries; -1 stays -1.
 
-    Shapes: picks [T, K] i64, entries or, with ``blocks`` [T, L] i64, places of lists; request_rows
-    [T] i64, block_table [R, C] i64: blocks of ``per_block`` entries in the pool.
+    Shapes: picks [T, K] i64, entries or, with ``blocks`` [T, L] i64, positions in lists;
+    request_rows [T] i64, block_table [R, C] i64 of blocks of ``per_block`` entries in the pool.
     """
     entries = picks.clamp(min=0)
     if blocks is not None:

@@ -1,6 +1,6 @@
-"""Index scores straight from packed rows in paged memory: the specification in plain torch.
+"""Index scores from packed rows in paged memory: the specification in plain torch.
 
-Works on as many requests and queries at a time as stay in the cache of a CPU core.
+Processes as many requests and queries at a time as fit into the cache of a CPU core.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def paged_index_scores_reference(
     num_visible: Tensor,
     num_entries: int,
 ) -> Tensor:
-    """``index_scores`` of T queries, each with the index keys of its own request.
+    """``index_scores_reference`` of T queries, each with the index keys of its own request.
 
     Shapes: query_rows [T, H, B] u8 and pool [P, E, B] u8 (packed index rows, E entries per block),
     head_weights [T, H] bf16, block_table [R, C] i64, request_rows and num_visible [T] i64; returns
-    [T, num_entries] bf16.  Entries that a query does not see are unspecified.
+    [T, num_entries] bf16.  Scores of hidden entries are unspecified.
     Batch-invariant: yes.
     """
     heads, num_queries = query_rows.shape[1], len(query_rows)
-    # Places of no query are -1: they read the last query and write the spare row.
+    # Padding in ``rows`` is -1: it reads the last query and writes the spare row.
     scores = head_weights.new_full((num_queries + 1, num_entries), -torch.inf)
     most_scores = max(1, heads * _SHORT_QUERY * num_entries)
     for requests, rows in _groups(request_rows, max(1, CACHE_ELEMENTS // most_scores)):
@@ -54,9 +54,9 @@ def paged_index_scores_reference(
 
 
 def _groups(request_rows: Tensor, most_together: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Requests [R] i64 and the numbers of their queries [R, Q] i64, -1 where one has fewer.
+    """Requests [R] i64 and the indices of their queries [R, Q] i64, padded with -1.
 
-    Requests with few queries (decoding, verifying) go together, prompts one by one.
+    Requests with few queries (decode, verification) are batched, prompts go one by one.
     """
     counts = torch.bincount(request_rows)
     order = torch.argsort(request_rows, stable=True)

@@ -1,6 +1,6 @@
 """The indexer in plain torch: the specification.
 
-R requests, Q queries of each, H index heads, D index width, N entries of the longest request.
+R requests, Q queries each, H index heads, D index width, N entries of the longest request.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch.nn import functional
 
 from deepinfer.kernels.numeric import batched_matmul, by_rows, split_last
 
-# Below the key of -inf, and high enough that no subtraction of an entry number wraps around.
+# Below the key of -inf, and high enough that subtracting an entry index does not wrap around.
 _LOWEST = 1 - (1 << 31)
 
 
 def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) -> Tensor:
-    """``sum_h w_h * relu(q_h . k)`` of every query and entry of the same request.
+    """``sum_h w_h * relu(q_h . k)`` for every query and entry of the same request.
 
     Shapes: queries [R, Q, H, D] f32 (rounded to FP4), head_weights [R, Q, H] bf16, keys [R, N, D]
     f32 (unpacked FP4); returns [R, Q, N] bf16.
-    Numerics: every step is rounded to bf16, as in the released code; the sum is made in fp32.  The
-    products are short numbers whose fp32 sums are exact, so no order matters.
+    Numerics: every step is rounded to bf16, as in the released code; the sum over heads is in fp32.
+    Products have few bits, so their fp32 sums are exact in any order.
     Batch-invariant: yes.
     """
     requests, count, heads, width = queries.shape
@@ -33,10 +33,10 @@ def index_scores_reference(queries: Tensor, head_weights: Tensor, keys: Tensor) 
 
 
 def select_topk_reference(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
-    """The ``k`` best visible entries of each query, ascending; the lower entry wins a tie.
+    """Top ``k`` visible entries of each query, in ascending order; the lower entry wins a tie.
 
-    Shapes: scores [..., N] float, num_visible [...] i64: entries from there on do not exist, and
-    entries scored -inf or NaN are never taken; returns [..., k] i64, filled up with -1.
+    Shapes: scores [..., N] float, num_visible [...] i64: only entries below it are visible; entries
+    with a score of -inf or NaN are never selected; returns [..., k] i64, padded with -1.
     """
     select = partial(_select_topk, k=k)
     return by_rows(select, scores, num_visible, row_elements=max(1, scores[:1].numel()))
@@ -56,11 +56,12 @@ def _select_topk(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
 def candidate_blocks_reference(
     scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
 ) -> Tensor:
-    """The blocks of entries that later indexers search, ascending.
+    """The blocks of entries that later indexers search, in ascending order.
 
-    A block scores as its best visible member; the one with the newest entry is always taken.
-    Shapes: scores [..., N] float, num_visible [...] i64; returns [..., num_blocks] i64, filled up
-    with -1.  The lower block wins a tie, and NaN counts as -inf.
+    The score of a block is that of its best visible entry; the block of the newest entry is always
+    included.
+    Shapes: scores [..., N] float, num_visible [...] i64; returns [..., num_blocks] i64, padded with
+    -1.  The lower block wins a tie, and NaN counts as -inf.
     """
     entries = torch.arange(scores.shape[-1], device=scores.device)
     hidden = (entries >= num_visible[..., None]) | torch.isnan(scores)
@@ -75,6 +76,6 @@ def candidate_blocks_reference(
 
 
 def _order_preserving(x: Tensor) -> Tensor:
-    """i64 whose order is that of the fp32 values (-0 and +0 are equal)."""
+    """Map fp32 to i64 with the same order (-0 and +0 are equal)."""
     bits = (x.float() + 0.0).view(torch.int32)
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

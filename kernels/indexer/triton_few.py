@@ -1,9 +1,10 @@
-"""Exact top-k of bf16 scores: down from the best of groups, only to what reaches a bound.
+"""Exact top-k of bf16 scores by thresholding: groups, then segments, then entries.
 
-The k-th best of a few thousand groups' maxima is reached by at least k entries, and hardly by more
-if groups are many times k: of 131,072 normal scores 590 reach the 512th of 2,048.  So lists of what
-reaches it are made, of groups, of segments, of entries, and only the last one is searched.  Where
-lists get too long (ties, waves of scores) segments and entries are searched where they lie.
+The k-th largest of a few thousand group maxima is reached by at least k entries, and by hardly more
+if there are many more groups than k: of 131,072 normal scores 590 reach the 512th of 2,048 maxima.
+So the groups, segments and entries that reach this threshold are compacted in turn, and only the
+last list is searched.  If a list gets too long (ties, slowly varying scores), segments and entries
+are searched in place.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .triton_maxima import segment_best
 _SEGMENT = 16
 _MOST_GROUPED = 32
 _MAX_K = 512
-_FEW_ROWS = 256  # up to so many a row's own time counts, and more warps shorten it
-# Keys of what is not there, and the least of what may be taken: above that of minus infinity.
+_FEW_ROWS = 256  # up to so many, latency per row matters, and more warps reduce it
+# The key of missing entries, and the least that may be selected: above that of -inf.
 EMPTY = tl.constexpr(-32768)
 LEAST = tl.constexpr(-0x7F7F)
 
 
 def has_few(bits: Tensor, k: int) -> bool:
-    """Whether ``select_few`` is for these rows: bf16, whole runs, many more segments than k."""
+    """Whether ``select_few`` supports these rows: bf16, aligned, many more segments than k."""
     width = bits.shape[1] // _SEGMENT
     is_whole = bits.stride(0) % _SEGMENT == 0
     is_long = width >= max(2 * k, 512)
@@ -43,14 +44,14 @@ def has_few(bits: Tensor, k: int) -> bool:
 
 
 def select_few(bits: Tensor, visible: Tensor, k: int) -> Tensor:
-    """Entries of the k best of each row, [rows, k] i64, as ``select_topk_reference``.
+    """As ``select_topk_reference``: [rows, k] i64.
 
-    Shapes: bits [rows, N] i16, rows that start at multiples of 32 bytes; visible [rows] i64.
+    Shapes: bits [rows, N] i16 with a row stride that is a multiple of 32 bytes; visible [rows] i64.
     """
     rows, size = bits.shape
     width = cdiv(size, _SEGMENT)
     power = next_power_of_2(k)
-    # Four times as many groups as are wanted, or as many as there are segments.
+    # About 4 k groups, or one per segment if there are fewer.
     group = min(_MOST_GROUPED, max(1, next_power_of_2(width // (4 * power) + 1) // 2))
     best, tops = segment_best(bits, visible, _SEGMENT, group=group)
     most = max(256, 2 * power)
@@ -74,7 +75,8 @@ def few_kernel(
     TOPS: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, MOST: tl.constexpr,
     PART: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Groups of GROUP segments of SEGMENT entries; two lists of MOST i32 for each row."""
+    """Groups of GROUP segments of SEGMENT entries; ``list_ptr`` has two lists of MOST i32 per
+    row."""
     row = tl.program_id(0).to(tl.int64)
     end = tl.minimum(tl.load(visible_ptr + row), size).to(tl.int32)
     best_row, bits_row = best_ptr + row * best_stride, bits_ptr + row * stride
@@ -117,7 +119,8 @@ def few_kernel(
 
 @triton.jit
 def _reaching_groups(tops_row, list_ptr, num_tops, k, TOPS: tl.constexpr, MOST: tl.constexpr):
-    """Lists the groups that reach a key which at least k of them reach, and hardly more."""
+    """Find a threshold that at least k groups reach, at most k + k / 8 if possible, and list
+    them."""
     run = tl.arange(0, TOPS // 8)
     group = run[:, None] * 8 + tl.arange(0, 8)[None, :]
     bits = tl.load(tops_row + group, mask=(run * 8 < num_tops)[:, None], other=0).to(tl.int32)
@@ -165,7 +168,7 @@ def _reaching_entries(
         there = tl.where(slot < count, end - first, 0)
         bits = tl.load(bits_row + first[:, None] + member, mask=(there > 0)[:, None], other=0)
         reaches = (bf16_value(bits.to(tl.int32)) >= bound) & (member < there[:, None])
-        # How many of a segment, and a bit for each of them: few have more than one.
+        # Count and bit mask of a segment's hits in one integer; few segments have more than one.
         packed = tl.sum(tl.where(reaches, (256 << member) + 1, 0), 1)
         hits, rest = packed & 255, packed >> 8
         rank = total + tl.cumsum(hits, 0) - hits
@@ -179,7 +182,8 @@ def _reaching_entries(
 
 @triton.jit
 def _append(flags, number, list_ptr, start, MOST: tl.constexpr):
-    """Lists numbers [R, C] whose flags are 1 from ``start`` on; returns where the list ends."""
+    """Append the numbers [R, C] with flag 1 to a list of length ``start``; returns its new
+    length."""
     own = tl.sum(flags, 1)
     rank = (start + tl.cumsum(own, 0) - own)[:, None] + tl.cumsum(flags, 1) - flags
     tl.store(list_ptr + rank, number, mask=(flags != 0) & (rank < MOST))
@@ -188,7 +192,7 @@ def _append(flags, number, list_ptr, start, MOST: tl.constexpr):
 
 @triton.jit
 def _append_lowest(rest, rank, first, list_ptr, MOST: tl.constexpr):
-    """Lists the entry of each segment's lowest bit, and takes the bit away."""
+    """Append the entry of each segment's lowest set bit, and clear the bit."""
     bit = rest & -rest
     place = (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
     tl.store(list_ptr + rank, first + place, mask=(rest != 0) & (rank < MOST))
@@ -197,7 +201,7 @@ def _append_lowest(rest, rank, first, list_ptr, MOST: tl.constexpr):
 
 @triton.jit
 def _take_found(bits_row, found_ptr, total, low, chosen_ptr, k, MOST: tl.constexpr):
-    """Stores the k best of a list of entries, ascending, and -1 behind them."""
+    """Store the top k of a list of entries, ascending, padded with -1."""
     slot = tl.arange(0, MOST)
     is_there = slot < total
     entry = tl.load(found_ptr + slot, mask=is_there, other=0)
@@ -232,10 +236,10 @@ def _take_runs(
     bits_row, parents_ptr, num_runs, end, low, out_ptr, k, PER: tl.constexpr,
     HAS_PARENTS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Stores the k best entries of runs of eight, ascending; returns (threshold, how many).
+    """Store the top k entries of runs of eight, ascending; returns (threshold, number of entries).
 
-    Runs are all of a row, or PER for each of the parents; k of their entries reach the key ``low``,
-    or no more are there.  They are read anew for each threshold.
+    Runs are all of a row, or PER for each parent; k of their entries reach the key ``low``, unless
+    there are fewer.  They are reloaded for each step of the binary search.
     """
     high = low
     for start in range(0, num_runs, RUNS):
@@ -289,8 +293,8 @@ def _run_keys(
 
 @triton.jit
 def _ordered(bits):
-    """i32 whose order is that of the bf16 values behind the bits; -0 and +0 are equal, and NaN is
-    below all that may be taken."""
+    """Map the bits of bf16 to i32 with the same order; -0 and +0 are equal, NaN is below all that
+    may be selected."""
     magnitude = bits & 0x7FFF
     key = tl.where(bits < 0, -magnitude, magnitude)
     return tl.where(magnitude > 0x7F80, EMPTY, key)

@@ -1,7 +1,7 @@
-"""Index scores in Triton: tiles of keys against the heads of a few queries.
+"""Index scores in Triton: tiles of keys by the heads of a few queries.
 
-Products of FP4 numbers are short, so their fp32 sums are exact and no tiling changes a bit.  A
-matrix unit that takes FP4 numbers with their scales (SM100, SM103) gets them so, any other decoded.
+Products of FP4 values have few bits, so their fp32 sums are exact and no tiling changes the result.
+Block-scaled MMAs (SM100, SM103) take FP4 with its scales; for other devices it is decoded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .checks import check_operands
 
 _TILE_QUERIES = 4
 _TILE_ENTRIES = 128
-# Bytes of codes: Triton 3.6 compiles block-scaled products of 64 numbers or more.
+# Packed bytes: Triton 3.6 compiles block-scaled MMAs for a K of at least 64.
 _LEAST_SCALED = 32
 
 
@@ -36,10 +36,10 @@ def paged_index_scores_triton(
     *,
     path: MatrixPath | None = None,
 ) -> Tensor:
-    """``paged_index_scores_reference``; tiles that no query sees are not computed.
+    """``paged_index_scores_reference``; tiles that no query sees are skipped.
 
-    Fastest when queries of one request are neighbours.  Hidden entries keep arbitrary bits.
-    ``path`` is that of the device unless a test wants another.
+    Fastest if the queries of a request are adjacent.  Scores of hidden entries are undefined.
+    ``path`` is the fastest of the device unless given.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     check_operands(
@@ -63,7 +63,8 @@ def paged_index_scores_triton(
     return scores
 
 
-# Told that 16 divides block_entries, Triton 3.6 takes every pool row to be aligned to 16 bytes.
+# If specialized on block_entries % 16 == 0, Triton 3.6 wrongly infers that pool rows are aligned to
+# 16 bytes.
 @triton.jit(do_not_specialize=["num_queries", "table_width", "block_entries"])
 def score_kernel(
     query_rows_ptr, weights_ptr, pool_ptr, table_ptr, requests_ptr, visible_ptr,
@@ -79,7 +80,7 @@ def score_kernel(
     request = tl.load(requests_ptr + query, mask=is_query, other=-1)
     visible = tl.load(visible_ptr + query, mask=is_query, other=0)
     is_wanted = (entry[:, None] < visible[None, :]) & is_entry[:, None]
-    # The heads of all queries of the tile are the columns of one product.
+    # The heads of all queries of the tile are the columns of one GEMM.
     column = first * H + tl.arange(0, TILE_Q * H)
     is_column = column < num_queries * H
     if SCALED:

@@ -11,7 +11,7 @@ from deepinfer.kernels.quant.triton_bits import bf16_bits, bf16_value
 from deepinfer.kernels.relaunch import launch
 
 _TILE = 8192
-_MOST_AT_ODD = 1024  # segments of rows at odd places: registers would not hold more addresses
+_MOST_AT_ODD = 1024  # segments of unaligned rows: registers do not suffice for more addresses
 
 
 def segment_best(
@@ -23,14 +23,14 @@ def segment_best(
     keep_newest: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Bits of the best visible score of each segment, [rows, ceil(N / segment)], and of each
-    ``group`` of segments (themselves if it is 1).
+    ``group`` of segments (the same tensor if it is 1).
 
     Shapes: bits [rows, N] i16 (of bf16) or i32 (of fp32), visible [rows] i64 or None for all.
     NaN counts as -inf.  ``keep_newest`` makes the segment with the last visible score the best.
     """
     rows, size = bits.shape
     width = cdiv(size, segment)
-    # Rows start where they can be read in long pieces, and end with a whole group.
+    # Rows are aligned for wide loads and padded to whole groups.
     unit = 16 * group
     best = bits.new_empty(rows, cdiv(width, unit) * unit)[:, :width]
     top_width = cdiv(width, group)
@@ -69,7 +69,7 @@ def segment_best_kernel(
         bits = tl.load(place, mask=entry < end, other=MINUS_INFINITY)
     bits = bits.to(tl.int32)
     best = tl.max(bf16_value(bits) if BITS == 16 else bits.to(tl.float32, bitcast=True), 1)
-    # Maxima leave NaN out, unless there is nothing else.
+    # max ignores NaN, unless all are NaN.
     best = tl.where(best == best, best, float("-inf"))
     if KEEP_NEWEST:
         is_newest = (visible > 0) & (segment == (visible - 1) // SEGMENT)

@@ -1,4 +1,4 @@
-"""Where picked entries lie in the pool, in Triton."""
+"""Pool rows of selected entries, in Triton."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pool_rows_triton(
 ) -> Tensor:
     """``pool_rows_reference`` in one launch.
 
-    Raises: TensorError for a wrong dtype, shape, device or layout, and for no blocks to pick from.
+    Raises: TensorError for a wrong dtype, shape, device or layout, and for empty block tables.
     """
     num_queries, k = sizes("picks", picks, 2)
     check_tensor("picks", picks, torch.int64, (None, None), picks)
@@ -62,7 +62,7 @@ def pool_rows_kernel(
     number = tl.arange(0, TILE)
     entry = tl.load(picks_ptr + query * k + number, mask=number < k, other=-1).to(tl.int32)
     is_pick = entry >= 0
-    if SIZE > 0:  # a place of the list
+    if SIZE > 0:  # a position in the list
         block = tl.load(blocks_ptr + query * list_width + entry // SIZE, mask=is_pick, other=0)
         entry = block.to(tl.int32) * SIZE + entry % SIZE
     table = table_ptr + tl.load(requests_ptr + query) * table_width

@@ -1,10 +1,10 @@
-"""Exact top-k in Triton: down a pyramid of maxima.
+"""Exact top-k in Triton by a hierarchy of maxima.
 
-The k best entries lie in the k best segments of neighbours, a segment counting as its best member
-and the lower one winning a tie: a segment that is not among them has k better ones, and each of
-these holds an entry that is better than all of its own.  So scores are read once, by a kernel that
-only takes maxima; what is searched afterwards is short.  ``triton_few`` is a faster way for long
-rows of bf16.
+The top k entries lie in the top k segments of adjacent entries, if a segment's score is that of its
+best entry and the lower one wins a tie: for any other segment, k segments are better, and each of
+them has an entry better than all of its own.  So scores are read once, by a kernel that only
+computes maxima, and the searches that follow read little.  ``triton_few`` is faster for long rows
+of bf16.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .triton_maxima import segment_best
 _SEGMENT = 16
 _TILE = 8192
 _MAX_K = 2048
-_RUN = 8  # neighbours that a thread holds
+_RUN = 8  # adjacent entries per thread
 _LEAST = 1024
 
 
 def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
-    """``select_topk_reference`` of bf16 or fp32 scores.
+    """``select_topk_reference`` for bf16 or fp32 scores.
 
-    Rows may be further apart than their length; it is fastest if that is a multiple of 16.
+    The row stride may exceed the row length; it is fastest if it is a multiple of 16.
     Raises: TensorError if k is above 2,048 or a tensor has the wrong dtype, shape or device.
     """
     if not 0 < k <= _MAX_K:
@@ -60,7 +60,7 @@ def select_topk_triton(scores: Tensor, num_visible: Tensor, k: int) -> Tensor:
 def candidate_blocks_triton(
     scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
 ) -> Tensor:
-    """``candidate_blocks_reference`` of bf16 or fp32 scores, ``block_size`` a power of two."""
+    """``candidate_blocks_reference`` for bf16 or fp32 scores; ``block_size`` is a power of two."""
     if block_size & (block_size - 1):
         raise TensorError(f"block_size={block_size}: expected a power of two")
     lead = scores.shape[:-1]
@@ -73,18 +73,18 @@ def candidate_blocks_triton(
 
 
 def _segment(k: int) -> int:
-    """Neighbours that count as one: k of them are no more than a tile, which is as much as the
-    registers of a block hold, or the vector memory of a core on an NPU."""
+    """Entries per segment, such that k segments fit into a tile: the registers of a thread block,
+    or the vector memory of an NPU core."""
     return min(_SEGMENT, _TILE // next_power_of_2(k))
 
 
 def _score_rows(scores: Tensor) -> Tensor:
-    """The bits of the scores as integers, [rows, N], entries of a row next to each other."""
+    """The bits of the scores as integers, [rows, N], with contiguous rows."""
     kinds = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
     if scores.dtype not in kinds:
         raise TensorError(f"scores: expected bf16 or fp32, found {describe(scores)}")
     rows = scores
-    # Reshaping would change the stride of a single row, by which launchers know its alignment.
+    # Reshaping would change the stride of a single row, from which launchers infer alignment.
     if scores.ndim != 2:
         rows = scores.reshape(scores[..., 0].numel(), scores.shape[-1])
     if rows.stride(-1) != 1:
@@ -100,11 +100,11 @@ def _select(
     k: int,
     segment: int,
 ) -> Tensor:
-    """The k best entries, ascending, of every row, [rows, k] i64.
+    """Top k entries of every row of ``bits``, in ascending order, [rows, k] i64.
 
-    Only children of ``parents`` [rows, k] i64 are looked at, unless it is None: those of ``upper``,
-    the segments of ``bits``, if it is given, and then the children of the k best of these.
-    A child is one of ``segment`` neighbours.
+    With ``upper``, the maxima of segments of ``bits``, its top k are found first, and only the
+    entries of these segments are searched.  With ``parents`` [rows, k] i64 the (first) search is
+    restricted to their children, ``segment`` each.
     """
     rows, size = bits.shape
     chosen = torch.empty(rows, k, dtype=torch.int64, device=bits.device)
@@ -127,7 +127,7 @@ def _select(
 
 
 def _is_whole(bits: Tensor) -> bool:
-    """Whether a row's last run of entries can be read to its end, and all runs in long pieces."""
+    """Whether all runs of a row, including the last, can be read whole with wide loads."""
     return bits.stride(0) % _SEGMENT == 0 and -(-bits.shape[1] // _RUN) * _RUN <= bits.stride(0)
 
 
@@ -150,10 +150,10 @@ def select_kernel(
             upper_row, first, upper_size, between_ptr + row * k, k, 0, False, BITS, RUN,
             UPPER_IS_WHOLE,
         )  # fmt: skip
-        # Other threads wrote what comes next.
+        # Other threads wrote the entries that are read next.
         tl.debug_barrier()
         first = _runs(between_ptr + row * k, k, TILE, SEGMENT, RUN, True)
-        # Each of k segments has a member that reaches the least of their maxima.
+        # Each of k segments has an entry that reaches the least of their maxima.
         _take_best(
             bits_row, first, end, chosen_ptr + row * k, k, bound, count == k, BITS, RUN, IS_WHOLE
         )
@@ -167,7 +167,7 @@ def _runs(
     parents_ptr, k, TILE: tl.constexpr, SEGMENT: tl.constexpr, RUN: tl.constexpr,
     HAS_PARENTS: tl.constexpr,
 ):  # fmt: skip
-    """First entries of runs of RUN, [TILE / RUN], -1 for none: of k parents, or of all."""
+    """First entry of each run of RUN, [TILE / RUN], -1 for none: runs of k parents, or all runs."""
     run = tl.arange(0, TILE // RUN)
     if HAS_PARENTS:
         PER: tl.constexpr = SEGMENT // RUN
@@ -181,21 +181,21 @@ def _take_best(
     bits_ptr, first, end, chosen_ptr, k, bound, has_bound, BITS: tl.constexpr,
     RUN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Stores the k best entries of a row; returns (threshold, how many there are).
+    """Store the top k entries of a row; returns (threshold, number of entries).
 
-    ``first`` [R] are first entries of runs, ascending; a thread has all of a run.
+    ``first`` [R] are the first entries of runs, ascending; a thread holds whole runs.
     ``bound`` is a key that k entries reach, if ``has_bound``.
     """
-    # Integers in the order of the scores; what is not seen comes below all of them.
+    # Integers in the order of the scores; hidden entries are below all of them.
     LOWEST: tl.constexpr = -2147483648
     HIGHEST: tl.constexpr = 2147483647
-    # Ascend rounds the last axis up to eight.
+    # Ascend pads the last axis to eight.
     AXIS: tl.constexpr = 1 if RUN % 8 == 0 else 0
     member = tl.expand_dims(tl.arange(0, RUN), 1 - AXIS)
     entry = tl.expand_dims(first, AXIS) + member
     is_there = tl.expand_dims(first >= 0, AXIS) & (entry < end)
     if IS_WHOLE:
-        # Masked by runs, which is all that is needed to read them in long pieces.
+        # One mask per run, so that loads stay wide.
         is_run = (first >= 0) & (first < end)
         first = tl.multiple_of(tl.where(is_run, first, 0), RUN)
         place = bits_ptr + tl.expand_dims(first, AXIS) + member
@@ -203,12 +203,12 @@ def _take_best(
     else:
         bits = tl.load(bits_ptr + entry, mask=is_there, other=0)
     key = tl.where(is_there, _ordered(bits.to(tl.int32), BITS), LOWEST)
-    # The largest threshold that k keys reach, or else the lowest key.
+    # Binary search for the largest threshold that k keys reach, or else the lowest key.
     least = tl.min(tl.min(tl.where(key == LOWEST, HIGHEST, key), AXIS), 0)
     low = tl.where(has_bound, bound, least)
     high = tl.maximum(tl.max(tl.max(key, AXIS), 0), low)
     while low < high:
-        # Half of the way up, also where the distance does not fit into an integer.
+        # Midpoint, computed without overflow.
         middle = low + ((high.to(tl.uint32) - low.to(tl.uint32) + 1) >> 1).to(tl.int32)
         reached = tl.sum(tl.sum((key >= middle).to(tl.int32), AXIS), 0)
         low = tl.where(reached >= k, middle, low)
@@ -235,8 +235,8 @@ def _take_best(
 
 @triton.jit
 def _ordered(bits, BITS: tl.constexpr):
-    """i32 whose order is that of the values behind the bits; -0 and +0 are equal, and what is never
-    taken is the lowest: NaN and minus infinity."""
+    """Map the bits of floats to i32 with the same order; -0 and +0 are equal, and NaN and -inf,
+    which are never selected, become the lowest."""
     INFINITY: tl.constexpr = 0x7F80 if BITS == 16 else 0x7F800000
     magnitude = bits & (0x7FFF if BITS == 16 else 0x7FFFFFFF)
     key = tl.where(bits < 0, -magnitude, magnitude)

@@ -1,7 +1,7 @@
 """Index scores on Ascend, where only whole tiles are safe.
 
-Its front end makes a masked store of a tile a read, a choice and a write of all of it: what a tile
-has beyond the end of a row would be written into the next one.
+Its compiler turns a masked store into a read-modify-write of the whole tile: what a tile has beyond
+the end of a row would overwrite the next row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def paged_index_scores_whole_tiles(
     num_visible: Tensor,
     num_entries: int,
 ) -> Tensor:
-    """``paged_index_scores_triton`` of queries that see nothing and entries that nobody sees beside
-    the real ones."""
+    """``paged_index_scores_triton``, padded with queries that see no entries and with hidden
+    entries."""
     queries = -len(query_rows) % _TILE_QUERIES
     width = num_entries + -num_entries % _TILE_ENTRIES
     blocks = max(0, -(-width // pool.shape[1]) - block_table.shape[1])
