@@ -1,4 +1,4 @@
-"""Routed experts on weights prepared for NVIDIA SM90."""
+"""Routed experts with ``HopperWeight``s, on NVIDIA SM90."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from deepinfer.kernels.exchange import Arrivals
 
 
-# Most tokens by rows of a tile for which pages were not slower, measured with 384 experts: products
-# in pages of 16 rows take 0.5 % longer, which is more than 2 us unless tokens are few.
+# By tile rows: the largest number of tokens for which pages were not slower, measured with 384
+# experts.  GEMMs on pages of 16 rows take 0.5 % longer, which is more than 2 us unless tokens are
+# few.
 _MOST_PAGED = {16: 16, 32: 1536, 64: 1536}
 
 
 def slots_gluon(x: Tensor, choices: int, gate_up: HopperWeight) -> Slots | Pages:
-    """As ``slots_for``: pages where tiles are narrow, for which alone rows may lie in pages."""
+    """As ``slots_for``: pages for narrow tiles, the only ones that support paged rows."""
     tokens, members = len(x), gate_up.members
     pairs = tokens * choices
     tile = hopper_tile(gate_up, pairs // members)
@@ -86,7 +87,7 @@ def send_back_experts_gluon(
     limit: float,
     num_pairs: int | None = None,
 ) -> None:
-    """The same rows; the last product stores each where its token came from."""
+    """As ``send_back_experts``: the last GEMM stores each row where its token came from."""
     common = (arrivals, places, weights, gate_up, down, limit, num_pairs)
     activated, rows, tile = _first_half(*common, slots=None)
     if isinstance(tile, TripleTile):
@@ -96,7 +97,7 @@ def send_back_experts_gluon(
 
 
 def _check_experts(gate_up: HopperWeight, down: HopperWeight) -> None:
-    """Raises: TensorError if they are not of the same experts."""
+    """Raises: TensorError if their numbers of experts or expert widths differ."""
     members, width = gate_up.members, gate_up.num_rows // 2
     if (down.members, down.k) != (members, width):
         raise TensorError(
@@ -114,7 +115,8 @@ def _first_half(
     num_pairs: int | None,
     slots: Slots | Pages | None,
 ) -> tuple[Activations, ExpertRows, Tile]:
-    """Rows of experts before their last product."""
+    """Sort tokens by expert, gate and up projections, SwiGLU: input, layout and tile of
+    ``down``."""
     if isinstance(x, Tensor):
         check_rows(x, gate_up)
     check_tensor("ids", ids, torch.int64, (len(x), None), ids)
@@ -124,7 +126,7 @@ def _first_half(
     tile = hopper_tile(gate_up, num_pairs // gate_up.members)
     if isinstance(slots, Pages):
         rows, acts = slots.rows, slots.acts
-        assert rows.tile_rows == tile.rows, "pages for another number of pairs"
+        assert rows.tile_rows == tile.rows, "pages were made for another number of pairs"
     else:
         form = MatrixPath.FP8, gate_up.order
         rows, acts = order_experts(x, ids, gate_up.members, tile.rows, *form, slots)
@@ -134,7 +136,7 @@ def _first_half(
 def gated_linear_gluon(
     x: Tensor | Activations, gate_up: HopperWeight, limit: float, linear: HopperWeight
 ) -> Activations:
-    """Gates and ups of x, activated, for ``linear``."""
+    """As ``gated_linear``."""
     if isinstance(x, Tensor):
         check_rows(x, gate_up)
         x = quantize_activations(x, MatrixPath.FP8, gate_up.order)

@@ -1,4 +1,4 @@
-"""The shared expert's gates and ups on NVIDIA SM90, with the router's product of the same rows."""
+"""Gate and up projections of the shared expert on NVIDIA SM90, fused with the router's GEMM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows of experts in pages: where ``route`` puts tokens, quantised, as soon as they have chosen."""
+"""Paged rows of experts: ``route`` stores quantized tokens there as soon as it has selected
+experts."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pages:
-    """A page is a tile of rows.  A token that finds the pages of its expert full takes the next one
-    of all, so that it need not wait until it is known how many tokens each expert gets.
+    """A page is a tile of rows.  A token that finds the pages of its expert full allocates the next
+    free page, so that rows are known without counting the tokens of all experts first.
 
-    ``rows`` and, in their order, ``acts`` are what is filled.  Which pages an expert has differs
-    each time, which does not reach the bits: see ``Slots``.
+    The outputs are ``rows`` and, in their order, ``acts``.  The pages of an expert may differ from
+    run to run, which does not change the bits: see ``Slots``.
 
-    numbers [any] i32: all of ``rows`` and the following.
-    last_slot [E]: the last row that was taken of each expert, counted in its own pages.
-    page [E, most pages of an expert]: the numbers of its pages.
-    last_page [1]: the last page that was taken.
+    numbers [any] i32: one allocation for all of ``rows`` and the following.
+    last_slot [E]: the last slot taken of each expert, counted over its own pages.
+    page [E, maximum pages per expert]: page numbers of each expert.
+    last_page [1]: the last page allocated.
     """
 
     rows: ExpertRows
@@ -39,7 +40,7 @@ class Pages:
 
     @property
     def preset(self) -> tuple[Tensor, int]:
-        """As that of ``Slots``."""
+        """See ``Slots.preset``."""
         return self.numbers, -1
 
     @staticmethod
@@ -53,15 +54,17 @@ class Pages:
         order: KOrder,
         device: torch.device,
     ) -> Pages:
-        """For tokens [T, width] bf16 of as many choices, each of another expert."""
+        """For tokens [T, width] bf16 with ``choices`` different experts each."""
         from deepinfer.kernels.gemm.activations import Activations
         from deepinfer.kernels.launch import cdiv
 
         pairs, pages = tokens * choices, cdiv(tokens, tile_rows)
         tiles = ExpertRows.most_tiles(pairs, num_experts, tile_rows)
-        assert tiles < 1 << 15 and num_experts < 1 << 16, "too many for one number"
+        assert tiles < 1 << 15 and num_experts < 1 << 16, "tile and expert must fit into an i32"
         sizes = tiles * tile_rows, pairs, tiles, 1, 1, num_experts, num_experts * pages
-        places = [cdiv(size, 4) * 4 for size in sizes]  # aligned, as kernels are compiled for
+        places = [
+            cdiv(size, 4) * 4 for size in sizes
+        ]  # to 16 bytes: kernels are specialized for it
         numbers = torch.empty(sum(places), dtype=torch.int32, device=device)
         parts = zip(torch.split(numbers, places), sizes, strict=True)
         pair, row, expert, used, last, slot, page = (part[:size] for part, size in parts)

@@ -1,10 +1,10 @@
-"""Pairs of token and choice in the order of experts, each expert in tiles of its own.
+"""Sort (token, expert) pairs by expert, each expert padded to whole tiles.
 
-Nothing here waits for the GPU or depends on the routing in size, so it can be part of a graph.
-The first kernel counts, for each expert, the pairs before every block of pairs.  In the second
-programs find rows from these counts and by looking at a block: one for a few experts of a block,
-or, to put tokens there at once, quantised, one for each token.  Where the router has given each
-pair a slot in its expert, only the second is needed.
+The host does not synchronize and no size depends on the routing, so CUDA graphs can capture this.
+The first kernel counts, for each expert, the pairs before every block of pairs.  The second
+computes rows from these counts and from the pairs of a block: one program per block and few
+experts, or, if it also quantizes tokens and stores them in their rows, one per token.  If the
+router has already assigned each pair a slot in its expert, only the second kernel is needed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from .slots import Slots
 from .triton_pairs import count_kernel, place_pairs_kernel, place_tiles, whole_tiles
 
 _BLOCK = 1024  # pairs that are counted together
-_COMPARED = 256  # pairs that a token's are compared with at a time
-_COUNTED_EXPERTS, _PLACED_EXPERTS = 16, 4  # of a program
-_MOST_TOTALS = 512  # that every program reads: of several chunks of blocks where experts are few
+_COMPARED = 256  # pairs that a token's pairs are compared with at a time
+_COUNTED_EXPERTS, _PLACED_EXPERTS = 16, 4  # per program
+_MOST_TOTALS = 512  # counts that every program reads; with few experts there are several chunks
 
 
 def order_pairs(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
-    """Sort pairs by expert, stably; pairs whose expert is not in [0, num_experts) get no row.
+    """Stable sort of pairs by expert; pairs whose expert is not in [0, num_experts) get no row.
 
-    Shapes: ids [T, K] i64, pair p is token p // K and its choice p % K.  Batch-invariant: yes.
+    Shapes: ids [T, K] i64; pair p belongs to token p // K, its expert is ids[p // K, p % K].
+    Batch-invariant: yes.
     """
     rows = _empty_rows(ids, num_experts, tile_rows)
     if not ids.numel():
@@ -62,9 +63,9 @@ def order_tokens(
     order: KOrder,
     slots: Slots | None = None,
 ) -> tuple[ExpertRows, Activations]:
-    """``order_pairs``, and x [T, d] bf16 in the order of its rows, quantised.
+    """``order_pairs``, and x [T, d] bf16 quantized and gathered in the order of its rows.
 
-    ``slots`` of these ids: the order within an expert is theirs, and nothing is counted.
+    ``slots`` of these ids, if given, determine the order within an expert; no counting is needed.
     """
     rows = _empty_rows(ids, num_experts, tile_rows)
     acts = Activations.empty(len(rows.pair), x.shape[1], path, order, x.device)
@@ -82,7 +83,7 @@ def order_tokens(
         ids, slot, counts, rows.pair, rows.row, rows.expert, rows.used,
         pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
         tokens, num_experts, blocks, len(rows.expert),
-        PER_TOKEN=per_token, CHOICES=next_power_of_2(per_token), TILE_ROWS=tile_rows,
+        TOP_K=per_token, TOP_K_PADDED=next_power_of_2(per_token), TILE_ROWS=tile_rows,
         EXPERTS=next_power_of_2(num_experts), BLOCK_PAIRS=_BLOCK, PAIRS=_COMPARED,
         SLOTS=slots is not None, WIDTH=next_power_of_2(layout["NUM_BLOCKS"]), **layout,
         num_warps=8, enable_fp_fusion=True,
@@ -101,7 +102,7 @@ def _empty_rows(ids: Tensor, num_experts: int, tile_rows: int) -> ExpertRows:
 
 
 def _counts(ids: Tensor, num_experts: int, chunks: int) -> Tensor:
-    """[blocks + chunks, num_experts] i32, see ``count_kernel``; at least one pair."""
+    """[blocks + chunks, num_experts] i32 of ``count_kernel``; at least one pair."""
     blocks = cdiv(ids.numel(), _BLOCK)
     counts = torch.empty(blocks + chunks, num_experts, dtype=torch.int32, device=ids.device)
     launch(count_kernel, (chunks * cdiv(num_experts, _COUNTED_EXPERTS),))(
@@ -111,18 +112,18 @@ def _counts(ids: Tensor, num_experts: int, chunks: int) -> Tensor:
     return counts
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["num_tokens", "num_blocks", "num_tiles"])
 def place_tokens_kernel(
     ids, slots, counts, row_pair, pair_row, tile_expert, used,
     x, values, scales, scale_stride, num_words, row_stride,
     num_tokens, num_experts, num_blocks, num_tiles,
-    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
     EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """A program for each token, one for the tiles of each expert, one for the tiles of none."""
+    """One program per token, one for the tiles of each expert, one for unused tiles."""
     program = tl.program_id(0)
     if program < num_tokens:
         block = tl.arange(0, WIDTH)
@@ -131,11 +132,11 @@ def place_tokens_kernel(
         both = tl.load(source, mask=word < num_words, other=0)
         row = _place_token(
             program, ids, slots, counts, row_pair, pair_row, num_experts, num_blocks,
-            PER_TOKEN, CHOICES, TILE_ROWS, EXPERTS, BLOCK_PAIRS, PAIRS, SLOTS,
+            TOP_K, TOP_K_PADDED, TILE_ROWS, EXPERTS, BLOCK_PAIRS, PAIRS, SLOTS,
         )  # fmt: skip
         codes, odd_codes, exponent = quantized(even_bf16(both), odd_bf16(both), PATH, ORDER, NATIVE)
-        for choice in tl.static_range(PER_TOKEN):
-            is_choice = tl.arange(0, CHOICES) == choice
+        for choice in tl.static_range(TOP_K):
+            is_choice = tl.arange(0, TOP_K_PADDED) == choice
             target = tl.max(tl.where(is_choice, row, -1), axis=0)
             if target >= 0:
                 store_codes(
@@ -153,22 +154,22 @@ def place_tokens_kernel(
 @triton.jit
 def _place_token(
     token, ids, slots, counts, row_pair, pair_row, num_experts, num_blocks,
-    PER_TOKEN: tl.constexpr, CHOICES: tl.constexpr, TILE_ROWS: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, TILE_ROWS: tl.constexpr,
     EXPERTS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of a token's pairs, -1 for those whose expert is not here: [CHOICES] i32."""
+    """Rows of a token's pairs, -1 for those whose expert is not local: [TOP_K_PADDED] i32."""
     expert, _, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, 1)
-    choice = tl.arange(0, CHOICES)
-    pair = token * PER_TOKEN + choice
-    last = token * PER_TOKEN + PER_TOKEN
-    chosen = tl.load(ids + pair, mask=choice < PER_TOKEN, other=-1).to(tl.int32)
+    choice = tl.arange(0, TOP_K_PADDED)
+    pair = token * TOP_K + choice
+    last = token * TOP_K + TOP_K
+    chosen = tl.load(ids + pair, mask=choice < TOP_K, other=-1).to(tl.int32)
     is_here = (chosen >= 0) & (chosen < num_experts)
     if SLOTS:
         row = tl.load(slots + pair, mask=is_here, other=0)
     else:
         block = pair // BLOCK_PAIRS
         row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
-        for start in range(token * PER_TOKEN // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
+        for start in range(token * TOP_K // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
             other = start + tl.arange(0, PAIRS)
             others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
             is_before = (other[None, :] < pair[:, None]) & (
@@ -178,6 +179,6 @@ def _place_token(
     is_below = expert[None, :] < chosen[:, None]
     row += tl.sum(tl.where(is_below, size[None, :], 0), axis=1)
     row = tl.where(is_here, row, -1)
-    tl.store(pair_row + pair, row, mask=choice < PER_TOKEN)
+    tl.store(pair_row + pair, row, mask=choice < TOP_K)
     tl.store(row_pair + row, pair, mask=is_here)
     return row

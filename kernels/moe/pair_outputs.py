@@ -1,4 +1,4 @@
-"""What the experts of each token gave, not added up yet: whoever reads it next does that."""
+"""Outputs of the experts of each token before the sum, which the next kernel fuses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairOutputs:
-    """T tokens of K choices each, on a GPU: ``added`` [T, d] bf16 plus, in the order of choices,
-    the rows [R, d] bf16 that ``row`` [T K] i32 names (-1: none), in fp32 and rounded once."""
+    """The result for T tokens of K experts each, on a GPU, is ``added`` [T, d] bf16 plus the rows
+    [R, d] bf16 with the indices ``row`` [T K] i32 (-1: none), in this order, in fp32, rounded once.
+    """
 
     rows: Tensor
     row: Tensor

@@ -1,6 +1,6 @@
 """Mixture of experts in plain torch: the specification.
 
-T tokens, E experts, K chosen per token, d model width, I expert width.
+T tokens, E experts, top K per token, d model width, I expert width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def route_reference(
     normalize: bool,
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Choose experts by biased score; weigh them by their plain score.
+    """Select the top-k experts by biased score; their weights are the unbiased scores.
 
     Shapes: x [T, d] bf16, gate [E, d], bias [E] or [T, E] f32; returns ids [T, K] i64 ascending and
     weights [T, K] f32.  Ties go to the lower id.  Batch-invariant: yes.
@@ -52,10 +52,10 @@ def swiglu_reference(gate_up: Tensor, limit: float, weights: Tensor | None = Non
 def experts_reference(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Weight, down: Weight, limit: float
 ) -> Tensor:
-    """Sum of the chosen experts' outputs, in ascending order of expert id.
+    """Sum of the selected experts' outputs, in ascending order of expert id.
 
     Shapes: x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32, gate_up [E, 2 I, d] (gate
-    first), down [E, d, I]; returns [T, d] f32.  The routing weight enters before ``down``.
+    first), down [E, d, I]; returns [T, d] f32.  The routing weight is applied before ``down``.
     Batch-invariant: yes.
     """
     num_tokens, per_token = ids.shape
@@ -76,7 +76,7 @@ def experts_reference(
 def sum_rows_reference(
     rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The rows that each token names, added in fp32 in their order and rounded once.
+    """Gather each token's rows and add them up in fp32 in their order, rounded once.
 
     Shapes: rows [R, N] bf16, row [T per_token] i32, -1 for none; returns [T, N] ``dtype``.
     Batch-invariant: yes.
@@ -89,7 +89,8 @@ def sum_rows_reference(
 
 
 def _per_expert(rows: Tensor, counts: list[int], weight: Weight) -> Tensor:
-    """Each run of rows times its own expert's weight; [N, K] bf16 -> [N, out] bf16."""
+    """Grouped GEMM: consecutive runs of ``counts`` rows [N, K] bf16, one expert each: [N, out]
+    bf16."""
     pieces = []
     start = 0
     for expert, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Where each pair of token and choice stands among those of its expert."""
+"""The position of each (token, expert) pair among those of its expert."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """slot [T, K] i32: a number of its own for each pair of an expert, from 0 on; total [E] i32:
-    pairs of each expert.
+    """slot [T, K] i32: numbers the pairs of each expert from 0 on; total [E] i32: pairs per expert.
 
-    Slots are taken by whoever comes first, so each run may number pairs otherwise.  What experts
-    compute of a row depends neither on its place nor on its neighbours, and rows are added by pair:
-    results have the same bits.
+    Slots are assigned by atomic adds, so their order may differ from run to run.  The GEMMs of a
+    row depend neither on its position nor on its neighbors, and rows are summed by pair: results
+    have the same bits.
     """
 
     slot: Tensor
@@ -23,12 +22,12 @@ class Slots:
 
     @property
     def preset(self) -> tuple[Tensor, int]:
-        """What must be set before, and to which value."""
+        """The buffer that must be initialized before ``route``, and the value."""
         return self.total, 0
 
     @staticmethod
     def empty(tokens: int, choices: int, num_experts: int, device: torch.device) -> Slots:
-        """For ``route`` to fill."""
+        """Uninitialized, for ``route`` to fill."""
         return Slots(
             torch.empty(tokens, choices, dtype=torch.int32, device=device),
             torch.empty(num_experts, dtype=torch.int32, device=device),

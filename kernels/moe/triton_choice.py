@@ -1,9 +1,9 @@
-"""The choice of experts in Triton: the best of a token's scores, a program (one warp) for a token.
+"""Expert selection in Triton: top-k of a token's scores, one program of one warp per token.
 
-All that is compared stays in the warp's registers.  A GPU first guesses: the best two of each of
-its 32 lanes nearly always hold the chosen.  The K-th largest of these 64 is a threshold, and if as
-many scores as are chosen reach it, they are the chosen.  If more do (ties, or three in one lane),
-experts are picked one after the other.  Both find the same.
+All scores stay in the warp's registers.  On a GPU there is a fast path: the best two of each of the
+32 lanes nearly always contain the top k.  The K-th largest of these 64 is a threshold, and if
+exactly K scores reach it, they are the top k.  If more do (ties, or three in one lane), experts are
+selected one by one.  Both ways give the same result.
 """
 
 from __future__ import annotations
@@ -18,31 +18,29 @@ _NO_EXPERT = tl.constexpr(2**30)
 @triton.jit(do_not_specialize=["num_rows"])
 def choice_kernel(
     logits, bias, ids, weights, slots, totals, bias_stride, num_rows, num_experts, scaling_factor,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     PARTS: tl.constexpr, NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """From parts of the logits, [num_rows, PARTS, num_experts]: a program for each row, the last
-    rows first, as the product has just written them.
+    """logits are split-K partial sums [num_rows, PARTS, num_experts].  One program per row, the
+    last rows first, which the router GEMM has just written.
 
-    Not IS_GPU: scores of the chosen are carried along instead of computed again, since Ascend's
-    front end aborts on loads from places that are computed; nothing is guessed.
-    SLOTS: each choice also takes the next slot of its expert, of which ``totals`` counts.
+    Not IS_GPU: scores of the selected experts are kept instead of recomputed, since Ascend's
+    compiler aborts on loads with data-dependent addresses; and there is no fast path.
+    SLOTS: each pair also takes the next slot of its expert, counted in ``totals``.
     """
     row = num_rows - 1 - tl.program_id(0).to(tl.int64)
     logits += row * PARTS * num_experts
     chosen, place, score, other_score = choose(
         logits, bias + row * bias_stride, num_experts,
-        CHOSEN, CHOSEN_PADDED, FIRST, REST, PARTS, IS_GPU, IS_FULL,
+        TOP_K, TOP_K_PADDED, FIRST, REST, PARTS, IS_GPU, IS_FULL,
     )  # fmt: skip
-    is_choice = tl.arange(0, CHOSEN_PADDED) < CHOSEN
-    pair = row * CHOSEN + place
+    is_choice = tl.arange(0, TOP_K_PADDED) < TOP_K
+    pair = row * TOP_K + place
     if SLOTS:
         slot = tl.atomic_add(totals + chosen, 1, mask=is_choice, sem="relaxed")
         tl.store(slots + pair, slot, mask=is_choice)
-    weight = weigh(
-        logits, chosen, score, other_score, num_experts, CHOSEN, PARTS, NORMALIZE, IS_GPU
-    )
+    weight = weigh(logits, chosen, score, other_score, num_experts, TOP_K, PARTS, NORMALIZE, IS_GPU)
     tl.store(ids + pair, chosen.to(tl.int64), mask=is_choice)
     tl.store(weights + pair, weight * scaling_factor, mask=is_choice)
 
@@ -50,24 +48,24 @@ def choice_kernel(
 @triton.jit
 def choose(
     logits, bias, num_experts,
-    CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_K_PADDED: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr,
     PARTS: tl.constexpr, IS_GPU: tl.constexpr, IS_FULL: tl.constexpr,
 ):  # fmt: skip
-    """The experts of a token and which of them in ascending order each is, [CHOSEN_PADDED], of
-    which CHOSEN count; and the scores of the first and of the other experts, for ``weigh``."""
+    """The selected experts of a token and the rank of each by id, [TOP_K_PADDED], of which TOP_K
+    are valid; and the scores of the first FIRST and of the other experts, for ``weigh``."""
     expert = tl.arange(0, FIRST)
     other = FIRST + tl.arange(0, REST)
-    slot = tl.arange(0, CHOSEN_PADDED)
+    slot = tl.arange(0, TOP_K_PADDED)
     score = _score(logits, expert, num_experts, PARTS, IS_FULL)
     other_score = _score(logits, other, num_experts, PARTS, IS_FULL)
     biased = _biased(score, bias, expert, num_experts, IS_FULL)
     other_biased = _biased(other_score, bias, other, num_experts, IS_FULL)
     if IS_GPU:
-        threshold = _threshold(biased, other_biased, CHOSEN)
+        threshold = _threshold(biased, other_biased, TOP_K)
         first, last, count = _ends(biased >= threshold, other_biased >= threshold, expert, other)
-        if (tl.sum(count, axis=0) == CHOSEN) & (threshold > float("-inf")):
-            chosen = tl.full([CHOSEN_PADDED], _NO_EXPERT, tl.int32)
-            for choice in tl.static_range(CHOSEN):
+        if (tl.sum(count, axis=0) == TOP_K) & (threshold > float("-inf")):
+            chosen = tl.full([TOP_K_PADDED], _NO_EXPERT, tl.int32)
+            for choice in tl.static_range(TOP_K):
                 pick = tl.min(first, axis=0)
                 is_picked = first == pick
                 first = tl.where(is_picked, last, first)
@@ -75,45 +73,45 @@ def choose(
                 chosen = tl.where(slot == choice, pick, chosen)
             place = slot
         else:
-            chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
+            chosen = _pick(biased, other_biased, expert, other, slot, num_experts, TOP_K)
             place = _places(chosen)
     else:
-        chosen = _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN)
+        chosen = _pick(biased, other_biased, expert, other, slot, num_experts, TOP_K)
         place = _places(chosen)
     return chosen, place, score, other_score
 
 
 @triton.jit
 def weigh(
-    logits, chosen, score, other_score, num_experts, CHOSEN: tl.constexpr, PARTS: tl.constexpr,
+    logits, chosen, score, other_score, num_experts, TOP_K: tl.constexpr, PARTS: tl.constexpr,
     NORMALIZE: tl.constexpr, IS_GPU: tl.constexpr,
 ):  # fmt: skip
-    """Weights of the chosen, without the factor that all have."""
+    """Routing weights of the selected experts, without ``scaling_factor``."""
     slot = tl.arange(0, chosen.shape[0])
-    if IS_GPU:  # faster than to carry scores along
+    if IS_GPU:  # recomputing is faster than keeping scores
         weight = _score(logits, chosen, num_experts, PARTS, False)
     else:
         expert = tl.arange(0, score.shape[0])
         other = score.shape[0] + tl.arange(0, other_score.shape[0])
         weight = tl.zeros_like(slot).to(tl.float32)
-        for choice in tl.static_range(CHOSEN):
+        for choice in tl.static_range(TOP_K):
             pick = tl.sum(tl.where(slot == choice, chosen, 0), axis=0)
             plain = tl.sum(tl.where(expert == pick, score, 0.0), axis=0)
             plain += tl.sum(tl.where(other == pick, other_score, 0.0), axis=0)
             weight = tl.where(slot == choice, plain, weight)
-    weight = tl.where(slot < CHOSEN, weight, 0.0)
+    weight = tl.where(slot < TOP_K, weight, 0.0)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + 1e-20)
     return weight
 
 
 @triton.jit
-def _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN: tl.constexpr):
-    """The chosen one after the other, the best first and of equal ones the lowest."""
+def _pick(biased, other_biased, expert, other, slot, num_experts, TOP_K: tl.constexpr):
+    """Select experts one by one, the best first; ties go to the lowest id."""
     key = tl.where(expert < num_experts, _key(biased), _LEAST)
     other_key = tl.where(other < num_experts, _key(other_biased), _LEAST)
     chosen = tl.full(slot.shape, _NO_EXPERT, tl.int32)
-    for choice in tl.static_range(CHOSEN):
+    for choice in tl.static_range(TOP_K):
         best = tl.maximum(tl.max(key, axis=0), tl.max(other_key, axis=0))
         pick = tl.min(tl.where(key == best, expert, _NO_EXPERT), axis=0)
         other_pick = tl.min(tl.where(other_key == best, other, _NO_EXPERT), axis=0)
@@ -126,13 +124,13 @@ def _pick(biased, other_biased, expert, other, slot, num_experts, CHOSEN: tl.con
 
 @triton.jit
 def _places(chosen):
-    """How many of the chosen are lower."""
+    """Rank of each id among ``chosen``."""
     return tl.sum((chosen[None, :] < chosen[:, None]).to(tl.int32), axis=1)
 
 
 @triton.jit
-def _threshold(scores, others, CHOSEN: tl.constexpr):
-    """The CHOSEN-th largest of the best two different scores of each lane."""
+def _threshold(scores, others, TOP_K: tl.constexpr):
+    """The TOP_K-th largest among the best two distinct scores of each lane."""
     scores = _by_lane(scores, others.shape[0])
     others = _by_lane(others, others.shape[0])
     first = tl.maximum(_lane_max(scores), _lane_max(others))
@@ -140,7 +138,7 @@ def _threshold(scores, others, CHOSEN: tl.constexpr):
     other_below = tl.where(others < first[None, :, None], others, float("-inf"))
     second = _key(tl.maximum(_lane_max(below), _lane_max(other_below)))
     first = _key(first)
-    for _ in tl.static_range(CHOSEN - 1):
+    for _ in tl.static_range(TOP_K - 1):
         is_best = first == tl.max(first, axis=0)
         first = tl.where(is_best, second, first)
         second = tl.where(is_best, _LEAST, second)
@@ -149,7 +147,8 @@ def _threshold(scores, others, CHOSEN: tl.constexpr):
 
 @triton.jit
 def _ends(is_best, other_is_best, expert, other):
-    """Of each lane the first and the last expert that is one of the best, and how many are."""
+    """Per lane: the first and the last expert that reaches the threshold, and the number of
+    them."""
     first = _lane_min(_by_lane(tl.where(is_best, expert, _NO_EXPERT), other.shape[0]))
     other_first = _lane_min(_by_lane(tl.where(other_is_best, other, _NO_EXPERT), other.shape[0]))
     last = _lane_max(_by_lane(tl.where(is_best, expert, -1), other.shape[0]))
@@ -163,7 +162,7 @@ def _ends(is_best, other_is_best, expert, other):
 
 @triton.jit
 def _by_lane(x, WIDTH: tl.constexpr):
-    """[n] as [n / (4 lanes), lanes, 4]: each lane has loaded four at a time."""
+    """[n] as [n / (4 lanes), lanes, 4]: each lane loads four at a time, so no data moves."""
     LANES: tl.constexpr = 32 if WIDTH >= 128 else WIDTH // 4
     return tl.reshape(x, [x.shape[0] // (4 * LANES), LANES, 4])
 
@@ -185,14 +184,14 @@ def _lane_sum(x):
 
 @triton.jit
 def _biased(score, bias, expert, num_experts, IS_FULL: tl.constexpr):
-    """What experts are chosen by; -inf where that is NaN, or no expert."""
+    """Score plus bias, by which experts are selected; -inf if that is NaN or beyond num_experts."""
     biased = score + _load(bias, expert, num_experts, float("-inf"), IS_FULL)
     return tl.maximum(biased, float("-inf"))
 
 
 @triton.jit
 def _key(x):
-    """Integers in the order of numbers."""
+    """Map f32 to i32 with the same order."""
     return _flipped(x.to(tl.int32, bitcast=True))
 
 
@@ -211,7 +210,7 @@ def _score(logits, expert, num_experts, PARTS: tl.constexpr, IS_FULL: tl.constex
 
 @triton.jit
 def _load(place, expert, num_experts, other, IS_FULL: tl.constexpr):
-    """IS_FULL: each of these has an expert."""
+    """IS_FULL: no mask is needed."""
     if IS_FULL:
         return tl.load(place + expert)
     else:  # noqa: RET505 - both are compiled otherwise
@@ -220,8 +219,8 @@ def _load(place, expert, num_experts, other, IS_FULL: tl.constexpr):
 
 @triton.jit
 def _softplus(x):
-    """``max(x, 0) + log(1 + t)``, t = exp(-|x|), by a polynomial for log(1 + t) / t in [0, 1] with
-    the least relative error; with roundings it stays below 2e-7."""
+    """``max(x, 0) + log(1 + t)``, t = exp(-|x|), with a minimax polynomial for log(1 + t) / t in
+    [0, 1]; relative error below 2e-7, rounding included."""
     t = tl.exp2(tl.abs(x) * -1.4426950408889634)
     p = 0.0052327439188957214 * t - 0.029505545273423195
     p = p * t + 0.07822665572166443

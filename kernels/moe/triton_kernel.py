@@ -1,6 +1,6 @@
-"""Mixture of experts in Triton: experts, sum of their outputs.
+"""Mixture of experts in Triton: grouped GEMMs and the sum over a token's experts.
 
-T tokens, E experts, K chosen per token, P = T K pairs, d model width, I expert width.
+T tokens, E experts, top K per token, P = T K pairs, d model width, I expert width.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def experts_triton(
     *,
     path: MatrixPath | None = None,
 ) -> Tensor:
-    """As ``experts_reference``; choices outside [0, E), as of other ranks' experts, add nothing.
+    """As ``experts_reference``; ids outside [0, E), such as experts of other ranks, contribute
+    nothing.
 
-    Nothing waits for the device and no size depends on the routing: fit for a graph.
+    The host does not synchronize and no size depends on the routing, so CUDA graphs can capture it.
     """
     if not ids.numel():
         return torch.zeros(len(ids), down.values.shape[1], dtype=torch.float32, device=x.device)
@@ -68,7 +69,8 @@ def expert_pairs_triton(
     *,
     path: MatrixPath | None = None,
 ) -> tuple[Tensor, ExpertRows]:
-    """The rows that ``experts_triton`` adds up, [R, d] bf16; at least one pair."""
+    """The rows that ``experts_triton`` adds up, [R, d] bf16, and their layout; at least one
+    pair."""
     check_members("gate_up", gate_up)
     check_members("down", down)
     num_experts = len(down.values)
@@ -102,7 +104,7 @@ def order_experts(
     order: KOrder,
     slots: Slots | None,
 ) -> tuple[ExpertRows, Activations]:
-    """``order_tokens`` of x [T, d] bf16, or of tokens as they came from other ranks."""
+    """``order_tokens`` of x [T, d] bf16, or of tokens that arrived from other ranks."""
     if isinstance(x, Tensor):
         return order_tokens(x, ids, num_experts, tile_rows, path, order, slots)
     rows = order_pairs(ids, num_experts, tile_rows)
@@ -110,14 +112,15 @@ def order_experts(
 
 
 def sum_of_pairs(outputs: Tensor, rows: ExpertRows) -> Tensor:
-    """A token's rows of [R, N] bf16, added in the order of its choices: [T, N] f32."""
+    """Sum of each token's rows of [R, N] bf16 in the order of its experts: [T, N] f32."""
     return sum_rows_triton(outputs, rows.row, rows.per_token)
 
 
 def sum_rows_triton(
     rows: Tensor, row: Tensor, per_token: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """As ``sum_rows_reference``.  Raises: TensorError, also for rows that are not so many each."""
+    """As ``sum_rows_reference``.  Raises: TensorError, also if ``per_token`` does not divide
+    ``row``."""
     check_tensor("rows", rows, torch.bfloat16, (None, None), row)
     check_tensor("row", row, torch.int32, (None,), rows)
     if per_token < 1 or len(row) % per_token:

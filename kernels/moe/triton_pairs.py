@@ -1,7 +1,7 @@
-"""Kernels of ``pair_order.py`` that find the rows of pairs.
+"""Kernels of ``pair_order.py`` that sort pairs by expert (a counting sort).
 
-First the pairs of each expert are counted, before every block of pairs in a chunk of blocks, and in
-all of it.  Rows follow from these counts and from a look at the block itself.
+The first kernel counts the pairs of each expert before every block of pairs within a chunk of
+blocks, and in the whole chunk.  Rows follow from these counts and the pairs of the block itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 
 
-# Sizes that follow the batch must not make new variants of the kernels.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["num_pairs", "num_blocks"])
 def count_kernel(
     ids, counts, num_pairs, num_experts, num_blocks, EXPERTS: tl.constexpr, PAIRS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Pairs of some experts before every block of a chunk, and in all of it."""
+    """For a group of EXPERTS: pairs before every block of a chunk, and in the whole chunk."""
     program = tl.program_id(0)
     expert = program // CHUNKS * EXPERTS + tl.arange(0, EXPERTS)
     chunk = program % CHUNKS
@@ -24,7 +24,7 @@ def count_kernel(
     end = tl.minimum((chunk + 1) * in_chunk, num_blocks)
     lane = tl.arange(0, PAIRS)
     before = tl.zeros([EXPERTS], tl.int32)
-    # Two blocks are on their way while one is counted.
+    # Software prefetch: two blocks are in flight while one is counted.
     pair = chunk * in_chunk * PAIRS + lane
     chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
     pair += PAIRS
@@ -46,8 +46,8 @@ def place_pairs_kernel(
     PLACED_EXPERTS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK_PAIRS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """A program for some experts of each block, one for the tiles of each expert, one for the tiles
-    of none."""
+    """One program per block and PLACED_EXPERTS experts, one for the tiles of each expert, one for
+    unused tiles."""
     placing = num_blocks * tl.cdiv(num_experts, PLACED_EXPERTS)
     program = tl.program_id(0)
     if program < placing:
@@ -68,7 +68,8 @@ def _place_pairs(
     PLACED_EXPERTS: tl.constexpr, TILE_ROWS: tl.constexpr,
     EXPERTS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Rows of the pairs of a block that chose some of the experts, the first time of none, too."""
+    """Rows of the pairs of a block that belong to a group of experts; group 0 also writes -1 for
+    pairs without a local expert."""
     groups = tl.cdiv(num_experts, PLACED_EXPERTS)
     block = program // groups
     group = program % groups
@@ -96,7 +97,8 @@ def whole_tiles(
     counts, num_experts, num_blocks, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Experts, their pairs, and rows in whole tiles: [EXPERTS] i32 each."""
+    """Expert ids, pairs per expert, and rows per expert padded to whole tiles: [EXPERTS] i32
+    each."""
     expert = tl.arange(0, EXPERTS)
     row = num_blocks + tl.arange(0, CHUNKS)
     place = counts + row[:, None] * num_experts + expert[None, :]
@@ -109,7 +111,8 @@ def place_tiles(
     own, counts, row_pair, tile_expert, used, num_experts, num_blocks, num_tiles,
     TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNKS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Owner of the tiles of expert ``own``, and rows of no pair in them."""
+    """Write the expert of the tiles of expert ``own``, and -1 for their padding rows; for ``own`` =
+    num_experts the unused tiles and ``used``."""
     expert, total, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS)
     first_row = tl.sum(tl.where(expert < own, size, 0), axis=0)
     next_row = first_row + tl.sum(tl.where(expert == own, total, 0), axis=0)

@@ -1,7 +1,7 @@
-"""The router in Triton: products with its weight, and the choice of experts by their scores.
+"""The router in Triton: a split-K GEMM with its weight, and the selection of experts by score.
 
-T tokens, E experts, K chosen per token, d model width.  Logits are sums over parts of d, so that
-few columns keep a device busy.
+T tokens, E experts, top K per token, d model width.  K of the GEMM is split because its few columns
+would not fill a device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .triton_choice import choice_kernel
 from .triton_pages import LISTED, page_tokens_kernel
 
 _PARTS = 4
-_PIECE = 1024  # numbers of a token that one warp moves
+_SLICE = 1024  # values of a token that one warp quantizes
 
 
 def route_triton(
@@ -45,13 +45,13 @@ def route_triton(
 ) -> tuple[Tensor, Tensor]:
     """As ``route_reference``.  A row with NaN scores gets valid ids and NaN weights.
 
-    ``slots``: filled in passing, and ``Pages`` with x.  ``logits`` [T, P, E] f32 in P parts, if
-    they are known; then what ``slots`` need to be preset is.
+    ``slots`` are filled, ``Pages`` also with the quantized x.  ``logits`` [T, P, E] f32 in P
+    split-K parts, if already computed; then ``slots.preset`` must be initialized, too.
     """
     (rows, _), (experts, _) = sizes("x", x, 2), sizes("gate", gate.values, 2)
     check_tensor("bias", bias, torch.float32, (experts,) if bias.dim() == 1 else (rows, experts), x)
     if not 0 < num_experts_per_tok <= experts:
-        raise TensorError(f"route: cannot choose {num_experts_per_tok} of {experts} experts")
+        raise TensorError(f"route: cannot select {num_experts_per_tok} of {experts} experts")
     ids = torch.empty(rows, num_experts_per_tok, dtype=torch.int64, device=x.device)
     weights = torch.empty(rows, num_experts_per_tok, dtype=torch.float32, device=x.device)
     if not rows:
@@ -65,12 +65,12 @@ def route_triton(
     if logits is None:
         preset = None if slots is None else slots.preset
         logits = fp32_linear_parts(x, gate, router_parts(x), preset)
-    # Two powers of two that hold all experts with less to spare than one.
+    # Two power-of-two tiles cover all experts with less padding than one.
     first = max(16, next_power_of_2(experts) // 2)
     rest = max(16, next_power_of_2(max(1, experts - first)))
     choice = {
-        "CHOSEN": num_experts_per_tok,
-        "CHOSEN_PADDED": next_power_of_2(num_experts_per_tok),
+        "TOP_K": num_experts_per_tok,
+        "TOP_K_PADDED": next_power_of_2(num_experts_per_tok),
         "FIRST": first,
         "REST": rest,
         "PARTS": logits.shape[1],
@@ -98,12 +98,12 @@ def _launch_in_pages(
     numbers: tuple[float, ...],
     choice: dict[str, Any],
 ) -> None:
-    """The choice, and x [T, d] quantised, to ``pages``."""
+    """Select experts and store x [T, d], quantized, to ``pages``."""
     rows, acts, pairs = pages.rows, pages.acts, bf16_pairs("x", x)
     layout = acts.layout
-    width = _PIECE // layout["BLOCK"]
-    experts, pieces = pages.page.shape[0], cdiv(layout["NUM_BLOCKS"], width)
-    launch(page_tokens_kernel, (len(x) * (1 + pieces) + cdiv(experts, LISTED.value),))(
+    width = _SLICE // layout["BLOCK"]
+    experts, slices = pages.page.shape[0], cdiv(layout["NUM_BLOCKS"], width)
+    launch(page_tokens_kernel, (len(x) * (1 + slices) + cdiv(experts, LISTED.value),))(
         *outputs, pages.last_slot, pages.page, pages.last_page,
         rows.pair, rows.row, rows.expert, rows.used,
         pairs, *acts.writer, acts.scale_stride, pairs.shape[1], pairs.stride(0),
@@ -114,6 +114,6 @@ def _launch_in_pages(
 
 
 def router_parts(x: Tensor) -> int:
-    """In how many parts of d logits are summed, whatever the number of tokens."""
+    """Number of split-K parts of the router GEMM; does not depend on the number of tokens."""
     _, width = sizes("x", x, 2)
     return _PARTS if width % (64 * _PARTS) == 0 else 1

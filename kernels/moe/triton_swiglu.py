@@ -1,4 +1,4 @@
-"""The gated activation in Triton, plain or quantised in passing for the next product."""
+"""SwiGLU in Triton, with bf16 output or quantized for the next GEMM."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def swiglu_triton(gate_up: Tensor, limit: float, weights: Tensor | None = None) 
 
 
 def swiglu_for_triton(gate_up: Tensor, limit: float, linear: Weight | HopperWeight) -> Activations:
-    """The gated activation, [N, 2 I] bf16, as activations for ``linear``."""
+    """SwiGLU of [N, 2 I] bf16, quantized for the weight ``linear``."""
     count, both = sizes("gate_up", gate_up, 2)
     out = Activations.empty_for(linear, count, both // 2)
     return _swiglu_into(out, gate_up, limit)
@@ -70,9 +70,10 @@ def swiglu_of_rows(
     *,
     alternate: bool = False,
 ) -> Activations:
-    """The same of experts' rows [R, 2 I] bf16, each times its routing weight, or of other rows.
+    """Quantized SwiGLU of [R, 2 I] bf16; with ``rows`` each row is multiplied by its routing
+    weight.
 
-    ``alternate``: 64 gates, their 64 ups and so on, not one half and then the other.
+    ``alternate``: gates and ups alternate in runs of 64, instead of all gates followed by all ups.
     """
     count, both = sizes("gate_up", gate_up, 2)
     out = Activations.empty(count, both // 2, path, order, gate_up.device)
@@ -105,7 +106,7 @@ def _swiglu_into(
 
 
 def _halves(gate_up: Tensor) -> Tensor:
-    """Gate and up rows as pairs of bf16; each half must be whole pairs."""
+    """gate_up as pairs of bf16 in i32; I must be even."""
     if gate_up.dim() != 2 or gate_up.shape[1] % 4 or not gate_up.is_contiguous():
         raise TensorError(
             f"gate_up: expected contiguous [N, 2 I] with an even I, found {describe(gate_up)}"
@@ -113,7 +114,7 @@ def _halves(gate_up: Tensor) -> Tensor:
     return bf16_pairs("gate_up", gate_up)
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["num_rows"])
 def swiglu_kernel(
     gate_up, weights, row_pair, used, num_rows, values, scales, scale_stride, limit,
@@ -121,8 +122,8 @@ def swiglu_kernel(
     NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr,
     NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """WEIGHT: 0 none, 1 by row, 2 by the pair of the row (any for rows of none).
-    ALTERNATE: 64 gates, their 64 ups and so on, not halves."""
+    """WEIGHT: 0 none, 1 one per row, 2 that of the row's pair (padding rows: any).
+    ALTERNATE: gates and ups alternate in runs of 64, instead of all gates followed by all ups."""
     distance = 32 if ALTERNATE else PAIRS
     end = tl.load(used) if WEIGHT == 2 else num_rows
     for tile in range(tl.program_id(0), tl.cdiv(end * NUM_BLOCKS, TILE), tl.num_programs(0)):

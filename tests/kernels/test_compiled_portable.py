@@ -113,7 +113,7 @@ def _add_rows(add: Add) -> None:
         "swiglu", triton_swiglu.swiglu_kernel, "*i32 *fp32 *i32 *i32 n *i16 *fp32 n16 fp32",
         {**layout, "NUM_BLOCKS": 18, "PAIRS": 1152, "TILE": 16, "WEIGHT": 2, "ALTERNATE": True},
     )  # fmt: skip
-    choice = {"CHOSEN": 6, "CHOSEN_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
+    choice = {"TOP_K": 6, "TOP_K_PADDED": 8, "FIRST": 256, "REST": 128, "NORMALIZE": True}
     choice |= {"PARTS": 4, "IS_FULL": True}
     add(
         "choice", triton_choice.choice_kernel, "*fp32 *fp32 *i64 *fp32 *i32 *i32 n16 n n16 fp32",
@@ -135,7 +135,7 @@ def _add_rows(add: Add) -> None:
         add(
             name, pair_order.place_tokens_kernel,
             f"*i64 {ordered} *i32 *i16 *fp32 n16 n16 n16 n n16 n n",
-            {**place, **layout, "PER_TOKEN": 6, "CHOICES": 8, "SLOTS": slots, "WIDTH": 64},
+            {**place, **layout, "TOP_K": 6, "TOP_K_PADDED": 8, "SLOTS": slots, "WIDTH": 64},
             num_warps=8,
         )  # fmt: skip
     add(

@@ -330,7 +330,7 @@ def test_what_does_not_fit_is_named(device: torch.device) -> None:
         experts_triton(x[:, :32].contiguous(), ids, weights, gate_up, down, _LIMIT)
     with pytest.raises(TensorError, match="contiguous"):
         experts_triton(x, ids, weights, gate_up, Weight(down.values[:, ::2], down.scales), _LIMIT)
-    with pytest.raises(TensorError, match="cannot choose 9 of 4"):
+    with pytest.raises(TensorError, match="cannot select 9 of 4"):
         gate = Weight(torch.zeros(4, 64, dtype=torch.bfloat16, device=device))
         bias = torch.zeros(4, device=device)
         route_triton(x, gate, bias, num_experts_per_tok=9, normalize=True, scaling_factor=1.0)
