@@ -1,8 +1,8 @@
-"""Copies of tiles that nobody reads again, so that they do not push other lines out of L2.
+"""TMA loads with the L2 hint evict-first, for weights that are not read again.
 
-Lines of such copies make room for each other: what was there before stays, and need not be written
-back if it was modified.  Where Triton has no argument for that, the compiler's text marks the copy,
-and the hint is added there; without it nothing but time would change.
+Lines of such loads are evicted first, so the rest of L2 stays cached and modified lines need not be
+written back.  If Triton's API has no argument for the hint, an inline-assembly marker is placed
+before the load, and the hint is patched into the PTX; without it only the time would change.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _HINTED = (
 
 
 def is_read_once(row_tiles: int) -> bool:
-    """Whether a weight that so many tiles of rows share leaves best at once: each of them reads it
-    at about the same time, but more than two so far apart that some would not find it any more."""
+    """Whether a weight shared by so many row tiles should be evicted first: up to two tiles read it
+    at about the same time, more so far apart that some would miss in L2."""
     return row_tiles <= 2
 
 
 @gluon.jit
-def load_tile_once(tile, place, bar, memory, inside, ONCE: gl.constexpr):
-    """``load_tile``, and if ONCE of what nobody reads later."""
-    if not ONCE:
+def load_tile_once(tile, place, bar, memory, inside, EVICT_FIRST: gl.constexpr):
+    """``load_tile``, with the hint if EVICT_FIRST."""
+    if not EVICT_FIRST:
         load_tile(tile, place, bar, memory, inside)
     elif _HAS_POLICY:
         load_tile(tile, place, bar, memory, inside, cache_policy=_POLICY)
@@ -56,13 +56,14 @@ def load_tile_once(tile, place, bar, memory, inside, ONCE: gl.constexpr):
 def _add_hints(
     _backend: Any = None, stages: dict[str, Callable[..., str]] | None = None, *_more: Any
 ) -> tuple[str, str]:
-    """Triton's hook for its stages, and for more of a cache key: marks are in the source."""
+    """Triton's hook for compiler stages; it adds nothing to the cache key, as markers are in the
+    source."""
     if stages is not None and "ptx" in stages:
         make = stages["ptx"]
         stages["ptx"] = lambda *args: _COPY.sub(_HINTED, make(*args))
     return "", ""
 
 
-# Whoever watches Triton's stages with a hook of their own keeps it, and does without hints.
+# A hook of the user is not replaced; there are no hints then.
 if not _HAS_POLICY.value and knobs.runtime.add_stages_inspection_hook is None:
     knobs.runtime.add_stages_inspection_hook = _add_hints

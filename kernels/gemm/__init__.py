@@ -1,4 +1,4 @@
-"""Linear layers on packed and plain weights."""
+"""GEMMs of linear layers: weights in FP8, FP4, bf16 or fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations as a matrix path reads them: quantised by blocks along K, zero-padded to 128."""
+"""Activations in the format of a matrix path: block-quantized along K, K zero-padded to 128."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .triton_blocks import block_tile, kept_pairs, store_quantized
 from .weights import Weight
 
 GROUP = 128
-# Tiles are shared out among so many programs: those of no expert cost nothing then.
+# Upper limit of a grid; programs loop over tiles, so that tiles without an expert cost nothing.
 MOST_PROGRAMS = 8448
 _TILE = 2048
 
 
 @dataclass(frozen=True)
 class Activations:
-    """R rows of K numbers; P is K rounded up to a multiple of 128.
+    """R rows of K values; P is K rounded up to a multiple of 128.
 
-    DECODED: values [R, P] bf16, rounded in blocks of 32, no scales.
-    FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read on
-    past its last row.  Rounding in blocks of 128 differs from the model's 32 only for numbers below
-    2**-14 of the largest in the 128, because a power-of-two scale does not move the rounding of
-    normal numbers.
+    DECODED: values [R, P] bf16, rounded to E4M3 in blocks of 32, no scales.
+    FP8: values [R, P] e4m3fn, scales [P/128, S] f32 with S >= R + 128, so that a tile may read past
+    the last row.  Rounding in blocks of 128 differs from the model's blocks of 32 only for values
+    below 2**-14 of the largest of the 128, since a power-of-two scale does not change the rounding
+    of normal numbers.
     SCALED: values [R, P] e4m3fn, scales [R, P/32] u8 (E8M0).
     """
 
@@ -46,7 +46,7 @@ class Activations:
     def empty(
         rows: int, k: int, path: MatrixPath, order: KOrder, device: torch.device
     ) -> Activations:
-        """Uninitialised rows; ``order`` counts for the FP8 path only."""
+        """Uninitialized rows; ``order`` is used by the FP8 path only."""
         padded = -(-k // GROUP) * GROUP
         if path is MatrixPath.DECODED:
             values = torch.empty(rows, padded, dtype=torch.bfloat16, device=device)
@@ -61,14 +61,14 @@ class Activations:
 
     @staticmethod
     def empty_for(weight: Weight | HopperWeight, rows: int, k: int) -> Activations:
-        """Uninitialised rows as ``quantized_linear`` wants them for ``weight`` on its device."""
+        """Uninitialized rows in the format that ``quantized_linear`` takes for ``weight``."""
         device = weight.values.device
         path = MatrixPath.FP8 if isinstance(weight, HopperWeight) else MatrixPath.of(device)
         return Activations.empty(rows, k, path, weight.order, device)
 
     @property
     def writer(self) -> tuple[Tensor, Tensor]:
-        """Values and scales as ``store_quantized`` addresses them."""
+        """Values and scales in the dtypes in which ``store_quantized`` writes them."""
         is_split = self.order is KOrder.SPLIT
         word = torch.int32 if self.scales is None else torch.uint8 if is_split else torch.int16
         values = self.values.view(word)
@@ -80,7 +80,7 @@ class Activations:
 
     @property
     def layout(self) -> dict[str, int]:
-        """Compile-time arguments of a kernel that calls ``store_quantized``."""
+        """constexpr arguments of a kernel that calls ``store_quantized``."""
         block = GROUP if self.path is MatrixPath.FP8 else 32
         return {
             "NUM_BLOCKS": self.values.shape[1] // block,
@@ -92,13 +92,13 @@ class Activations:
 
 
 def tiles_of(rows: int, layout: dict[str, int]) -> tuple[tuple[int], int]:
-    """Programs for the tiles of so many rows, and the blocks of a tile."""
+    """(grid, quantization blocks per tile) for ``rows`` rows."""
     tile = _TILE // layout["BLOCK"]
     return (min(-(-rows * layout["NUM_BLOCKS"] // tile), MOST_PROGRAMS),), tile
 
 
 def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activations:
-    """Shapes: x [T, K] bf16, K even; returns T rows.  Batch-invariant: yes."""
+    """Quantize x [T, K] bf16, K even.  Batch-invariant: yes."""
     count, k = sizes("x", x, 2)
     out = Activations.empty(count, k, path, order, x.device)
     if count:
@@ -111,7 +111,7 @@ def quantize_activations(x: Tensor, path: MatrixPath, order: KOrder) -> Activati
     return out
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x, num_rows, values, scales, scale_stride, row_stride,

@@ -1,4 +1,4 @@
-"""Operands of the Triton and Gluon forms of linear layers."""
+"""Checks of the operands of the Triton and Gluon GEMMs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_operands(
     groups: tuple[int, ...] = (),
     float32: bool = False,
 ) -> None:
-    """x is [T, *groups, K] for a ``member`` [N, K] of the weight, both on one device.
+    """Check that x is [T, *groups, K] for a ``member`` [N, K] of the weight, on the same device.
 
     Raises: TensorError that names the tensor, what was expected and what was found.
     """
@@ -42,13 +42,13 @@ def check_operands(
 
 
 def check_groups(x: Tensor, weight: Weight) -> None:
-    """The same of [T, G, K] for [G, N, K].  Raises: TensorError."""
+    """The same for x [T, G, K] and a weight [G, N, K].  Raises: TensorError."""
     check_members("weight", weight)
     check_operands(x, weight, weight.values[0], groups=tuple(weight.values.shape[:1]))
 
 
 def check_members(name: str, weight: Weight) -> None:
-    """Raises: TensorError if there is not one weight or more."""
+    """Raises: TensorError unless ``weight`` is a stack of at least one."""
     if weight.values.dim() != 3 or not len(weight.values):
         raise TensorError(
             f"{name}: expected one [N, K] or more, [G, N, K], found {describe(weight.values)}"
@@ -56,27 +56,27 @@ def check_members(name: str, weight: Weight) -> None:
 
 
 def check_parts(weight: Weight, parts: int) -> None:
-    """Raises: TensorError if the rows of a weight [N, K] are not so many equal parts."""
+    """Raises: TensorError if K of a weight [N, K] is not divisible by ``parts``."""
     n, k = weight.shape
     if not n or parts < 1 or k % parts:
         raise TensorError(
-            f"weight: expected rows of inputs that {parts} parts divide, found "
+            f"weight: expected rows and a K that {parts} parts divide, found "
             f"{describe(weight.values)}"
         )
 
 
 def check_activations(acts: Activations, weight: Weight) -> None:
-    """Raises: TensorError if they were not made for such a weight."""
+    """Raises: TensorError if they were not quantized for such a weight."""
     k = cdiv(weight.shape[-1], GROUP) * GROUP
     order = weight.order if acts.path is MatrixPath.FP8 else KOrder.PLAIN
     if acts.values.shape[1] != k or acts.order is not order:
         raise TensorError(
-            f"x: expected activations of {k} numbers in order {order.name}, found "
-            f"{acts.path.name} of {acts.values.shape[1]} in {acts.order.name}"
+            f"x: expected activations [any, {k}] in order {order.name}, found "
+            f"{acts.path.name} [any, {acts.values.shape[1]}] in {acts.order.name}"
         )
 
 
 def check_weight(name: str, weight: Weight) -> None:
-    """Raises: TensorError that says what of the weight cannot be multiplied by."""
+    """Raises: TensorError with the reason if kernels do not support the weight."""
     if weight.fault is not None:
         raise TensorError(f"{name}: {weight.fault}")

@@ -1,4 +1,4 @@
-"""Linear layers on the device of their operands."""
+"""Public functions for linear layers: the reference on a CPU, Triton or Gluon kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ if TYPE_CHECKING:
 
 
 def native_weight(weight: Weight) -> Weight | HopperWeight:
-    """``weight`` as its device multiplies it fastest, for ``quantized_linear`` and ``experts``.
+    """``weight`` in its device's fastest format, for ``quantized_linear`` and ``experts``.
 
-    On NVIDIA SM90 a copy of the same size in another layout, unless its sizes do not fit; else the
-    weight itself.  The form decides the order of summation, so make it once and use it always.
+    On NVIDIA SM90 this is a copy of the same size in another layout if the shape allows it; else
+    the weight itself.  The format determines the order of summation: convert once, then use only
+    the result.
     """
     return (prepare_weight(weight) if _is_hopper(weight) else None) or weight
 
 
 def native_gate_up(weight: Weight) -> Weight | HopperWeight:
-    """``native_weight`` of gates, then ups, for ``gated_linear`` and ``experts``."""
+    """``native_weight`` of gate rows followed by up rows, for ``gated_linear`` and ``experts``."""
     return (prepare_gate_up(weight) if _is_hopper(weight) else None) or weight
 
 
 def native_grouped_weight(weight: Weight, *, fp8: bool = False) -> Weight | HopperWeight:
-    """``weight`` [G, N, K] as its device multiplies it fastest, for ``grouped_linear``.
+    """``weight`` [G, N, K] in its device's fastest format, for ``grouped_linear``.
 
-    On NVIDIA SM90 the same numbers in bf16 for activations that are: decoding them for each product
-    takes longer than reading twice the bytes.  For FP8 ones in another layout, if its sizes fit.
+    On NVIDIA SM90: for bf16 activations the same values in bf16, since decoding them in every GEMM
+    takes longer than reading twice the bytes; with ``fp8`` the layout of ``native_weight``, if the
+    shape allows it.
     """
     if not _is_hopper(weight):
         return weight
@@ -66,8 +68,7 @@ def _is_hopper(weight: Weight) -> bool:
 def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> Tensor:
     """``quantized_linear_reference``; on a GPU the weight stays packed.
 
-    x may be ``Activations`` that another operation left, quantised for this weight or for one of
-    the same kind.
+    x may be ``Activations`` that another operation has quantized for a weight of the same format.
     """
     if isinstance(x, Tensor) and not on_accelerator(x):
         plain = weight.plain[0] if isinstance(weight, HopperWeight) else weight
@@ -82,10 +83,10 @@ def quantized_linear(x: Tensor | Activations, weight: Weight | HopperWeight) -> 
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
-    """``linear_reference``; on a GPU a packed weight stays packed and meets bf16 activations.
+    """``linear_reference``; on a GPU a packed weight stays packed, and activations are bf16.
 
-    Activations that are quantised already are better given to ``quantized_linear``: rounding twice
-    changes nothing, and its products are FP8 where the device has them.
+    For activations that were already rounded to FP8, ``quantized_linear`` is faster: rounding twice
+    changes nothing, and it uses FP8 tensor cores where the device has them.
     """
     if on_accelerator(x):
         from .triton_kernel import linear_triton
@@ -97,8 +98,8 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
 def grouped_linear(
     x: Tensor | Activations, weight: Weight | HopperWeight, *, fp8: bool = False
 ) -> Tensor:
-    """``grouped_linear_reference``; x may be ``Activations`` that another operation left for a
-    ``HopperWeight``."""
+    """``grouped_linear_reference``; for a ``HopperWeight`` x may be ``Activations`` that another
+    operation has quantized."""
     if isinstance(weight, HopperWeight):
         if isinstance(x, Tensor) and not on_accelerator(x):
             return grouped_linear_reference(x, weight.plain, fp8=True)
@@ -107,7 +108,7 @@ def grouped_linear(
         out = grouped_linear_gluon(x, weight)
         assert isinstance(out, Tensor)
         return torch.unflatten(out, 1, (weight.members, -1))
-    assert isinstance(x, Tensor), "activations are for weights of SM90"
+    assert isinstance(x, Tensor), "Activations need a HopperWeight"
     if not on_accelerator(x):
         return grouped_linear_reference(x, weight, fp8=fp8)
     if _is_hopper(weight) and not fp8:
@@ -127,8 +128,8 @@ def grouped_linear_quantized(
     *,
     fp8: bool = False,
 ) -> Tensor | Activations:
-    """``grouped_linear``, [T, G N], as ``quantized_linear`` takes it for ``linear``: for many rows
-    on NVIDIA SM90 quantised in passing."""
+    """``grouped_linear``, [T, G N], as input of ``quantized_linear`` with the weight ``linear``: on
+    NVIDIA SM90 with many rows the epilogue quantizes it."""
     if not isinstance(x, Tensor) or on_accelerator(x):
         if isinstance(weight, HopperWeight):
             from .gluon_grouped_launch import grouped_linear_gluon
@@ -146,8 +147,8 @@ def grouped_linear_quantized(
 def fp32_linear(
     x: Tensor, weight: Weight, *, addend: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """``fp32_linear_reference``, plus ``addend`` [T, N] f32, in ``out`` if that is given; products
-    of bf16 operands are exact in the GPU's accumulator."""
+    """``fp32_linear_reference`` plus ``addend`` [T, N] f32, written to ``out`` if given.  Products
+    of bf16 operands are exact in the fp32 accumulator."""
     if not on_accelerator(x):
         product = fp32_linear_reference(x, weight)
         return _summed(product, addend, out)
@@ -178,12 +179,12 @@ def _summed(product: Tensor, addend: Tensor | None, out: Tensor | None) -> Tenso
 def fp32_linear_parts(
     x: Tensor, weight: Weight, parts: int, preset: tuple[Tensor, int] | None = None
 ) -> Tensor:
-    """``fp32_linear`` by equal parts of K, for whoever adds them up in ascending order: [T, parts,
-    N] f32, or [T, 1, N] where that is done.
+    """Split-K ``fp32_linear``: partial sums [T, parts, N] f32, which the caller adds up in
+    ascending order, or [T, 1, N] if the kernel has added them up already.
 
-    On a GPU only, where a weight of few rows keeps more of it busy this way.  ``parts`` must not
-    depend on T, or results would.  ``preset``: numbers [any] i32 and what they
-    are set to, on Hopper in passing.
+    For GPUs only: a weight of few rows occupies more SMs this way.  ``parts`` must not depend on T,
+    or results would.  ``preset``: an i32 buffer [any] for a later kernel and the value to fill it
+    with; on Hopper the GEMM kernel does that.
     """
     from .triton_kernel import fp32_linear_parts_triton
 

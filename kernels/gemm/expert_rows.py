@@ -1,4 +1,4 @@
-"""Which activations meet which expert's weight: the rows of a grouped GEMM."""
+"""Row layout of a grouped GEMM: which rows of activations belong to which expert."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """P pairs of token and choice in the order of experts; each expert begins with a new tile.
+    """P (token, expert) pairs sorted by expert; each expert starts at a new tile.
 
-    R rows are as many as any routing of P pairs takes, so that no size depends on the routing.
-    pair [R] i32: the pair of each row, -1 for rows that only fill a tile, which may hold anything.
-    row [P] i32: the row of each pair, -1 if its expert is not here.
-    expert [R / tile_rows] i32: whose each tile is, -1 for the unused ones, which come last.
-    used [1] i32: rows of tiles that are not unused.
-    paged: rows are not in the order of tiles.  ``expert`` is then 65,536 times where the rows of a
-    tile are, counted in tiles, plus whose it is.
+    R is the number of rows for the worst-case routing of P pairs, so that no size depends on the
+    routing.
+    pair [R] i32: the pair of each row, -1 for padding rows, whose values are undefined.
+    row [P] i32: the row of each pair, -1 if its expert is not on this device.
+    expert [R / tile_rows] i32: the expert of each tile, -1 for unused tiles, which come last.
+    used [1] i32: the number of rows of used tiles.
+    paged: tiles are not stored in order.  ``expert`` is then 65,536 times the position of a tile's
+    rows, counted in tiles, plus its expert.
     Pair p belongs to token p // per_token.
     """
 
@@ -31,5 +32,5 @@ class ExpertRows:
 
     @staticmethod
     def most_tiles(pairs: int, num_experts: int, tile_rows: int) -> int:
-        """Of any routing."""
+        """The number of tiles for the worst-case routing."""
         return pairs // tile_rows + min(num_experts, pairs)

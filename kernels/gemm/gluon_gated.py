@@ -1,8 +1,8 @@
-"""A group of four warps in ``gluon_wide.py`` whose products leave as activations: SwiGLU, clamped,
-times the routing weight, quantised.
+"""Consumer warpgroup of ``gluon_wide.py`` with SwiGLU in the epilogue: clamped, times the routing
+weight, quantized.
 
-Rows of the weight alternate, 64 gates and their 64 ups, so that 128 columns hold both of 64
-activations, of which a scale is for 128.
+Rows of the weight alternate, 64 gates followed by their 64 ups, so that 128 columns of the GEMM
+give 64 activations.  One scale covers 128 activations, i.e. 256 columns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from deepinfer.kernels.gluon_names import store_tile
 from deepinfer.kernels.quant.triton_bits import SIGMOID
 
+from .gluon_mainloop import mainloop_columns
+from .gluon_pipeline import tile_coordinates, weight_row
 from .gluon_quantize import (
     block_exponent,
     e4m3_pairs,
@@ -21,46 +23,44 @@ from .gluon_quantize import (
     power_of_two,
     rounded_to_bf16,
 )
-from .gluon_ring import place_in_band, weight_row
-from .gluon_sums import sum_pieces
 
 UNGATED = gl.constexpr(-1)
 
 
 @gluon.jit
-def multiply_gated(
-    work, tiles, sums, gate, HALF: gl.constexpr,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, ORDER: gl.constexpr,
+def consume_gated(
+    work, tiles, epilogue, gate, HALF: gl.constexpr,
+    GROUPED: gl.constexpr, GROUP_M: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of 256 columns to ``out`` [R, N / 4] i16, pairs of E4M3 of N / 2 activations in the
-    given order of K, and their scales [N / 256, out_stride] f32."""
+    """Tiles of 256 columns; ``out`` [R, N / 4] i16 are pairs of E4M3 of N / 2 activations in the
+    given order of K, with scales [N / 256, out_stride] f32."""
     tile_expert, num_row_tiles, N, K = work
-    out, factors, o_tiles, row_pair, home = sums
+    out, w_scales, o_tiles, row_pair, home = epilogue
     FIRST: gl.constexpr = HALF * 64
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = N // 256
     groups = K // 128
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         row = row_tile * 128 + FIRST
         w_row = weight_row(tile_expert, row_tile, column * 256, N, GROUPED)
-        place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
-        left, right = sum_pieces(tiles, step, groups, FIRST, layout)
-        factor, next_factor = gl.load(place), gl.load(place + 128)
-        first = activated(left * factor[None, :], gate, row_pair, row, GROUPED)
-        second = activated(right * next_factor[None, :], gate, row_pair, row, GROUPED)
+        place = w_scales + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
+        left, right = mainloop_columns(tiles, step, groups, FIRST, layout)
+        w_scale, next_w_scale = gl.load(place), gl.load(place + 128)
+        first = activated(left * w_scale[None, :], gate, row_pair, row, GROUPED)
+        second = activated(right * next_w_scale[None, :], gate, row_pair, row, GROUPED)
         store_activated(out, o_tiles.index(HALF), first, second, gate, row, column, ORDER)
         step += groups
     tma.store_wait(0)
 
 
 @gluon.jit
-def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
-    """[64, 128] sums, rounded to bf16, to [64, 64] f32 that are bf16 numbers; rows of a pair times
-    its weight."""
+def activated(acc, gate, row_pair, row, GROUPED: gl.constexpr):
+    """SwiGLU of a [64, 128] accumulator rounded to bf16, times the routing weights of the rows'
+    pairs: [64, 64] f32, rounded to bf16."""
     weights, scales, stride, limit = gate
-    both = gl.reshape(rounded_to_bf16(total), (64, 2, 64))
+    both = gl.reshape(rounded_to_bf16(acc), (64, 2, 64))
     gates, ups = gl.split(gl.permute(both, (0, 2, 1)))
     values = gated(gates, ups, limit)
     if GROUPED:
@@ -72,7 +72,7 @@ def activated(total, gate, row_pair, row, GROUPED: gl.constexpr):
 
 @gluon.jit
 def gated(gates, ups, limit):
-    """As in ``kernels/moe/triton_swiglu.py``, which must have the same bits."""
+    """The same bits as in ``kernels/moe/triton_swiglu.py``."""
     # Comparisons, not minima, so that NaN passes through.
     gates = gl.where(gates > limit, limit, gates)
     ups = gl.where(ups > limit, limit, gl.where(ups < -limit, -limit, ups))
@@ -84,7 +84,7 @@ def gated(gates, ups, limit):
 
 @gluon.jit
 def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.constexpr):
-    """Quantise [64, 64] each of what ``activated`` gave for 256 columns, and store them."""
+    """Quantize and store two results of ``activated``, [64, 64] each, for 256 columns."""
     weights, scales, stride, limit = gate
     exponent = block_exponent(gl.maximum(largest_of(first), largest_of(second)))
     place = row + gl.arange(0, 64, exponent.type.layout)
@@ -98,10 +98,11 @@ def store_activated(out, buffer, first, second, gate, row, column, ORDER: gl.con
 
 @gluon.jit
 def codes_in_order(first, second, exponent, ORDER: gl.constexpr):
-    """Two halves [R, 64] of blocks of 128, as pairs of E4M3 in an order of K: [R, 64] i16."""
+    """Quantize two halves [R, 64] of blocks of 128 to pairs of E4M3 in an order of K: [R, 64]
+    i16."""
     R: gl.constexpr = first.shape[0]
     pairs = gl.join(e4m3_pairs(first, exponent), e4m3_pairs(second, exponent))
-    if ORDER == 2:  # as in ``k_order.fragment_order``: block of 32, then 8, 4 and 2 of it
+    if ORDER == 2:  # ``k_order.fragment_order``: block of 32, then 8, 4 and 2 of it
         parts = gl.permute(gl.reshape(pairs, (R, 2, 4, 2, 2, 2)), (0, 2, 3, 5, 1, 4))
         return gl.reshape(parts, (R, 64))
     else:  # noqa: RET505 - both are compiled otherwise

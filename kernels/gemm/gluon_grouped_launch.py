@@ -1,4 +1,4 @@
-"""Grouped products of FP8 numbers on NVIDIA SM90: each group of columns meets inputs of its own."""
+"""Grouped linear layers in FP8 on NVIDIA SM90: each group of output columns has its own inputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .k_order import KOrder
 from .matrix_path import MatrixPath
 from .weights import Weight
 
-_COLUMNS = 128  # those of a group are a multiple of it, so that tiles end where it does
+_COLUMNS = 128  # groups have a multiple of this, so that no tile crosses from one to the next
 
 
 def fits_grouped(weight: HopperWeight) -> bool:
-    """Whether ``grouped_linear_gluon`` takes it."""
-    return weight.steps is None and not weight.is_gated and weight.num_rows % _COLUMNS == 0
+    """Whether ``grouped_linear_gluon`` supports it."""
+    return weight.exponents is None and not weight.is_gated and weight.num_rows % _COLUMNS == 0
 
 
 def grouped_linear_gluon(
@@ -32,11 +32,11 @@ def grouped_linear_gluon(
     linear: Weight | HopperWeight | None = None,
     tile: Tile | None = None,
 ) -> Tensor | Activations:
-    """As ``grouped_linear_reference`` of FP8 activations: x [T, G, K] bf16, or [T, G K] quantised.
+    """``grouped_linear_reference`` on FP8 activations: x [T, G, K] bf16, or [T, G K] quantized.
 
-    The result [T, G N] as ``quantized_linear`` takes it for ``linear``: bf16, or activations if
-    that wants FP8 in the plain order and rows are many.  The bits are those of a product for each
-    group.
+    The result [T, G N] is an input of ``quantized_linear`` for the weight ``linear``: bf16, or
+    quantized if that takes FP8 in the plain order of K and rows are many.  The bits are those of
+    one GEMM per group.
     Raises: TensorError for operands that do not fit.
     """
     if not fits_grouped(weight):
@@ -75,7 +75,7 @@ def _launch(
     out_scales: Tensor | None = None,
     out_stride: int = 0,
 ) -> None:
-    """To ``out``, of which ``box`` describes tiles."""
+    """``box`` is the TMA descriptor of ``out``."""
     rows = len(out)
     if not rows:
         return
@@ -88,7 +88,7 @@ def _launch(
             out_scales=out_scales, out_stride=out_stride, group_columns=columns,
         )  # fmt: skip
     else:
-        assert isinstance(tile, WideTile), "columns of a slim tile do not end where a group's do"
+        assert isinstance(tile, WideTile), "slim tiles would cross from one group to the next"
         launch_wide(
             *operands, weight, None, box, shape, tile,
             out_scales=out_scales, out_stride=out_stride, group_columns=columns,

@@ -1,4 +1,5 @@
-"""Launches of ``gluon_joint.py``: gates and ups, and the router's product, of the same rows."""
+"""Launcher of ``gluon_joint.py``: gate and up projections and the router's GEMM on the same
+rows."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from .weights import Weight
 
 
 def fits_joint(x: Tensor, gate_up: HopperWeight, plain: Weight, parts: int) -> bool:
-    """Whether ``gated_joint_gluon`` takes these, and is faster than both products apart; the bits
-    are theirs."""
+    """Whether ``gated_joint_gluon`` supports these, and is faster than two separate GEMMs; the bits
+    are the same."""
     if not (fits_parts(x, plain, parts) and gate_up.is_gated and weight_form(gate_up) == 1):
         return False
     sizes = gate_up.num_rows, len(plain.values), gate_up.k
@@ -43,8 +44,8 @@ def gated_joint_gluon(
     *,
     preset: tuple[Tensor, int] | None = None,
 ) -> tuple[Activations, Tensor]:
-    """As ``gated_rows_gluon`` of ``acts`` and ``fp32_linear_parts`` of the same rows x [R, K], at
-    least one: activations [R, N / 2] and sums [R, parts, M] f32."""
+    """``gated_rows_gluon`` of ``acts`` and ``fp32_linear_parts`` of the same rows x [R, K], R > 0:
+    activations [R, N / 2] and partial sums [R, parts, M] f32."""
     values, scales = operands_for(acts, gate_up)
     check_operands(x, plain, plain.values)
     rows, (m, k), tile = len(values), plain.values.shape, WIDE_FP8
@@ -62,7 +63,7 @@ def gated_joint_gluon(
         described_tiles(scales.view(-1), ROWS),
         described_tiles(gate_up.values, COLUMNS, 128),
         described_tiles(out_values, 64, 64),
-        gate_up.factors,
+        gate_up.row_scales,
         out_scales,
         described_tiles(x, ROWS, INPUTS.value),
         described_tiles(plain.values, 64, INPUTS.value),
@@ -80,7 +81,7 @@ def gated_joint_gluon(
         m,
         k // parts,
         STAGES=tile.stages,
-        BAND=8,
+        GROUP_M=8,
         REGISTERS=tile.registers,
         GATE=int(order),
         PARTS=parts,

@@ -1,7 +1,7 @@
-"""Launches of the Gluon forms: linear layers and expert GEMMs on weights prepared for SM90.
+"""Launchers of the Gluon kernels: linear layers and grouped GEMMs on a ``HopperWeight``.
 
-Every output is one chain of products in ascending K, 32 at a time in the matrix unit and 128 at a
-time in fp32, in both kernels and all tiles: which of them runs does not reach the bits.
+All kernels and tile shapes accumulate over K in the same order, 32 at a time in the tensor cores
+and 128 at a time in fp32: which of them runs does not change the bits.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def linear_rows_gluon(
     tile: Tile,
     arrivals: Arrivals | None = None,
 ) -> Tensor:
-    """acts R rows times ``weight``, or each tile of rows times its expert's: [R, N] bf16.
+    """GEMM of R rows ``acts`` with ``weight``, or grouped GEMM with ``rows``: [R, N] bf16.
 
-    With ``arrivals``, of which these are rows, they go back to the ranks that those came from, and
-    what is returned are this rank's results.
+    With ``arrivals``, the tokens of these rows, results are stored in the memory of the ranks that
+    the tokens came from, and the buffer for this rank's own tokens is returned.
     """
     values, scales = operands_for(acts, weight)
     shape = len(values), weight.num_rows
@@ -78,7 +78,7 @@ def linear_rows_gluon(
         assert rows is None
         launch_slim(values, scales, weight, out, tile)
     elif isinstance(tile, TripleTile):
-        assert arrivals is None, "these tiles do not send"
+        assert arrivals is None, "these tiles cannot store to other ranks"
         box = described_tiles(out, 64, tile.columns)
         launch_triple(values, scales, weight, rows, box, shape, tile)
     else:
@@ -88,14 +88,14 @@ def linear_rows_gluon(
 
 
 def fits_gate(weight: HopperWeight, tile: Tile, rows: int) -> bool:
-    """Whether ``gated_rows_gluon`` takes these, and is faster; the bits are those of SwiGLU by
-    itself."""
-    if weight.turns is None:
+    """Whether ``gated_rows_gluon`` supports these, and is faster than a separate SwiGLU kernel; the
+    bits are the same."""
+    if weight.counters is None:
         return False
     if isinstance(tile, NarrowTile):
-        if weight.members == 1 and tile.rows > 16:  # too few programs: the last ones take longer
+        if weight.members == 1 and tile.rows > 16:  # too few programs to hide what the last ones do
             return False
-        return -(-rows // tile.rows) * (weight.num_rows // 256) <= len(weight.turns)
+        return -(-rows // tile.rows) * (weight.num_rows // 256) <= len(weight.counters)
     return tile is WIDE_FP8
 
 
@@ -108,9 +108,10 @@ def gated_rows_gluon(
     rows: ExpertRows | None = None,
     weights: Tensor | None = None,
 ) -> Activations:
-    """Gates and ups of ``acts``, activated: as activations [R, N / 2] in ``order``.
+    """Gate and up projections of ``acts`` with fused SwiGLU and quantization: activations
+    [R, N / 2] in ``order``.
 
-    ``weights`` [P] f32 of the pairs of ``rows``, whose experts' weights these are.
+    ``weights`` [P] f32: routing weights of the pairs of ``rows``, for a grouped GEMM.
     """
     operands = operands_for(acts, weight)
     count, device = len(acts.values), acts.values.device
@@ -133,18 +134,18 @@ def gated_rows_gluon(
 
 
 def operands_for(acts: Activations, weight: HopperWeight, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """Values and scales.  Raises: TensorError if they were not made for such a weight."""
+    """Values and scales.  Raises: TensorError if they were not quantized for such a weight."""
     values, scales, k = acts.values, acts.scales, groups * weight.k
     if scales is None or acts.order is not weight.order or values.shape[1] != k:
         raise TensorError(
-            f"x: expected FP8 activations of {k} numbers in order {weight.order.name}, "
-            f"found {acts.path.name} of {values.shape[1]} in {acts.order.name}"
+            f"x: expected FP8 activations [any, {k}] in order {weight.order.name}, "
+            f"found {acts.path.name} [any, {values.shape[1]}] in {acts.order.name}"
         )
     return values, scales
 
 
 def check_rows(x: Tensor, weight: HopperWeight) -> None:
-    """x is [T, K] bf16 on the device of ``weight``.
+    """Check that x is [T, K] bf16 on the device of ``weight``.
 
     Raises: TensorError that says what was expected and what was found.
     """
@@ -171,31 +172,31 @@ def launch_narrow(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
-    """values [R, K] with their scales times ``weight``, or each tile of rows times its expert's, to
+    """Launch ``narrow_kernel``: GEMM or grouped GEMM of values [R, K] with ``scales``, written to
     ``out`` [R, N] bf16, in tiles of few rows.
 
-    ``gated``: the rows are activated as well, in an order of K called ``gate``, to these codes and
-    scales with ``gate_stride`` between groups, times ``weights`` of their pairs.  ``arrivals``:
-    results go where their tokens came from.
+    ``gated``: also apply SwiGLU, scale by the routing ``weights`` of the pairs, and quantize to
+    these values, in the order of K ``gate``, and scales with ``gate_stride`` between groups of 128.
+    ``arrivals``: results are stored where their tokens came from.
     """
     rows, n = values.shape[0], weight.num_rows
     form = weight_form(weight)
-    factors = weight.factors
-    steps = factors if weight.steps is None else weight.steps.view(-1)
+    w_scales = weight.row_scales
+    exponents = w_scales if weight.exponents is None else weight.exponents.view(-1)
     count = cdiv(rows, tile.rows)
     launch(narrow_kernel, (cdiv(n, 64), count))(
         described_tiles(values, tile.rows, 256),
         described_tiles(scales, 2, tile.rows),
         described_tiles(weight.values, 64, 256 if form == 1 else 32),
-        described_tiles(steps, 128),
+        described_tiles(exponents, 128),
         out,
-        factors,
-        factors if expert_rows is None else expert_rows.expert,
-        factors if expert_rows is None else expert_rows.pair,
-        *((factors, factors) if gated is None else gated),
-        factors if weights is None else weights,
-        factors if gated is None or weight.turns is None else weight.turns,
-        factors if arrivals is None else arrivals.buffers.homes,
+        w_scales,
+        w_scales if expert_rows is None else expert_rows.expert,
+        w_scales if expert_rows is None else expert_rows.pair,
+        *((w_scales, w_scales) if gated is None else gated),
+        w_scales if weights is None else weights,
+        w_scales if gated is None or weight.counters is None else weight.counters,
+        w_scales if arrivals is None else arrivals.buffers.homes,
         rows,
         n,
         weight.k,
@@ -208,9 +209,9 @@ def launch_narrow(
         GROUPED=expert_rows is not None,
         PAGED=expert_rows is not None and expert_rows.paged,
         GATE=int(gate),
-        CHOICES=_choices(expert_rows, arrivals),
+        TOP_K=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
-        ONCE=expert_rows is None and is_read_once(count),
+        EVICT_FIRST=expert_rows is None and is_read_once(count),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -233,12 +234,12 @@ def launch_wide(
     gate: int = UNGATED.value,
     group_columns: int = 0,
 ) -> None:
-    """The same in tiles of 128 or 256 rows, a program for each multiprocessor; with ``gate`` only
-    the activated rows leave, to ``out`` and ``out_scales``."""
-    assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
+    """Launch ``wide_kernel``, persistent, in tiles of 128 or 256 rows; with ``gate`` only the
+    quantized results of SwiGLU are written, to ``out`` and ``out_scales``."""
+    assert expert_rows is None or not expert_rows.paged, "these tiles must be stored in order"
     rows, n = shape
     form = weight_form(weight)
-    factors = weight.factors
+    w_scales = weight.row_scales
     count = cdiv(rows, tile.rows)
     columns = tile.columns if gate == UNGATED.value else 256
     programs = min(count * cdiv(n, columns), multiprocessors(values.device))
@@ -246,17 +247,17 @@ def launch_wide(
         described_tiles(values, tile.rows, 128),
         described_tiles(scales.view(-1), tile.rows),
         described_tiles(weight.values, tile.columns, 128 if form == 1 else 32),
-        described_tiles(factors, 128)
-        if weight.steps is None
-        else described_tiles(weight.steps.flatten(1), tile.columns // 64, 128),
+        described_tiles(w_scales, 128)
+        if weight.exponents is None
+        else described_tiles(weight.exponents.flatten(1), tile.columns // 64, 128),
         out,
-        factors,
-        factors if expert_rows is None else expert_rows.expert,
-        factors if expert_rows is None else expert_rows.pair,
-        factors if expert_rows is None else expert_rows.used,
-        factors if weights is None else weights,
-        factors if out_scales is None else out_scales,
-        factors if arrivals is None else arrivals.buffers.homes,
+        w_scales,
+        w_scales if expert_rows is None else expert_rows.expert,
+        w_scales if expert_rows is None else expert_rows.pair,
+        w_scales if expert_rows is None else expert_rows.used,
+        w_scales if weights is None else weights,
+        w_scales if out_scales is None else out_scales,
+        w_scales if arrivals is None else arrivals.buffers.homes,
         count,
         n,
         weight.k,
@@ -267,9 +268,9 @@ def launch_wide(
         FORMAT=form,
         GROUPED=expert_rows is not None,
         GATE=int(gate),
-        CHOICES=_choices(expert_rows, arrivals),
+        TOP_K=_choices(expert_rows, arrivals),
         GROUP_COLUMNS=group_columns,
-        ONCE=form == 1 and expert_rows is None and is_read_once(count),
+        EVICT_FIRST=form == 1 and expert_rows is None and is_read_once(count),
         **tile.constants,
         num_warps=4,
         enable_fp_fusion=True,
@@ -289,10 +290,10 @@ def launch_triple(
     out_stride: int = 0,
     group_columns: int = 0,
 ) -> None:
-    """The same in tiles of 192 rows; with ``out_scales`` rows leave quantised."""
-    assert expert_rows is None or not expert_rows.paged, "these tiles follow each other"
+    """Launch ``triple_kernel`` in tiles of 192 rows; with ``out_scales`` results are quantized."""
+    assert expert_rows is None or not expert_rows.paged, "these tiles must be stored in order"
     rows, n = shape
-    factors = weight.factors
+    w_scales = weight.row_scales
     count = cdiv(rows, tile.rows)
     programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
     launch(triple_kernel, (programs,))(
@@ -300,11 +301,11 @@ def launch_triple(
         described_tiles(scales.view(-1), 64),
         described_tiles(weight.values, tile.columns, 128),
         out,
-        factors,
-        factors if expert_rows is None else expert_rows.expert,
-        factors if expert_rows is None else expert_rows.pair,
-        factors if expert_rows is None else expert_rows.used,
-        factors if out_scales is None else out_scales,
+        w_scales,
+        w_scales if expert_rows is None else expert_rows.expert,
+        w_scales if expert_rows is None else expert_rows.pair,
+        w_scales if expert_rows is None else expert_rows.used,
+        w_scales if out_scales is None else out_scales,
         rows,
         count,
         n,
@@ -313,7 +314,7 @@ def launch_triple(
         out_stride,
         STAGES=tile.stages,
         GROUPED=expert_rows is not None,
-        BAND=8,
+        GROUP_M=8,
         REGISTERS=tile.registers,
         GROUP_COLUMNS=group_columns,
         num_warps=4,
@@ -322,5 +323,5 @@ def launch_triple(
 
 
 def _choices(rows: ExpertRows | None, arrivals: Arrivals | None) -> int:
-    """Of a token, if its results go back to where it came from."""
+    """Experts per token, if results are stored where their tokens came from; else 0."""
     return 0 if rows is None or arrivals is None else rows.per_token

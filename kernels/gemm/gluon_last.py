@@ -1,8 +1,8 @@
-"""The end of a program in ``gluon_narrow.py`` whose products are gates and ups.
+"""SwiGLU and quantization after ``gluon_narrow.py``, in the last of four programs.
 
-A program has 64 columns, and a scale is for activations of 256: whichever program of four is done
-last reads what they stored, activates and quantises it.  Who is last is counted in ``turns``, which
-is left as it was found: zeros.
+A program has 64 columns, but a scale covers the activations of 256.  So whichever of four programs
+finishes last reads the results of all, applies SwiGLU and quantizes.  ``counters``, zero before and
+after, count the programs that have finished.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def activate_last(
     hidden, gate, row_pair, row_tile, column, num_rows, N,
     TOKENS: gl.constexpr, GROUPED: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """hidden [R, N] bf16, of which TOKENS rows and 64 columns have just been stored, to values
-    [R, N / 4] i16, pairs of E4M3 in the given order of K, and scales [N / 256, stride] f32."""
-    values, scales, stride, weights, turns, limit = gate
+    """hidden [R, N] bf16, of which this program has just stored TOKENS rows by 64 columns; outputs
+    are values [R, N / 4] i16, pairs of E4M3 in the given order of K, and scales [N / 256, stride]
+    f32."""
+    values, scales, stride, weights, counters, limit = gate
     thread_barrier()
     block = column // 256
-    turn = turns + row_tile * (N // 256) + block
-    if gl.atomic_add(turn, 1, sem="acq_rel") == 3:
-        gl.store(turn, 0)
+    counter = counters + row_tile * (N // 256) + block
+    if gl.atomic_add(counter, 1, sem="acq_rel") == 3:
+        gl.store(counter, 0)
         begin = row_tile * TOKENS
         for first in range(begin, gl.minimum(begin + TOKENS, num_rows), _ROWS):
             row = first + gl.arange(0, _ROWS, gl.SliceLayout(1, _LAYOUT))

@@ -1,9 +1,9 @@
-"""Products of bf16 rows with a weight of few rows on NVIDIA SM90, for parts of K by themselves.
+"""Split-K bf16 GEMM for a weight of few rows on NVIDIA SM90.
 
-A persistent kernel in Gluon: one warp fetches tiles, 64 inputs at a time; each group of four warps
-multiplies 64 rows of the weight, the left operand, by the tile's rows of x.  The matrix unit adds
-the inputs of a part in ascending order in fp32: the same chain as in ``triton_kernel.py``, and so
-the same bits.  Parts that a program computes one after the other may leave added up.
+A persistent, warp-specialized kernel in Gluon: a producer warp loads tiles of 64 along K; each
+consumer warpgroup multiplies 64 rows of the weight, the left operand, by the rows of x in the tile.
+The tensor cores accumulate a part of K in ascending order in fp32, as in ``triton_kernel.py``, so
+the bits are the same.  A program may compute all parts in sequence and add them up itself.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import load_tile, store_tile
 
-from .gluon_ring import barriers, wait_empty
+from .gluon_pipeline import barriers, wait_empty
 
 INPUTS = gl.constexpr(64)
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_rows", "num_preset", "preset_to"])
 def parts_kernel(
     x, w, out, preset, num_preset, preset_to, num_rows, N, K, PARTS: gl.constexpr,
-    ADDED: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr,
+    ADDED: gl.constexpr, SUBTILES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """x [R, PARTS ADDED K] bf16 times each K of w [N, PARTS ADDED K] bf16, ADDED in turn summed in
-    ascending order, to out [R, PARTS N] f32.
+    """x [R, PARTS ADDED K] bf16 times w [N, PARTS ADDED K] bf16 over each part of K; ADDED
+    consecutive parts are added up in ascending order: out [R, PARTS N] f32.
 
-    Boxes of x are 64 or 128 rows, those of w 64; a tile is PIECES boxes of w, 1 or 3.  ``preset``
-    [num_preset] i32 is set to ``preset_to``.
+    TMA boxes of x have 64 or 128 rows, those of w 64; a tile has SUBTILES boxes of w, 1 or 3.
+    ``preset`` [num_preset] i32 is filled with ``preset_to``.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
-    w_tiles = gl.allocate_shared_memory(gl.bfloat16, [PIECES * STAGES, 64, INPUTS], w.layout)
-    o_tiles = gl.allocate_shared_memory(gl.float32, [PIECES, out.block_shape[0], 64], out.layout)
-    full, empty = barriers(STAGES, 1, PIECES)
+    w_tiles = gl.allocate_shared_memory(gl.bfloat16, [SUBTILES * STAGES, 64, INPUTS], w.layout)
+    o_tiles = gl.allocate_shared_memory(gl.float32, [SUBTILES, out.block_shape[0], 64], out.layout)
+    full, empty = barriers(STAGES, 1, SUBTILES)
     fence_async_shared()
-    set_numbers(preset, num_preset, preset_to)
+    fill(preset, num_preset, preset_to)
     work = (num_rows, N, K)
     walk = (gl.program_id(0), gl.num_programs(0), 0)
     tiles = (x_tiles, w_tiles, full, empty)
-    if PIECES == 1:
+    if SUBTILES == 1:
         gl.warp_specialize(
             [
-                (_multiply_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
-                (fetch_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
+                (_consume_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (produce_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
             ],
             [1],
             [24],
@@ -59,10 +59,10 @@ def parts_kernel(
     else:
         gl.warp_specialize(
             [
-                (_multiply_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
-                (_multiply_second, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
-                (_multiply_third, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
-                (fetch_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
+                (_consume_first, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (_consume_second, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (_consume_third, (work, walk, tiles, out, o_tiles, PARTS, ADDED)),
+                (produce_parts, (x, w, work, walk, tiles, PARTS, ADDED)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -70,7 +70,7 @@ def parts_kernel(
 
 
 @gluon.jit
-def set_numbers(numbers, count, value):
+def fill(numbers, count, value):
     lane = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     for start in range(gl.program_id(0) * 128, count, gl.num_programs(0) * 128):
         gl.store(numbers + start + lane, gl.zeros_like(lane) + value, mask=start + lane < count)
@@ -86,7 +86,7 @@ def _num_tiles(work, tiles, PARTS: gl.constexpr):
 
 @gluon.jit
 def _place(tile, work, tiles, PARTS: gl.constexpr):
-    """(row, part, column): programs that run together share rows."""
+    """(row, part, column): programs that run concurrently share rows."""
     num_rows, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     WIDTH: gl.constexpr = 64 * (w_tiles.shape[0] // x_tiles.shape[0])
@@ -96,13 +96,13 @@ def _place(tile, work, tiles, PARTS: gl.constexpr):
 
 
 @gluon.jit
-def fetch_parts(x, w, work, walk, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    """``walk``: the first tile of this program, from one to its next, steps that were before."""
+def produce_parts(x, w, work, walk, tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    """``walk``: first tile of this program, stride to its next, pipeline steps done before."""
     num_rows, N, K = work
     begin, stride, step = walk
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
-    PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
+    SUBTILES: gl.constexpr = w_tiles.shape[0] // STAGES
     for tile in range(begin, _num_tiles(work, tiles, PARTS), stride):
         row, part, column = _place(tile, work, tiles, PARTS)
         first = part * ADDED * K
@@ -110,76 +110,76 @@ def fetch_parts(x, w, work, walk, tiles, PARTS: gl.constexpr, ADDED: gl.constexp
             stage = step % STAGES
             bar = full.index(stage)
             wait_empty(empty, step)
-            mbarrier.expect(bar, x.block_type.nbytes + PIECES * w.block_type.nbytes)
+            mbarrier.expect(bar, x.block_type.nbytes + SUBTILES * w.block_type.nbytes)
             load_tile(x, [row, start], bar, x_tiles.index(stage))
-            for piece in gl.static_range(PIECES):
-                place = w_tiles.index(stage * PIECES + piece)
-                load_tile(w, [column + piece * 64, start], bar, place)
+            for subtile in gl.static_range(SUBTILES):
+                place = w_tiles.index(stage * SUBTILES + subtile)
+                load_tile(w, [column + subtile * 64, start], bar, place)
             step += 1
 
 
 @gluon.jit
-def _multiply_first(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 0)
+def _consume_first(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    consume_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 0)
 
 
 @gluon.jit
-def _multiply_second(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 1)
+def _consume_second(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    consume_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 1)
 
 
 @gluon.jit
-def _multiply_third(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
-    multiply_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 2)
+def _consume_third(work, walk, tiles, out, o_tiles, PARTS: gl.constexpr, ADDED: gl.constexpr):
+    consume_parts(work, walk, tiles, out, o_tiles, PARTS, ADDED, 2)
 
 
 @gluon.jit
-def multiply_parts(
+def consume_parts(
     work, walk, tiles, out, o_tiles,
-    PARTS: gl.constexpr, ADDED: gl.constexpr, PIECE: gl.constexpr,
+    PARTS: gl.constexpr, ADDED: gl.constexpr, SUBTILE: gl.constexpr,
 ):  # fmt: skip
     num_rows, N, K = work
     begin, stride, step = walk
     for tile in range(begin, _num_tiles(work, tiles, PARTS), stride):
         row, part, column = _place(tile, work, tiles, PARTS)
-        column += PIECE * 64
-        total = _sum_part(tiles, step, K, PIECE)
+        column += SUBTILE * 64
+        acc = _mainloop(tiles, step, K, SUBTILE)
         step += K // INPUTS
         for _ in range(ADDED - 1):
-            total += _sum_part(tiles, step, K, PIECE)
+            acc += _mainloop(tiles, step, K, SUBTILE)
             step += K // INPUTS
-        if column < N:  # there the next part begins
-            _store(out, o_tiles.index(PIECE), total, row, part * N + column)
+        if column < N:  # else it would overwrite the next part
+            _store(out, o_tiles.index(SUBTILE), acc, row, part * N + column)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _sum_part(tiles, step, K, PIECE: gl.constexpr):
-    """64 rows of the weight by the rows of a tile of x."""
+def _mainloop(tiles, step, K, SUBTILE: gl.constexpr):
+    """Main loop over one part of K: 64 rows of the weight by the rows of a tile of x."""
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
-    PIECES: gl.constexpr = w_tiles.shape[0] // STAGES
+    SUBTILES: gl.constexpr = w_tiles.shape[0] // STAGES
     ROWS: gl.constexpr = x_tiles.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    total = gl.zeros([64, ROWS], gl.float32, layout)
+    acc = gl.zeros([64, ROWS], gl.float32, layout)
     for start in range(0, K, INPUTS):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-        piece = w_tiles.index(stage * PIECES + PIECE)
+        subtile = w_tiles.index(stage * SUBTILES + SUBTILE)
         rows = x_tiles.index(stage).permute((1, 0))
-        total = warpgroup_mma(piece, rows, total, is_async=True)
-        total = warpgroup_mma_wait(1, [total])
-        # The products of the stage before are done.
+        acc = warpgroup_mma(subtile, rows, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, [acc])
+        # The MMAs that read the previous stage have finished.
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
         step += 1
-    total = warpgroup_mma_wait(0, [total])
+    acc = warpgroup_mma_wait(0, [acc])
     mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-    return total
+    return acc
 
 
 @gluon.jit
 def _store(out, buffer, values, row, column):
-    """Write [64, rows] sums by way of shared memory, a box at a time."""
+    """Store an accumulator [64, rows] through shared memory, one TMA box at a time."""
     if values.shape[1] == out.block_shape[0]:
         tma.store_wait(0)
         buffer.permute((1, 0)).store(values)

@@ -1,4 +1,4 @@
-"""Launches of ``gluon_parts.py``: bf16 weights of few rows on NVIDIA SM90."""
+"""Launcher of ``gluon_parts.py``: split-K GEMM for bf16 weights of few rows on NVIDIA SM90."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .weights import Weight
 
 
 def fits_parts(x: Tensor, weight: Weight, parts: int) -> bool:
-    """Whether ``fp32_linear_parts_gluon`` takes these; the bits are those of the portable form."""
+    """Whether ``fp32_linear_parts_gluon`` supports these; it has the bits of the Triton kernel."""
     values = weight.values
     return (
         x.dim() == values.dim() == 2
@@ -35,7 +35,7 @@ def fp32_linear_parts_gluon(
     *,
     preset: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """As ``fp32_linear_parts``; ``form`` is the fastest unless a test wants another."""
+    """As ``fp32_linear_parts``; ``form`` is the fastest unless given."""
     values = weight.values
     check_operands(x, weight, values, float32=True)
     rows, (n, k) = len(x), values.shape
@@ -45,7 +45,7 @@ def fp32_linear_parts_gluon(
     numbers, value = (out, 0) if preset is None else preset
     if preset is not None:
         check_tensor("preset", numbers, torch.int32, (None,), x)
-    tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.pieces) * (parts // added)
+    tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.subtiles) * (parts // added)
     launch(parts_kernel, (min(tiles, at_once),))(
         described_tiles(x.contiguous(), tile.rows, INPUTS.value),
         described_tiles(values, 64, INPUTS.value),
@@ -58,7 +58,7 @@ def fp32_linear_parts_gluon(
         k // parts,
         PARTS=parts // added,
         ADDED=added,
-        PIECES=tile.pieces,
+        SUBTILES=tile.subtiles,
         STAGES=tile.stages,
         num_warps=4,
         enable_fp_fusion=True,

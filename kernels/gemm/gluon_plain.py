@@ -1,9 +1,9 @@
-"""The product of bf16 numbers for many rows on NVIDIA SM90: a persistent kernel in Gluon.
+"""bf16 GEMM for many rows on NVIDIA SM90: a persistent, warp-specialized kernel in Gluon.
 
-One warp fetches tiles, 64 inputs at a time; two groups of four warps multiply 64 rows by 256
-columns each.  The matrix unit adds all inputs of an output, in ascending order, in fp32: the same
-chain as in ``triton_kernel.py``, and so the same bits.  Results are bf16 or fp32, may be added to
-others, or leave quantised for the next product.
+A producer warp loads tiles of 64 along K by TMA; two consumer warpgroups compute 64 rows by 256
+columns each.  The tensor cores accumulate over K in ascending order in fp32, as in
+``triton_kernel.py``, so the bits are the same.  The epilogue stores bf16 or fp32, optionally with
+an addend, or quantizes for the next GEMM.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import load_tile, store_tile
 
+from .gluon_pipeline import barriers, tile_coordinates, wait_empty
 from .gluon_quantize import store_quantized_tile
-from .gluon_ring import barriers, place_in_band, wait_empty
 
 ROWS = gl.constexpr(128)
 COLUMNS = gl.constexpr(256)
@@ -29,16 +29,16 @@ INPUTS = gl.constexpr(64)
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_row_tiles", "num_rows", "scale_stride"])
 def plain_kernel(
     x, w, out, scales, addend, num_row_tiles, num_rows, N, K, group_width, scale_stride,
-    STAGES: gl.constexpr, BAND: gl.constexpr, ADDS: gl.constexpr,
+    STAGES: gl.constexpr, GROUP_M: gl.constexpr, HAS_ADDEND: gl.constexpr,
 ):  # fmt: skip
-    """x [R, G K] bf16 times w [N, K] bf16, to out [R, N] bf16 or f32, or to pairs of E4M3
-    [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.  ``ADDS``: plus addend [R, N] f32.
+    """x [R, G K] bf16 times w [N, K] bf16; out is [R, N] bf16 or f32, or pairs of E4M3
+    [R, N / 2] i16 with ``scales`` [N / 128, scale_stride] f32.  HAS_ADDEND: plus addend [R, N] f32.
 
-    Each ``group_width`` columns of the result meet the next K inputs.
+    Grouped linear layer: group g of ``group_width`` columns uses inputs g K to (g + 1) K of x.
     """
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, INPUTS], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, COLUMNS, INPUTS], w.layout)
@@ -47,12 +47,12 @@ def plain_kernel(
     fence_async_shared()
     work = (num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, full, empty)
-    sums = (out, o_tiles, scales, scale_stride, addend, num_rows)
+    epilogue = (out, o_tiles, scales, scale_stride, addend, num_rows)
     gl.warp_specialize(
         [
-            (_multiply_first, (work, tiles, sums, BAND, ADDS)),
-            (_multiply_second, (work, tiles, sums, BAND, ADDS)),
-            (_fetch, (x, w, work, tiles, group_width, BAND)),
+            (_consume_first, (work, tiles, epilogue, GROUP_M, HAS_ADDEND)),
+            (_consume_second, (work, tiles, epilogue, GROUP_M, HAS_ADDEND)),
+            (_produce, (x, w, work, tiles, group_width, GROUP_M)),
         ],
         [4, 1],
         [216, 24],
@@ -60,14 +60,14 @@ def plain_kernel(
 
 
 @gluon.jit
-def _fetch(x, w, work, tiles, group_width, BAND: gl.constexpr):
+def _produce(x, w, work, tiles, group_width, GROUP_M: gl.constexpr):
     num_row_tiles, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         first = column * COLUMNS // group_width * K
         for start in range(0, K, INPUTS):
             stage = step % STAGES
@@ -80,56 +80,58 @@ def _fetch(x, w, work, tiles, group_width, BAND: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_first(work, tiles, sums, BAND: gl.constexpr, ADDS: gl.constexpr):
-    _multiply(work, tiles, sums, 0, BAND, ADDS)
+def _consume_first(work, tiles, epilogue, GROUP_M: gl.constexpr, HAS_ADDEND: gl.constexpr):
+    _consume(work, tiles, epilogue, 0, GROUP_M, HAS_ADDEND)
 
 
 @gluon.jit
-def _multiply_second(work, tiles, sums, BAND: gl.constexpr, ADDS: gl.constexpr):
-    _multiply(work, tiles, sums, 1, BAND, ADDS)
+def _consume_second(work, tiles, epilogue, GROUP_M: gl.constexpr, HAS_ADDEND: gl.constexpr):
+    _consume(work, tiles, epilogue, 1, GROUP_M, HAS_ADDEND)
 
 
 @gluon.jit
-def _multiply(work, tiles, sums, HALF: gl.constexpr, BAND: gl.constexpr, ADDS: gl.constexpr):
+def _consume(
+    work, tiles, epilogue, HALF: gl.constexpr, GROUP_M: gl.constexpr, HAS_ADDEND: gl.constexpr
+):
     num_row_tiles, N, K = work
     x_tiles, w_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
-        total = gl.zeros([64, COLUMNS], gl.float32, SUMS)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
+        acc = gl.zeros([64, COLUMNS], gl.float32, SUMS)
         for start in range(0, K, INPUTS):
             stage = step % STAGES
             mbarrier.wait(full.index(stage), (step // STAGES) & 1)
             rows = x_tiles.index(stage).slice(HALF * 64, 64)
             columns = w_tiles.index(stage).permute((1, 0))
-            total = warpgroup_mma(rows, columns, total, is_async=True)
-            total = warpgroup_mma_wait(1, [total])
-            # The products of the stage before are done.
+            acc = warpgroup_mma(rows, columns, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, [acc])
+            # The MMAs that read the previous stage have finished.
             mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=start > 0)
             step += 1
-        total = warpgroup_mma_wait(0, [total])
+        acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
         row = row_tile * ROWS + HALF * 64
-        left, right = _halves(total)
-        if ADDS:
-            left = _plus_addend(sums, left, row, column * COLUMNS, N)
-            right = _plus_addend(sums, right, row, column * COLUMNS + 128, N)
-        _store(sums, left, row, column * COLUMNS, HALF)
-        _store(sums, right, row, column * COLUMNS + 128, HALF)
+        left, right = _halves(acc)
+        if HAS_ADDEND:
+            left = _plus_addend(epilogue, left, row, column * COLUMNS, N)
+            right = _plus_addend(epilogue, right, row, column * COLUMNS + 128, N)
+        _store(epilogue, left, row, column * COLUMNS, HALF)
+        _store(epilogue, right, row, column * COLUMNS + 128, HALF)
     tma.store_wait(0)
 
 
 @gluon.jit
 def _halves(x):
-    """Left and right columns."""
+    """Split [R, C] into its left and right [R, C / 2]."""
     return gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
 @gluon.jit
-def _plus_addend(sums, values, row, column, N):
-    out, o_tiles, scales, scale_stride, addend, num_rows = sums
+def _plus_addend(epilogue, values, row, column, N):
+    out, o_tiles, scales, scale_stride, addend, num_rows = epilogue
     layout: gl.constexpr = values.type.layout
     rows = row + gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
     columns = column + gl.arange(0, values.shape[1], gl.SliceLayout(0, layout))
@@ -139,9 +141,9 @@ def _plus_addend(sums, values, row, column, N):
 
 
 @gluon.jit
-def _store(sums, values, row, column, HALF: gl.constexpr):
-    """Write [64, 128] sums by way of shared memory; what lies outside of ``out`` is cut off."""
-    out, o_tiles, scales, scale_stride, addend, num_rows = sums
+def _store(epilogue, values, row, column, HALF: gl.constexpr):
+    """Store a [64, 128] accumulator through shared memory by TMA, which clips it to ``out``."""
+    out, o_tiles, scales, scale_stride, addend, num_rows = epilogue
     buffer = o_tiles.index(HALF)
     if out.dtype == gl.int16:
         store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)

@@ -1,4 +1,4 @@
-"""Launches of ``gluon_plain.py``: bf16 weights for many rows on NVIDIA SM90."""
+"""Launchers of ``gluon_plain.py``: GEMMs with bf16 weights for many rows on NVIDIA SM90."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .gluon_tiles import described_tiles
 from .hopper_weights import HopperWeight
 from .weights import Weight
 
-# Fewer are faster with the weight as left operand, the more so where a group has few columns.
+# With fewer rows the Triton kernel, whose left operand is the weight, is faster; the more so if a
+# group has few columns.
 _MANY, _MANY_IN_GROUPS = 96, 256
-_OUT_BYTES = 256  # of a row of a tile of the result
+_OUT_BYTES = 256  # per row of a TMA box of the result
 
 
 def fits_plain(x: Tensor, weight: Weight) -> bool:
-    """Whether ``plain_linear_gluon`` takes these; the bits are those of the portable form."""
+    """Whether ``plain_linear_gluon`` supports these; it has the bits of the Triton kernel."""
     values = weight.values
     return (
         x.dim() == values.dim() > 1
@@ -35,7 +36,8 @@ def fits_plain(x: Tensor, weight: Weight) -> bool:
 
 
 def plain_linear_gluon(x: Tensor, weight: Weight) -> Tensor:
-    """x [T, K] by [N, K], or [T, G, K] by [G, N, K], all bf16: [T, N] or [T, G, N] bf16."""
+    """x [T, K] and a weight [N, K], or [T, G, K] and [G, N, K], all bf16: [T, N] or [T, G, N]
+    bf16."""
     _check(x, weight)
     out = torch.empty(len(x), _width(weight), dtype=torch.bfloat16, device=x.device)
     _launch(x, weight, _result_tiles(out), out, 0)
@@ -45,8 +47,8 @@ def plain_linear_gluon(x: Tensor, weight: Weight) -> Tensor:
 def plain_fp32_linear_gluon(
     x: Tensor, weight: Weight, addend: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """x [T, K] by [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, in ``out`` if that is
-    given."""
+    """x [T, K] bf16 and a weight [N, K] bf16, plus ``addend`` [T, N] f32: [T, N] f32, written to
+    ``out`` if given."""
     _check(x, weight)
     shape = len(x), len(weight.values)
     if out is None:
@@ -59,10 +61,10 @@ def plain_fp32_linear_gluon(
 
 
 def plain_linear_quantized_gluon(x: Tensor, weight: Weight, linear: HopperWeight) -> Activations:
-    """The same as activations for ``linear``, whose order is the plain one: [T, G N]."""
+    """``plain_linear_gluon``, quantized for the weight ``linear`` in plain order of K: [T, G N]."""
     _check(x, weight)
     if _width(weight) != linear.k:
-        raise TensorError(f"weight: expected {linear.k} rows in all, found {_width(weight)}")
+        raise TensorError(f"weight: expected {linear.k} rows in total, found {_width(weight)}")
     acts = Activations.empty_for(linear, len(x), linear.k)
     values, scales = acts.writer
     _launch(x, weight, described_tiles(values, 64, 64), scales, acts.scale_stride)
@@ -111,8 +113,8 @@ def _launch(
         n,
         scale_stride,
         STAGES=4,
-        BAND=8,
-        ADDS=addend is not None,
+        GROUP_M=8,
+        HAS_ADDEND=addend is not None,
         num_warps=4,
         enable_fp_fusion=True,
     )

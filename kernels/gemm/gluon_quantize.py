@@ -1,4 +1,4 @@
-"""Device functions in Gluon that leave results as FP8 activations, as ``store_quantized`` does."""
+"""Gluon device functions that store FP8 activations, with the same bits as ``store_quantized``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from deepinfer.kernels.gluon_names import store_tile
 
 @gluon.jit
 def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride):
-    """[64, 128] f32, rounded to bf16 first, to pairs ``out`` [R, P / 2] i16 with a scale a row."""
+    """Round [64, 128] f32 to bf16, quantize it with one scale per row and store it to ``out``
+    [R, P / 2] i16, pairs of E4M3."""
     values = rounded_to_bf16(values)
     exponent = block_exponent(largest_of(values))
     place = row + gl.arange(0, 64, exponent.type.layout)
@@ -24,8 +25,8 @@ def store_quantized_tile(out, buffer, values, row, column, scales, scale_stride)
 
 @gluon.jit
 def rounded_to_bf16(values):
-    """f32 rounded to the nearest bf16, still as f32: two at a time, as one by one takes the GPU
-    eight times as long."""
+    """f32 rounded to the nearest bf16, still as f32; two at a time, which has eight times the
+    throughput of single conversions."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -45,13 +46,13 @@ def rounded_to_bf16(values):
 
 @gluon.jit
 def largest_of(values):
-    """Largest magnitude of each row; NaN does not count, which SM90's maximum leaves out."""
+    """Largest magnitude of each row, ignoring NaN, as the max instruction of SM90 does."""
     return gl.max(gl.abs(values), axis=1)
 
 
 @gluon.jit
 def block_exponent(largest):
-    """Biased exponent of the scale under which the largest magnitude fits E4M3."""
+    """Biased exponent of the smallest power-of-two scale with which ``largest`` fits into E4M3."""
     bits = (gl.maximum(largest, 1e-4) * (1.0 / 448.0)).to(gl.int32, bitcast=True)
     return gl.minimum((bits + 0x7FFFFF) >> 23, 246)
 
@@ -63,10 +64,10 @@ def power_of_two(exponent):
 
 @gluon.jit
 def e4m3_pairs(values, exponent):
-    """[R, C] f32 divided by the scale of each row, two to an i16: [R, C / 2]."""
+    """[R, C] f32 divided by the scale of each row, in E4M3, two per i16: [R, C / 2]."""
     scaled = values * power_of_two(254 - exponent)[:, None]
     even, odd = gl.split(gl.reshape(scaled, (values.shape[0], values.shape[1] // 2, 2)))
-    # The instruction itself: see ``kernels/quant/triton_bits.py``.
+    # Inline PTX for the reason given in ``kernels/quant/triton_bits.py``.
     return gl.inline_asm_elementwise(
         "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;",
         "=h,r,r",

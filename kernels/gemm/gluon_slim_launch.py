@@ -1,4 +1,4 @@
-"""Launch of ``gluon_slim.py``."""
+"""Launcher of ``gluon_slim.py``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from .hopper_weights import HopperWeight
 def launch_slim(
     values: Tensor, scales: Tensor, weight: HopperWeight, out: Tensor, tile: SlimTile
 ) -> None:
-    """values [R, K] e4m3 in the order of K of ``weight``, scales [K / 128, S] f32, to out [R, N]
-    bf16."""
+    """values [R, K] e4m3 in the weight's order of K, scales [K / 128, S] f32; out [R, N] bf16."""
     rows, n = out.shape
     count = cdiv(rows, tile.rows)
     programs = min(count * cdiv(n, tile.columns), multiprocessors(values.device))
@@ -29,16 +28,16 @@ def launch_slim(
         described_tiles(weight.values, 16, 128),
         described_tiles(out, 64, 64),
         described_tiles(out, 64, 16),
-        weight.factors,
+        weight.row_scales,
         count,
         n,
         weight.k,
         scales.stride(0),
         STAGES=tile.stages,
-        BAND=8,
-        RUN=4,
+        GROUP_M=8,
+        UNROLL=4,
         REGISTERS=tile.registers,
-        ONCE=is_read_once(count),
+        EVICT_FIRST=is_read_once(count),
         num_warps=4,
         enable_fp_fusion=True,
     )

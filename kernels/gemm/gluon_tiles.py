@@ -1,4 +1,4 @@
-"""Descriptors of tensors whose tiles TMA copies."""
+"""TMA descriptors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TYPES = {
 
 
 class Tiles(TensorDescriptor):  # type: ignore[misc]
-    """A descriptor that is checked by the driver alone, which refuses what TMA cannot copy.
+    """A descriptor without Triton's checks: the driver rejects what TMA cannot copy.
 
-    ``key``: what kernels are compiled for, see ``launch_key``.
+    ``key``: what a kernel is specialized for, see ``launch_key``.
     """
 
     def __init__(self, x: Tensor, box: tuple[int, ...]) -> None:
@@ -35,10 +35,10 @@ class Tiles(TensorDescriptor):  # type: ignore[misc]
 
 
 def described_tiles(x: Tensor, *box: int) -> TensorDescriptor:
-    """``x`` for copies of boxes of this shape; what lies outside of ``x`` is 0."""
+    """TMA descriptor of ``x`` for boxes of this shape; elements outside of ``x`` read as 0."""
     return Tiles(x, box)
 
 
-@cache  # finding it takes longer than a launch
+@cache  # computing it takes longer than a launch
 def _box(box: tuple[int, ...], dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
     return list(box), gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])

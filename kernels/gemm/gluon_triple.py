@@ -1,7 +1,7 @@
-"""The product with E4M3 weights in tiles of 192 rows by 128 columns on NVIDIA SM90, in Gluon.
+"""GEMM with an E4M3 weight in tiles of 192 rows by 128 columns on NVIDIA SM90, in Gluon.
 
-As ``gluon_wide.py``, with three groups of warps that multiply 64 rows each.  It is for numbers of
-rows that leave less of 192 empty than of 128: pieces without rows are left out.
+As ``gluon_wide.py``, with three consumer warpgroups of 64 rows each, for numbers of rows that fill
+tiles of 192 better than tiles of 128.  Sub-tiles without rows are skipped.
 """
 
 from __future__ import annotations
@@ -18,38 +18,41 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 
+from .gluon_mainloop import prefetch_scales, scale_columns, store_subtile
+from .gluon_pipeline import barriers, first_input, tile_coordinates, wait_empty, weight_row
 from .gluon_quantize import store_quantized_tile
-from .gluon_ring import barriers, first_input, place_in_band, wait_empty, weight_row
-from .gluon_sums import factors_ahead, scaled, store_piece
 
-PIECES = gl.constexpr(3)
+SUBTILES = gl.constexpr(3)
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_rows", "num_row_tiles", "scale_stride", "out_stride"])
 def triple_kernel(
-    x, x_scales, w, out, factors, tile_expert, row_pair, used, out_scales, num_rows, num_row_tiles,
+    x, x_scales, w, out, w_scales, tile_expert, row_pair, used, out_scales, num_rows, num_row_tiles,
     N, K, scale_stride, out_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr,
-    BAND: gl.constexpr, REGISTERS: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
+    GROUP_M: gl.constexpr, REGISTERS: gl.constexpr, GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """As ``wide_kernel``; boxes of ``x`` and ``x_scales`` are 64 rows."""
-    x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [PIECES * STAGES, 64, 128], x.layout)
+    """As ``wide_kernel``; TMA boxes of ``x`` and ``x_scales`` have 64 rows."""
+    x_tiles = gl.allocate_shared_memory(gl.float8e4nv, [SUBTILES * STAGES, 64, 128], x.layout)
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 128, 128], w.layout)
-    s_tiles = gl.allocate_shared_memory(gl.float32, [PIECES * STAGES, 64], x_scales.layout)
-    o_tiles = gl.allocate_shared_memory(out.dtype, [PIECES, 64, out.block_shape[1]], out.layout)
-    full, empty = barriers(STAGES, 1, PIECES)
+    s_tiles = gl.allocate_shared_memory(gl.float32, [SUBTILES * STAGES, 64], x_scales.layout)
+    o_tiles = gl.allocate_shared_memory(out.dtype, [SUBTILES, 64, out.block_shape[1]], out.layout)
+    full, empty = barriers(STAGES, 1, SUBTILES)
     fence_async_shared()
     if GROUPED:
-        num_row_tiles = gl.load(used) // (64 * PIECES)
+        num_row_tiles = gl.load(used) // (64 * SUBTILES)
     work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
-    sums = (out, factors, o_tiles, row_pair, num_rows, out_scales, out_stride)
+    epilogue = (out, w_scales, o_tiles, row_pair, num_rows, out_scales, out_stride)
     gl.warp_specialize(
         [
-            (_multiply_first, (work, tiles, sums, GROUPED, BAND)),
-            (_multiply_second, (work, tiles, sums, GROUPED, BAND)),
-            (_multiply_third, (work, tiles, sums, GROUPED, BAND)),
-            (_fetch, (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS)),
+            (_consume_first, (work, tiles, epilogue, GROUPED, GROUP_M)),
+            (_consume_second, (work, tiles, epilogue, GROUPED, GROUP_M)),
+            (_consume_third, (work, tiles, epilogue, GROUPED, GROUP_M)),
+            (
+                _produce,
+                (x, x_scales, w, work, tiles, scale_stride, GROUPED, GROUP_M, GROUP_COLUMNS),
+            ),
         ],
         [4, 4, 1],
         [REGISTERS, REGISTERS, 24],
@@ -57,8 +60,8 @@ def triple_kernel(
 
 
 @gluon.jit
-def _fetch(
-    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
+def _produce(
+    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, GROUP_M: gl.constexpr,
     GROUP_COLUMNS: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
@@ -67,18 +70,18 @@ def _fetch(
     num_columns = gl.cdiv(N, 128)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         w_row = weight_row(tile_expert, row_tile, column * 128, N, GROUPED)
         first = first_input(column * 128, K, GROUP_COLUMNS) // 128
         for group in range(K // 128):
             stage = step % w_tiles.shape[0]
             bar = full.index(stage)
             wait_empty(empty, step)
-            mbarrier.expect(bar, w.block_type.nbytes + PIECES * ROW_BYTES)
+            mbarrier.expect(bar, w.block_type.nbytes + SUBTILES * ROW_BYTES)
             load_tile(w, [w_row, group * 128], bar, w_tiles.index(stage))
-            for piece in gl.static_range(PIECES):
-                row = (row_tile * PIECES + piece) * 64
-                place = stage * PIECES + piece
+            for subtile in gl.static_range(SUBTILES):
+                row = (row_tile * SUBTILES + subtile) * 64
+                place = stage * SUBTILES + subtile
                 load_tile(x, [row, (first + group) * 128], bar, x_tiles.index(place))
                 from_scale = (first + group) * scale_stride + row
                 load_tile(x_scales, [from_scale], bar, s_tiles.index(place))
@@ -86,43 +89,43 @@ def _fetch(
 
 
 @gluon.jit
-def _multiply_first(work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    _multiply(work, tiles, sums, 0, GROUPED, BAND)
+def _consume_first(work, tiles, epilogue, GROUPED: gl.constexpr, GROUP_M: gl.constexpr):
+    _consume(work, tiles, epilogue, 0, GROUPED, GROUP_M)
 
 
 @gluon.jit
-def _multiply_second(work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    _multiply(work, tiles, sums, 1, GROUPED, BAND)
+def _consume_second(work, tiles, epilogue, GROUPED: gl.constexpr, GROUP_M: gl.constexpr):
+    _consume(work, tiles, epilogue, 1, GROUPED, GROUP_M)
 
 
 @gluon.jit
-def _multiply_third(work, tiles, sums, GROUPED: gl.constexpr, BAND: gl.constexpr):
-    _multiply(work, tiles, sums, 2, GROUPED, BAND)
+def _consume_third(work, tiles, epilogue, GROUPED: gl.constexpr, GROUP_M: gl.constexpr):
+    _consume(work, tiles, epilogue, 2, GROUPED, GROUP_M)
 
 
 @gluon.jit
-def _multiply(
-    work, tiles, sums, PIECE: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr
+def _consume(
+    work, tiles, epilogue, SUBTILE: gl.constexpr, GROUPED: gl.constexpr, GROUP_M: gl.constexpr
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    out, factors, o_tiles, row_pair, num_rows, out_scales, out_stride = sums
+    out, w_scales, o_tiles, row_pair, num_rows, out_scales, out_stride = epilogue
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, 128)
     groups = K // 128
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         w_row = weight_row(tile_expert, row_tile, column * 128, N, GROUPED)
-        row = (row_tile * PIECES + PIECE) * 64
+        row = (row_tile * SUBTILES + SUBTILE) * 64
         if _has_rows(row_pair, row, num_rows, GROUPED):
-            factor = factors_ahead(factors, w_row)
-            total = scaled(_sum(tiles, step, groups, PIECE, layout), factor)
-            buffer = o_tiles.index(PIECE)
+            w_scale = prefetch_scales(w_scales, w_row)
+            acc = scale_columns(_mainloop(tiles, step, groups, SUBTILE, layout), w_scale)
+            buffer = o_tiles.index(SUBTILE)
             if out.dtype == gl.int16:
-                store_quantized_tile(out, buffer, total, row, column * 128, out_scales, out_stride)
+                store_quantized_tile(out, buffer, acc, row, column * 128, out_scales, out_stride)
             else:
-                store_piece(out, buffer, total, row, column * 128)
+                store_subtile(out, buffer, acc, row, column * 128)
         else:
             _pass_by(tiles, step, groups)
         step += groups
@@ -130,22 +133,22 @@ def _multiply(
 
 
 @gluon.jit
-def _sum(tiles, step, groups, PIECE: gl.constexpr, layout: gl.constexpr):
-    """64 rows by 128 columns over all of K; groups of warps fill each other's waits."""
+def _mainloop(tiles, step, groups, SUBTILE: gl.constexpr, layout: gl.constexpr):
+    """Main loop of 64 rows by 128 columns; the consumer warpgroups hide each other's latency."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    total = gl.zeros([64, 128], gl.float32, layout)
+    acc = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
     for _ in range(groups):
         stage = _wait_full(tiles, step)
-        place = stage * PIECES + PIECE
+        place = stage * SUBTILES + SUBTILE
         scales = s_tiles.index(place).load(gl.SliceLayout(1, layout))
         columns = w_tiles.index(stage).permute((1, 0))
         part = warpgroup_mma(x_tiles.index(place), columns, zero, use_acc=False, is_async=True)
         part = warpgroup_mma_wait(0, [part])
         mbarrier.arrive(empty.index(stage), count=1)
-        total += part * scales[:, None]
+        acc += part * scales[:, None]
         step += 1
-    return total
+    return acc
 
 
 @gluon.jit
@@ -153,8 +156,8 @@ def _pass_by(tiles, step, groups):
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     for _ in range(groups):
         stage = _wait_full(tiles, step)
-        # One thread arrives for all: a warp that has not seen this phase yet would miss it once
-        # the stage is filled again, and wait for ever.  Products keep a group's warps together.
+        # One thread arrives for all: a warp that has not observed this phase yet would miss it once
+        # the stage is refilled, and deadlock.  With MMAs the warps of a group stay in step.
         thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
@@ -171,7 +174,7 @@ def _wait_full(tiles, step):
 
 @gluon.jit
 def _has_rows(row_pair, row, num_rows, GROUPED: gl.constexpr):
-    """Rows of no pair come last in a tile."""
+    """Whether any row from ``row`` on is not padding, which comes last in a tile."""
     if GROUPED:
         return gl.load(row_pair + row) >= 0
     else:  # noqa: RET505 - both are compiled otherwise

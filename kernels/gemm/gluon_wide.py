@@ -1,12 +1,13 @@
-"""The product for many rows on NVIDIA SM90: a persistent kernel in Gluon, its warps in roles.
+"""FP8 and FP4 GEMM for many rows on NVIDIA SM90: a persistent, warp-specialized kernel in Gluon.
 
-One warp fetches tiles of activations and weights; two groups of four warps multiply, two pieces of
-64 rows by 128 columns each (one piece where a tile is 128 by 128); for FP4 weights a third group
-turns codes into E4M3 before (``gluon_packed.py``), and second pieces without rows of a pair are
-left out.  128 inputs at a time are summed by the matrix unit and added in fp32, times the scale of
-the row's 128.  The weight's scale is one for each of its rows, so it waits until the end.
+A producer warp loads tiles of activations and weights by TMA; two consumer warpgroups compute two
+sub-tiles of 64 rows by 128 columns each (one if the tile is 128 by 128).  For FP4 weights a third
+warpgroup decodes to E4M3 first (``gluon_packed.py``), and a second sub-tile that has only padding
+rows is skipped.  The tensor cores accumulate 128 of K at a time; the result is multiplied by the
+activation scale of the row and promoted to an fp32 accumulator.  The weight has one scale per row,
+which the epilogue applies.
 
-Shapes of tiles say the sizes: x_tiles [STAGES, ROWS, 128], w_tiles [STAGES, COLUMNS, 128].
+Tile sizes are those of x_tiles [STAGES, ROWS, 128] and w_tiles [STAGES, COLUMNS, 128].
 """
 
 from __future__ import annotations
@@ -21,54 +22,55 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gluon_once import load_tile_once
 
-from .gluon_gated import UNGATED, multiply_gated
-from .gluon_packed import decode, fetch_packed
-from .gluon_quantize import store_quantized_tile
-from .gluon_results import send_piece
-from .gluon_ring import (
+from .gluon_gated import UNGATED, consume_gated
+from .gluon_mainloop import (
+    has_pair,
+    mainloop,
+    mainloop_columns,
+    mainloop_first_rows,
+    mainloop_rows,
+    prefetch_scales,
+    scale_columns,
+    store_subtile,
+)
+from .gluon_packed import decode, produce_packed
+from .gluon_pipeline import (
     barriers,
-    fetch_rows,
     first_input,
-    jobs_of,
-    place_in_band,
-    tile_of,
+    load_rows,
+    num_work_units,
+    tile_coordinates,
+    tile_of_unit,
     wait_empty,
     weight_row,
 )
-from .gluon_sums import (
-    factors_ahead,
-    has_pair,
-    scaled,
-    store_piece,
-    sum_both_pieces,
-    sum_first_piece,
-    sum_piece,
-    sum_pieces,
-)
+from .gluon_quantize import store_quantized_tile
+from .gluon_results import send_subtile
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_row_tiles", "scale_stride", "out_stride", "most_tokens"])
 def wide_kernel(
-    x, x_scales, w, steps, out, factors, tile_expert, row_pair, used, weights, out_scales,
+    x, x_scales, w, exponents, out, w_scales, tile_expert, row_pair, used, weights, out_scales,
     homes, num_row_tiles, N, K, scale_stride, out_stride, limit, most_tokens,
-    FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, BAND: gl.constexpr,
-    RUN: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
-    GATE: gl.constexpr, CHOICES: gl.constexpr, GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
+    FORMAT: gl.constexpr, STAGES: gl.constexpr, GROUPED: gl.constexpr, GROUP_M: gl.constexpr,
+    UNROLL: gl.constexpr, REGISTERS: gl.constexpr, DECODE_REGISTERS: gl.constexpr,
+    GATE: gl.constexpr, TOP_K: gl.constexpr, GROUP_COLUMNS: gl.constexpr, EVICT_FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of x [R, K] e4m3 times those of w [E N, K], to out [R, N] bf16, or to pairs of E4M3
-    [R, N / 2] i16 with ``out_scales`` [N / 128, out_stride] f32.
+    """x [R, K] e4m3 times w [E N, K]; out is [R, N] bf16, or pairs of E4M3 [R, N / 2] i16 with
+    ``out_scales`` [N / 128, out_stride] f32.
 
-    w is e4m3 (FORMAT 1), or [E N, K / 8] i32 of codes with ``steps`` [E N / 64, K / 2] (FORMAT 2).
-    GROUPED: ``tile_expert`` gives the expert of each tile of rows, of which there are as many as
-    ``used`` [1] rows have; ``row_pair`` [R] is below 0 for rows that only fill a tile.  Programs
-    walk over tiles in bands of BAND row tiles that share columns.  Of tiles of 256 rows that are
-    left after whole rounds two programs take 128 each, if there are enough.
-    GATE, unless it is UNGATED: products of gates and ups leave activated, see ``multiply_gated``.
-    CHOICES, unless it is 0: rows go where their tokens came from, see ``home_of``, not to out.
-    GROUP_COLUMNS, unless it is 0: each so many columns meet the next K inputs of x [R, G K].  For
-    FORMAT 1.
-    ONCE: few programs read the same of w, see ``gluon_once.py``.  For FORMAT 1.
+    w is e4m3 (FORMAT 1), or FP4 in [E N, K / 8] i32 with block ``exponents`` [E N / 64, K / 2]
+    (FORMAT 2); w_scales [E N] f32.
+    GROUPED: grouped GEMM, ``tile_expert`` [tiles] is the expert of each row tile, ``used`` [1] the
+    number of rows in tiles, ``row_pair`` [R] is negative for padding rows.
+    GROUP_M: tiles are rasterized in groups of so many row tiles, see ``tile_coordinates``.  Tail
+    tiles of 256 rows are split between two programs each, if there are enough programs.
+    GATE, unless it is UNGATED: SwiGLU in the epilogue, see ``consume_gated``.
+    TOP_K, unless it is 0: results are stored where their tokens came from, see ``home_of``.
+    GROUP_COLUMNS, unless it is 0: grouped linear layer, group g of so many columns uses inputs g K
+    to (g + 1) K of x [R, G K].  For FORMAT 1.
+    EVICT_FIRST: L2 hint for loads of w, see ``gluon_once.py``.  For FORMAT 1.
     """
     ROWS: gl.constexpr = x.block_shape[0]
     COLUMNS: gl.constexpr = w.block_shape[0]
@@ -76,42 +78,57 @@ def wide_kernel(
     w_tiles = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, COLUMNS, 128], x.layout)
     s_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], x_scales.layout)
     o_tiles = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_shape[1]], out.layout)
-    # A stage is full when its copies, and what was decoded, have arrived.
+    # A stage is full when the TMA copies have arrived and, for FP4, the decoder has written w.
     full, empty = barriers(STAGES, FORMAT, 2)
     if GROUPED:
         num_row_tiles = gl.load(used) // ROWS
     work = (tile_expert, num_row_tiles, N, K)
     tiles = (x_tiles, w_tiles, s_tiles, full, empty)
-    sums = (out, factors, o_tiles, row_pair, (row_pair, homes, most_tokens))
+    epilogue = (out, w_scales, o_tiles, row_pair, (row_pair, homes, most_tokens))
     gate = (weights, out_scales, out_stride, limit)
     if FORMAT == 1:
         fence_async_shared()
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
-                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
                 (
-                    fetch_wide,
-                    (x, x_scales, w, work, tiles, scale_stride, GROUPED, BAND, GROUP_COLUMNS, ONCE),
+                    _consume_first,
+                    (work, tiles, epilogue, gate, GROUPED, GROUP_M, UNROLL, GATE, TOP_K),
+                ),
+                (
+                    _consume_second,
+                    (work, tiles, epilogue, gate, GROUPED, GROUP_M, UNROLL, GATE, TOP_K),
+                ),
+                (
+                    produce_wide,
+                    (
+                        x, x_scales, w, work, tiles, scale_stride,
+                        GROUPED, GROUP_M, GROUP_COLUMNS, EVICT_FIRST,
+                    ),
                 ),
             ],
             [4, 1],
             [REGISTERS, 24],
-        )
+        )  # fmt: skip
     else:
         SLOTS: gl.constexpr = 2
         c_tiles = gl.allocate_shared_memory(gl.int32, [SLOTS, COLUMNS, 32], w.layout)
-        d_tiles = gl.allocate_shared_memory(gl.int32, [SLOTS, COLUMNS // 64, 128], steps.layout)
+        d_tiles = gl.allocate_shared_memory(gl.int32, [SLOTS, COLUMNS // 64, 128], exponents.layout)
         c_full, c_empty = barriers(SLOTS, 1, 1)
         fence_async_shared()
         packed = (c_tiles, d_tiles, c_full, c_empty)
-        source = (x, x_scales, w, steps)
+        source = (x, x_scales, w, exponents)
         gl.warp_specialize(
             [
-                (_multiply_first, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
-                (_multiply_second, (work, tiles, sums, gate, GROUPED, BAND, RUN, GATE, CHOICES)),
+                (
+                    _consume_first,
+                    (work, tiles, epilogue, gate, GROUPED, GROUP_M, UNROLL, GATE, TOP_K),
+                ),
+                (
+                    _consume_second,
+                    (work, tiles, epilogue, gate, GROUPED, GROUP_M, UNROLL, GATE, TOP_K),
+                ),
                 (decode, (work, tiles, packed)),
-                (fetch_packed, (source, work, tiles, packed, scale_stride, GROUPED, BAND)),
+                (produce_packed, (source, work, tiles, packed, scale_stride, GROUPED, GROUP_M)),
             ],
             [4, 4, 1],
             [REGISTERS, DECODE_REGISTERS, 24],
@@ -119,9 +136,9 @@ def wide_kernel(
 
 
 @gluon.jit
-def fetch_wide(
-    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, BAND: gl.constexpr,
-    GROUP_COLUMNS: gl.constexpr, ONCE: gl.constexpr,
+def produce_wide(
+    x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, GROUP_M: gl.constexpr,
+    GROUP_COLUMNS: gl.constexpr, EVICT_FIRST: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
@@ -130,7 +147,7 @@ def fetch_wide(
     num_columns = gl.cdiv(N, COLUMNS)
     step = 0
     for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         first = first_input(column * COLUMNS, K, GROUP_COLUMNS) // 128
         row = row_tile * x_tiles.shape[1]
@@ -139,43 +156,43 @@ def fetch_wide(
             bar = full.index(stage)
             wait_empty(empty, step)
             mbarrier.expect(bar, x.block_type.nbytes + w.block_type.nbytes + s_tiles.shape[1] * 4)
-            load_tile_once(w, [w_row, group * 128], bar, w_tiles.index(stage), True, ONCE)
-            fetch_rows(x, x_scales, tiles, row, first + group, scale_stride, stage)
+            load_tile_once(w, [w_row, group * 128], bar, w_tiles.index(stage), True, EVICT_FIRST)
+            load_rows(x, x_scales, tiles, row, first + group, scale_stride, stage)
             step += 1
 
 
 @gluon.jit
-def _multiply_first(
-    work, tiles, sums, gate,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
-    CHOICES: gl.constexpr,
+def _consume_first(
+    work, tiles, epilogue, gate,
+    GROUPED: gl.constexpr, GROUP_M: gl.constexpr, UNROLL: gl.constexpr, GATE: gl.constexpr,
+    TOP_K: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, gate, 0, GROUPED, BAND, RUN, CHOICES)
+        _consume(work, tiles, epilogue, gate, 0, GROUPED, GROUP_M, UNROLL, TOP_K)
     else:
-        multiply_gated(work, tiles, sums, gate, 0, GROUPED, BAND, GATE)
+        consume_gated(work, tiles, epilogue, gate, 0, GROUPED, GROUP_M, GATE)
 
 
 @gluon.jit
-def _multiply_second(
-    work, tiles, sums, gate,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, GATE: gl.constexpr,
-    CHOICES: gl.constexpr,
+def _consume_second(
+    work, tiles, epilogue, gate,
+    GROUPED: gl.constexpr, GROUP_M: gl.constexpr, UNROLL: gl.constexpr, GATE: gl.constexpr,
+    TOP_K: gl.constexpr,
 ):  # fmt: skip
     if GATE == UNGATED:
-        _multiply(work, tiles, sums, gate, 1, GROUPED, BAND, RUN, CHOICES)
+        _consume(work, tiles, epilogue, gate, 1, GROUPED, GROUP_M, UNROLL, TOP_K)
     else:
-        multiply_gated(work, tiles, sums, gate, 1, GROUPED, BAND, GATE)
+        consume_gated(work, tiles, epilogue, gate, 1, GROUPED, GROUP_M, GATE)
 
 
 @gluon.jit
-def _multiply(
-    work, tiles, sums, gate, HALF: gl.constexpr,
-    GROUPED: gl.constexpr, BAND: gl.constexpr, RUN: gl.constexpr, CHOICES: gl.constexpr,
+def _consume(
+    work, tiles, epilogue, gate, HALF: gl.constexpr,
+    GROUPED: gl.constexpr, GROUP_M: gl.constexpr, UNROLL: gl.constexpr, TOP_K: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    out, factors, o_tiles, row_pair, home = sums
+    out, w_scales, o_tiles, row_pair, home = epilogue
     ROWS: gl.constexpr = x_tiles.shape[1]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     FIRST: gl.constexpr = HALF * 64
@@ -186,41 +203,41 @@ def _multiply(
     num_tiles = num_row_tiles * num_columns
     buffer = o_tiles.index(HALF)
     step = 0
-    for job in range(gl.program_id(0), jobs_of(num_tiles, SPLIT), gl.num_programs(0)):
-        tile, is_half, half = tile_of(job, num_tiles, SPLIT)
-        row_tile, column = place_in_band(tile, num_columns, num_row_tiles, BAND)
+    for unit in range(gl.program_id(0), num_work_units(num_tiles, SPLIT), gl.num_programs(0)):
+        tile, is_half, half = tile_of_unit(unit, num_tiles, SPLIT)
+        row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         n = column * COLUMNS
         w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
         row = row_tile * ROWS + half * 128 + FIRST
-        place = factors + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
+        place = w_scales + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if ROWS + COLUMNS == 256:
-            factor = factors_ahead(factors, w_row)
-            total = sum_piece(tiles, step, groups, FIRST, RUN, layout)
-            _store(sums, gate, buffer, scaled(total, factor), row, n, N, CHOICES)
-        elif COLUMNS == 256:  # shared memory has no room to exchange factors
-            left, right = sum_pieces(tiles, step, groups, FIRST, layout)
-            factor, next_factor = gl.load(place), gl.load(place + 128)
-            _store(sums, gate, buffer, left * factor[None, :], row, n, N, CHOICES)
-            _store(sums, gate, buffer, right * next_factor[None, :], row, n + 128, N, CHOICES)
+            w_scale = prefetch_scales(w_scales, w_row)
+            acc = mainloop(tiles, step, groups, FIRST, UNROLL, layout)
+            _store(epilogue, gate, buffer, scale_columns(acc, w_scale), row, n, N, TOP_K)
+        elif COLUMNS == 256:  # shared memory has no room to change the layout of scales
+            left, right = mainloop_columns(tiles, step, groups, FIRST, layout)
+            w_scale, next_w_scale = gl.load(place), gl.load(place + 128)
+            _store(epilogue, gate, buffer, left * w_scale[None, :], row, n, N, TOP_K)
+            _store(epilogue, gate, buffer, right * next_w_scale[None, :], row, n + 128, N, TOP_K)
         elif has_pair(row_pair, row_tile * ROWS + FIRST + 128, GROUPED) & ~is_half:
-            upper, lower = sum_both_pieces(tiles, step, groups, FIRST, layout)
-            factor = gl.load(place)
-            _store(sums, gate, buffer, upper * factor[None, :], row, n, N, CHOICES)
-            _store(sums, gate, buffer, lower * factor[None, :], row + 128, n, N, CHOICES)
+            upper, lower = mainloop_rows(tiles, step, groups, FIRST, layout)
+            w_scale = gl.load(place)
+            _store(epilogue, gate, buffer, upper * w_scale[None, :], row, n, N, TOP_K)
+            _store(epilogue, gate, buffer, lower * w_scale[None, :], row + 128, n, N, TOP_K)
         else:
-            total = sum_first_piece(tiles, step, groups, FIRST, layout)
-            _store(sums, gate, buffer, total * gl.load(place)[None, :], row, n, N, CHOICES)
+            acc = mainloop_first_rows(tiles, step, groups, FIRST, layout)
+            _store(epilogue, gate, buffer, acc * gl.load(place)[None, :], row, n, N, TOP_K)
         step += groups
     tma.store_wait(0)
 
 
 @gluon.jit
-def _store(sums, gate, buffer, total, row, column, N, CHOICES: gl.constexpr):
-    out, factors, o_tiles, row_pair, home = sums
+def _store(epilogue, gate, buffer, acc, row, column, N, TOP_K: gl.constexpr):
+    out, w_scales, o_tiles, row_pair, home = epilogue
     weights, out_scales, out_stride, limit = gate
     if out.dtype == gl.int16:
-        store_quantized_tile(out, buffer, total, row, column, out_scales, out_stride)
-    elif CHOICES == 0:
-        store_piece(out, buffer, total, row, column)
+        store_quantized_tile(out, buffer, acc, row, column, out_scales, out_stride)
+    elif TOP_K == 0:
+        store_subtile(out, buffer, acc, row, column)
     else:
-        send_piece(home, buffer, total, row, column, N, CHOICES)
+        send_subtile(home, buffer, acc, row, column, N, TOP_K)

@@ -1,6 +1,6 @@
-"""Tiles of the Gluon forms of packed weights, and which one is fastest for a shape on SM90.
+"""Tile shapes of the Gluon GEMMs on packed weights, and a cost model that selects the fastest.
 
-All of them add the same products in the same order: the choice does not reach the bits.
+All tiles accumulate in the same order: the choice does not change the bits.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .hopper_weights import HopperWeight
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured on an H200: programs that a multiprocessor holds, and what one of them takes."""
+    """Measured on an H200: resident programs per SM, and the time of one of them."""
 
     programs: int
-    us_per_group: float  # 128 inputs
+    us_per_group: float  # 128 of K
     us_per_tile: float
 
 
 @dataclass(frozen=True)
 class NarrowTile:
-    """64 columns (rows of the weight) for ``rows`` rows of activations; stages of 256 inputs."""
+    """64 columns (rows of the weight) by ``rows`` rows of activations; stages of 256 along K."""
 
     rows: int
     stages: int
@@ -38,11 +38,11 @@ class NarrowTile:
 
 @dataclass(frozen=True)
 class WideTile:
-    """``rows`` by ``columns`` for weights of a form (1: E4M3, 2: FP4); stages of 128 inputs.
+    """``rows`` by ``columns`` for weights of a format (1: E4M3, 2: FP4); stages of 128 along K.
 
-    ``registers`` of a thread of the second group that multiplies, ``decode_registers`` of one that
-    decodes; the first group takes what is left.  They were chosen by measurement.  ``run``: how
-    many steps of a square tile follow each other without a break.
+    ``registers``: per thread of the second consumer warpgroup, ``decode_registers``: of the decoder
+    warpgroup; the first consumer gets the rest.  All were tuned by measurement.  ``unroll``:
+    k-steps of a square tile that are pipelined without draining the tensor cores.
     """
 
     form: int
@@ -52,14 +52,14 @@ class WideTile:
     registers: int
     decode_registers: int
     speed: Speed
-    run: int = 4
+    unroll: int = 4
 
     @property
     def constants(self) -> dict[str, int]:
         return {
             "STAGES": self.stages,
-            "BAND": 8,
-            "RUN": self.run,
+            "GROUP_M": 8,
+            "UNROLL": self.unroll,
             "REGISTERS": self.registers,
             "DECODE_REGISTERS": self.decode_registers,
         }
@@ -67,7 +67,7 @@ class WideTile:
 
 @dataclass(frozen=True)
 class TripleTile:
-    """192 rows by 128 columns for E4M3 weights; stages of 128 inputs."""
+    """192 rows by 128 columns for E4M3 weights; stages of 128 along K."""
 
     speed: Speed
     stages: int = 4
@@ -79,7 +79,7 @@ class TripleTile:
 
 @dataclass(frozen=True)
 class SlimTile:
-    """128 rows by 80 columns for one layer with E4M3 weights; stages of 128 inputs."""
+    """128 rows by 80 columns for a single E4M3 weight; stages of 128 along K."""
 
     speed: Speed
     stages: int = 7
@@ -97,11 +97,11 @@ WIDE_FP4 = WideTile(2, 256, 128, 3, 208, 72, Speed(1, 0.83, 2.0))
 WIDE = (WIDE_FP8, SQUARE_FP8, WIDE_FP4)
 TRIPLE = TripleTile(Speed(1, 0.57, 1.4))
 SLIM = SlimTile(Speed(1, 0.325, 1.0))
-_SWIGLU_US = 2.5 / 3.5e6  # of a gate or an up: 2.5 bytes at 3.5 TB/s
-# By form of the weight: for up to 16 rows, and for more.
+_SWIGLU_US = 2.5 / 3.5e6  # per gate or up value: 2.5 bytes at 3.5 TB/s
+# By format of the weight: for up to 16 rows, and for more.
 _FEW_ROWS = {1: NarrowTile(16, 4, Speed(3, 0.2, 0.5)), 2: NarrowTile(16, 2, Speed(7, 0.6, 0.5))}
-# For many experts with up to so many rows each, at random: a second tile of an expert costs as much
-# as the first, and rows that only fill a tile are copied as well.  Measured with 48 and 384.
+# For many experts, by the mean number of rows per expert: a second tile of an expert costs as much
+# as the first, and padding rows are copied as well.  Measured with 48 and 384 experts.
 _MANY_EXPERTS = 48
 _ROWS_OF_EXPERTS = {
     1: ((9, NarrowTile(16, 3, Speed(3, 0.76, 0.5))), (22, NarrowTile(32, 3, Speed(3, 0.78, 0.5)))),
@@ -111,16 +111,16 @@ _MORE_ROWS: dict[int, tuple[Tile, ...]] = {
     1: (NarrowTile(64, 3, Speed(2, 0.36, 0.5)), WIDE_FP8, SQUARE_FP8, TRIPLE),
     2: (NarrowTile(64, 2, Speed(4, 0.70, 0.5)), NarrowTile(128, 2, Speed(2, 0.61, 0.5)), WIDE_FP4),
 }
-# For one layer: a narrow program alone on a multiprocessor takes less.
+# For a single weight: a narrow program alone on an SM is faster.
 _ALONE = NarrowTile(64, 3, Speed(1, 0.27, 0.5))
-_MOST_EMPTY = 32  # rows of a slim tile beyond those of x: with more it was slower than narrow ones
+_MOST_EMPTY = 32  # padding rows of the last slim tile: with more it was slower than narrow tiles
 
 
 def hopper_tile(weight: HopperWeight, rows: int, group_columns: int = 0) -> Tile:
-    """The fastest tile where each member of ``weight`` meets about ``rows`` rows of activations:
-    as many each, and at random, count the same.
+    """The fastest tile if each member of ``weight`` has about ``rows`` rows of activations: the
+    mean of the costs of equal and of random (Poisson) numbers of rows.
 
-    ``group_columns``, unless it is 0: a tile must not reach over a multiple of it.
+    ``group_columns``, unless it is 0: a tile must not cross a multiple of it.
     """
     if weight.members >= _MANY_EXPERTS:
         for most, tile in _ROWS_OF_EXPERTS[weight_form(weight)]:
@@ -145,7 +145,10 @@ def fastest_tile(
     is_gated: bool,
     group_columns: int = 0,
 ) -> tuple[Tile, float]:
-    """Also the microseconds that it is expected to take, SwiGLU included."""
+    """The tile of ``hopper_tile`` and its predicted time in microseconds, SwiGLU included.
+
+    ``at_once``: the number of SMs.
+    """
 
     def microseconds(tile: Tile) -> float:
         columns = cdiv(num_rows, tile.columns)
@@ -155,7 +158,7 @@ def fastest_tile(
         waves = [ceil(members * n * columns / (at_once * tile.speed.programs)) for n in tiles]
         wave = k / 128 * tile.speed.us_per_group + tile.speed.us_per_tile
         product: float = mean(waves) * wave
-        # Gates and ups leave one tile activated; else SwiGLU reads them again.
+        # Only WIDE_FP8 applies SwiGLU in its epilogue; else a separate kernel reads gates and ups.
         apart = 0.0 if tile is WIDE_FP8 or not is_gated else _SWIGLU_US * members * rows * num_rows
         return product + apart
 
@@ -173,11 +176,11 @@ def fastest_tile(
 
 
 def _tiles_at_random(rows: int, tile_rows: int) -> float:
-    """Tiles of a member on average, if its number of rows is random with this mean (Poisson)."""
+    """Expected number of tiles of a member whose number of rows is Poisson with mean ``rows``."""
     starts = range(0, 2 * rows + tile_rows, tile_rows)
     return fsum(erfc((start - rows) / sqrt(2 * rows)) / 2 for start in starts)
 
 
 def weight_form(weight: HopperWeight) -> int:
     """1: E4M3, 2: FP4."""
-    return 1 if weight.steps is None else 2
+    return 1 if weight.exponents is None else 2

@@ -1,12 +1,12 @@
-"""Packed weights as the Gluon kernels of NVIDIA SM90 want them: one fp32 factor for each row.
+"""Packed weights in the format of the Gluon kernels for NVIDIA SM90: one fp32 scale per row.
 
-The matrix unit then sums 128 products without any scale of the weight.  Scales of a row differ by
-powers of two, which E4M3 holds in its own exponent: FP8 numbers are divided by the steps down to
-the row's largest scale, FP4 codes keep four bits for the steps of each block of 32 (and become
-E4M3 on their way into the matrix unit).
+MMAs over 128 of K then need no scale of the weight.  The block scales of a row differ by powers of
+two, which fit into the exponent of E4M3: FP8 values are divided by the ratio of the row's largest
+scale to their own; each block of 32 FP4 values keeps its exponent relative to the row, with which
+kernels decode it to E4M3 on its way to the tensor cores.
 
-Exact for FP4 while the scales of a row span at most 2**11; blocks further down count as 0.  For FP8
-numbers of at least 2**-6 of the row's largest scale are exact (E4M3 itself reaches up to 448), and
+FP4 is exact if the scales of a row span at most 2**11; blocks with smaller scales become 0.  FP8
+values of at least 2**-6 times the row's largest scale are exact (E4M3 itself reaches 448), and
 smaller ones are off by at most 2**-10 of it.
 """
 
@@ -26,46 +26,48 @@ from .weights import Weight
 
 COLUMNS = 64
 STAGE = 256
-_STEPS = 11
+_TOP_EXPONENT = 11  # of the row's largest scale, relative to the smallest that is kept
 _PADDING = 256
-_TURNS = 32768
-_CHUNK = 16  # members at a time, for the memory that intermediate numbers take
+_NUM_COUNTERS = 32768
+_CHUNK = 16  # members at a time, which limits the memory of intermediate tensors
 
 
 @dataclass(frozen=True, eq=False)
 class HopperWeight:
     """E stacked weights [N, K].
 
-    values [E N, K] e4m3fn, or [E N, K / 8] i32 with ``steps`` [E N / 64, K / 256, 128] i32.
-    factors [E N + 256] f32: what a row's sums are multiplied by; a tile may read on past the end.
-    ``order`` of each 128 inputs, here and in the activations.
-    ``turns`` [32768] i32, if N rows of gates and ups alternate, 64 by 64, instead of one half and
-    then the other: zeros, where programs of a kernel count who is done, and leave zeros; two
-    launches of it at the same time would need one each.
+    values [E N, K] e4m3fn, or FP4: [E N, K / 8] i32 of eight values, with ``exponents``
+    [E N / 64, K / 256, 128] i32 of blocks of 32 relative to their row, see ``_pack_exponents``.
+    row_scales [E N + 256] f32: scales of output channels, padded since a tile may read past the
+    end.
+    order: of each 128 along K, here and in the activations.
+    counters [32768] i32, only if gate and up rows alternate in runs of 64, instead of all gates
+    followed by all ups: zeros, with which the programs of a kernel find out which of them finishes
+    last.  Kernels reset them to zero; concurrent launches on the same weight are not allowed.
     """
 
     values: Tensor
-    steps: Tensor | None
-    factors: Tensor
+    exponents: Tensor | None
+    row_scales: Tensor
     members: int
     order: KOrder
-    turns: Tensor | None = None
+    counters: Tensor | None = None
 
     @property
     def is_gated(self) -> bool:
-        """Whether gates and ups alternate."""
-        return self.turns is not None
+        """Whether gate and up rows alternate."""
+        return self.counters is not None
 
     @cached_property
     def num_rows(self) -> int:
         """N."""
-        return (len(self.factors) - _PADDING) // self.members
+        return (len(self.row_scales) - _PADDING) // self.members
 
     @cached_property
     def plain(self) -> Weight:
-        """The same numbers for plain torch: [E, N, K] bf16; made once, on first use."""
-        values = self.values if self.steps is None else recast_weight(self).values
-        numbers = values.float() * self.factors[: len(values), None]
+        """The same values for plain torch: [E, N, K] bf16; computed once, on first use."""
+        values = self.values if self.exponents is None else recast_weight(self).values
+        numbers = values.float() * self.row_scales[: len(values), None]
         if self.order is KOrder.FRAGMENT:
             numbers = plain_order(numbers)
         numbers = numbers.to(torch.bfloat16).view(self.members, self.num_rows, self.k)
@@ -75,16 +77,17 @@ class HopperWeight:
 
     @cached_property
     def as_one(self) -> HopperWeight:
-        """The same rows as those of one weight [E N, K]."""
+        """The stack viewed as one weight [E N, K]."""
         return replace(self, members=1)
 
     @cached_property
     def k(self) -> int:
-        return self.values.shape[1] * (1 if self.steps is None else 8)
+        return self.values.shape[1] * (1 if self.exponents is None else 8)
 
 
 def prepare_gate_up(weight: Weight) -> HopperWeight | None:
-    """The same of gates, then ups, which must be a multiple of 128 each to alternate."""
+    """``prepare_weight`` for gate rows followed by up rows; they alternate if each are a multiple
+    of 128."""
     n = weight.values.shape[-2]
     if weight.scales is None or n % (4 * COLUMNS):
         return prepare_weight(weight)
@@ -93,20 +96,20 @@ def prepare_gate_up(weight: Weight) -> HopperWeight | None:
         _alternating(weight.values, COLUMNS), _alternating(scales, COLUMNS * scales.shape[-2] // n)
     )
     prepared = prepare_weight(alternating)
-    turns = torch.zeros(_TURNS, dtype=torch.int32, device=weight.values.device)
-    return None if prepared is None else replace(prepared, turns=turns)
+    counters = torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=weight.values.device)
+    return None if prepared is None else replace(prepared, counters=counters)
 
 
 def _alternating(halves: Tensor, run: int) -> Tensor:
-    """[..., 2 R, X]: ``run`` rows of the first R, as many of the second, and so on."""
+    """[..., 2 R, X]: interleave the first R rows with the second R in runs of ``run`` rows."""
     parts = torch.unflatten(halves, -2, (2, -1, run))
     return parts.transpose(-4, -3).flatten(-4, -2)
 
 
 def prepare_weight(weight: Weight) -> HopperWeight | None:
-    """``weight`` for the kernels of SM90; None if they do not take it: plain or of an odd size.
+    """``weight`` in the format of the SM90 kernels, or None if they do not support it.
 
-    N must be a multiple of 64 and K of 256.
+    It must be packed, N a multiple of 64 and K of 256.
     """
     values, scales = weight.values, weight.scales
     if scales is None:
@@ -121,10 +124,10 @@ def prepare_weight(weight: Weight) -> HopperWeight | None:
     blocks = torch.split(exponents, _CHUNK * len(exponents) // members)
     prepare = _prepare_fp4 if is_fp4 else _prepare_fp8
     parts = [prepare(*chunk) for chunk in zip(rows, blocks, strict=True)]
-    steps = [part[1] for part in parts if part[1] is not None]
+    relative = [part[1] for part in parts if part[1] is not None]
     return HopperWeight(
         torch.cat([part[0] for part in parts]),
-        torch.cat(steps) if steps else None,
+        torch.cat(relative) if relative else None,
         functional.pad(torch.cat([part[2] for part in parts]), (0, _PADDING)),
         members,
         KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
@@ -132,24 +135,24 @@ def prepare_weight(weight: Weight) -> HopperWeight | None:
 
 
 def recast_weight(weight: HopperWeight) -> HopperWeight:
-    """FP4 as the same numbers in E4M3: twice the memory, for ranks that multiply many rows."""
-    assert weight.steps is not None
+    """FP4 decoded to the same values in E4M3: twice the memory, but faster for many rows."""
+    assert weight.exponents is not None
     words = torch.split(weight.values, _CHUNK * weight.num_rows)
-    steps = torch.split(weight.steps, _CHUNK * weight.num_rows // COLUMNS)
-    values = torch.cat([_recast(*chunk) for chunk in zip(words, steps, strict=True)])
-    return replace(weight, values=values, steps=None)
+    exponents = torch.split(weight.exponents, _CHUNK * weight.num_rows // COLUMNS)
+    values = torch.cat([_recast(*chunk) for chunk in zip(words, exponents, strict=True)])
+    return replace(weight, values=values, exponents=None)
 
 
-def _recast(words: Tensor, steps: Tensor) -> Tensor:
-    """words [N, K / 8] i32 and their steps -> [N, K] e4m3fn.
+def _recast(words: Tensor, exponents: Tensor) -> Tensor:
+    """words [N, K / 8] i32 and exponents of their blocks -> [N, K] e4m3fn.
 
-    Exponent and mantissa of E2M1 are the upper bits of E4M3's, but for its one subnormal magnitude,
-    1.  A step counts one of the exponent.
+    Exponent and mantissa of E2M1 are the upper bits of those of E4M3, except for its one subnormal
+    magnitude (code 1).  The block's exponent is added to the exponent field.
     """
     packed = _unpack_signs(words).view(torch.uint8)
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).view(len(words), -1, 32)
     magnitudes = codes & 7
-    shifted = 8 * _unpack_steps(steps).to(torch.uint8).view(len(words), -1, 1)
+    shifted = 8 * _unpack_exponents(exponents).to(torch.uint8).view(len(words), -1, 1)
     numbers = 8 + 4 * magnitudes - 4 * (magnitudes == 1).to(torch.uint8) + shifted
     numbers = numbers * (magnitudes > 0).to(torch.uint8) | (codes & 8) << 4
     return fragment_order(numbers.view(len(words), -1)).view(torch.float8_e4m3fn)
@@ -168,11 +171,11 @@ def _prepare_fp4(values: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor, Ten
     """values [N, K / 2] i8, exponents [N, K / 32] u8."""
     exponents = exponents.to(torch.int32)
     top = exponents.amax(1, keepdim=True)
-    steps = _STEPS - top + exponents
-    words = values.view(torch.int32).view(*steps.shape, 4)
-    words = words.masked_fill((steps < 0)[..., None], 0).flatten(1)
-    factors = power_of_two((top[:, 0] - 6).clamp(min=0))
-    return _pack_signs(words), _pack_steps(steps.clamp(min=0)), factors
+    relative = _TOP_EXPONENT - top + exponents
+    words = values.view(torch.int32).view(*relative.shape, 4)
+    words = words.masked_fill((relative < 0)[..., None], 0).flatten(1)
+    row_scales = power_of_two((top[:, 0] - 6).clamp(min=0))
+    return _pack_signs(words), _pack_exponents(relative.clamp(min=0)), row_scales
 
 
 _SIGNS = [4 * code + 3 for code in range(8)]
@@ -180,7 +183,8 @@ _SIGNS_PACKED = [8 * code + 7 for code in range(4)] + [8 * code + 3 for code in 
 
 
 def _pack_signs(words: Tensor) -> Tensor:
-    """i32 of eight codes: magnitudes stay; signs of the first four go to the tops of the bytes."""
+    """i32 of eight E2M1 values: magnitudes stay, the signs of the first four move to the top bits
+    of the bytes."""
     return _move_bits(words, _SIGNS, _SIGNS_PACKED)
 
 
@@ -195,18 +199,19 @@ def _move_bits(words: Tensor, sources: list[int], targets: list[int]) -> Tensor:
     return moved
 
 
-# Row of 8 and half of 256 that the bytes of a word of steps are for.
+# For each byte of a word of exponents: row (the thread's first, or 8 below) and half of 256 along
+# K.
 _BYTES = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def _pack_steps(steps: Tensor) -> Tensor:
-    """[N, K / 32] i32 -> [N / 64, K / 256, 128] i32: a word for each thread of a tile of 64 x 256.
+def _pack_exponents(exponents: Tensor) -> Tensor:
+    """[N, K / 32] i32 -> [N / 64, K / 256, 128] i32: one word per thread of a tile of 64 x 256.
 
-    Thread (warp, row of 8, block) owns rows ``warp * 16 + row`` and 8 further, in both halves.
+    Thread (warp, row of 8, block) owns rows ``warp * 16 + row`` and 8 below, in both halves of K.
     """
-    n, blocks = steps.shape
+    n, blocks = exponents.shape
     # tile, warp, half of 16, bit 2, bits 1 and 0; stage, half of 256, block
-    parts = steps.view(n // 64, 4, 2, 2, 4, blocks // 8, 2, 4)
+    parts = exponents.view(n // 64, 4, 2, 2, 4, blocks // 8, 2, 4)
     words = torch.zeros_like(parts[:, :, 0, :, :, :, 0])
     for row, half in _BYTES:
         words |= parts[:, :, row, :, :, :, half] << (16 * half + 8 * row)
@@ -214,7 +219,7 @@ def _pack_steps(steps: Tensor) -> Tensor:
     return words.permute(0, 4, 1, 3, 2, 5).reshape(n // 64, blocks // 8, 128)
 
 
-def _unpack_steps(words: Tensor) -> Tensor:
+def _unpack_exponents(words: Tensor) -> Tensor:
     """The inverse: [N, K / 32] i32."""
     tiles, stages, _ = words.shape
     parts = words.view(tiles, stages, 4, 4, 2, 4).permute(0, 2, 4, 3, 1, 5)

@@ -1,4 +1,4 @@
-"""For which numbers of rows ``gluon_joint.py`` is faster than both products apart, on an H200."""
+"""For which numbers of rows ``gluon_joint.py`` is faster than two separate GEMMs, on an H200."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from deepinfer.kernels.launch import cdiv
 from .hopper_tile import WIDE_FP8, fastest_tile
 from .parts_tiles import US_PER_BYTE, fastest_parts
 
-ROWS = 128  # of a tile of either product
+ROWS = 128  # per tile of either GEMM
 COLUMNS, PLAIN_COLUMNS = 256, 128
-_US_PER_STEP, _US_PER_TILE = 0.85, 2.5  # 128 inputs of gates and ups
-_PLAIN_US_PER_STEP, _PLAIN_US_PER_TILE = 0.34, 0.7  # 64 inputs of the router
+_US_PER_STEP, _US_PER_TILE = 0.85, 2.5  # gates and ups, k-steps of 128
+_PLAIN_US_PER_STEP, _PLAIN_US_PER_TILE = 0.34, 0.7  # router, k-steps of 64
 _LAUNCH_US = 3.5
-_MOST_ROWS = 5120  # beyond, these times are less exact than they differ
+_MOST_ROWS = 5120  # beyond, the predicted times differ by less than their error
 
 
 @lru_cache(maxsize=4096)
 def is_joint_faster(rows: int, n: int, m: int, k: int, parts: int, at_once: int) -> bool:
-    """For ``n`` gates and ups and ``m`` rows of the other weight, in ``parts`` of K."""
+    """For ``n`` gates and ups, and ``m`` rows of the other weight with K split into ``parts``."""
     if rows > _MOST_ROWS:
         return False
     tile, gated_us = fastest_tile(1, 1, n, k, rows, at_once, True)
-    launches = 1 if tile is WIDE_FP8 else 2  # SwiGLU by itself
+    launches = 1 if tile is WIDE_FP8 else 2  # a separate SwiGLU kernel
     apart = gated_us + fastest_parts(rows, m, k, parts, at_once)[1] + launches * _LAUNCH_US
 
     row_tiles = cdiv(rows, ROWS)

@@ -1,4 +1,4 @@
-"""Orders in which activations and weights of a product hold their common dimension K."""
+"""Orders in which the activations and the weight of a GEMM store their common dimension K."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class KOrder(IntEnum):
-    """Order of the numbers of each 128 in activations of the FP8 path.
+    """Order of each 128 along K in activations of the FP8 path.
 
-    PLAIN: as they are.
-    SPLIT: even ones first, as the even and the odd nibbles of an FP4 weight want them.
-    FRAGMENT: as ``fragment_order`` puts them.
+    PLAIN: unchanged.
+    SPLIT: even ones first, to match the even and the odd nibbles of an FP4 weight.
+    FRAGMENT: the permutation ``fragment_order``.
     """
 
     PLAIN = 0
@@ -22,10 +22,10 @@ class KOrder(IntEnum):
 
 
 def fragment_order(x: Tensor) -> Tensor:
-    """[..., K]: each 128 in the order in which four threads hold a block of 32 each.
+    """[..., K]: permute each 128 so that each of four threads holds a block of 32 in MMA fragments.
 
-    Number 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j: thread t of the matrix instruction i
-    reads 4 t + j and 16 + 4 t + j.
+    Element 32 t + 8 i + 4 h + j moves to 32 i + 16 h + 4 t + j: in MMA i (K = 32) thread t reads
+    4 t + j and 16 + 4 t + j.
     """
     parts = torch.unflatten(x, -1, (-1, 4, 4, 2, 4))  # group, t, i, h, j
     return parts.permute(*range(x.dim() - 1), -5, -3, -2, -4, -1).flatten(-5)

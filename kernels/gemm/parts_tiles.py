@@ -1,6 +1,6 @@
-"""Tiles of ``gluon_parts.py``, and which one is fastest for a number of rows on SM90.
+"""Tile shapes of ``gluon_parts.py``, and a cost model that selects the fastest on SM90.
 
-All of them add the same products in the same order: the choice does not reach the bits.
+All tiles accumulate in the same order: the choice does not change the bits.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from functools import lru_cache
 
 from deepinfer.kernels.launch import cdiv
 
-_INPUTS = 64  # of a step
-US_PER_BYTE = 1 / 4e6  # of results, for whoever reads them
+_INPUTS = 64  # of K per step
+US_PER_BYTE = 1 / 4e6  # of results, for the kernel that reads them
 
 
 @dataclass(frozen=True)
 class PartsTile:
-    """``rows`` of x, of which ``out_rows`` leave at once, by 64 ``pieces`` rows of the weight; what
-    a step of 64 inputs and the rest of a tile take was measured on an H200."""
+    """``rows`` of x, stored ``out_rows`` at a time, by 64 ``subtiles`` rows of the weight; times of
+    a k-step of 64 and of a tile's prologue and epilogue were measured on an H200."""
 
     rows: int
-    pieces: int
+    subtiles: int
     stages: int
     out_rows: int
     us_per_step: float
@@ -36,8 +36,8 @@ TILES = (
 
 
 def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[PartsTile, int]:
-    """The fastest tile for ``rows`` of x and ``n`` of the weight, K being ``k``, with ``at_once``
-    programs, and how many of the ``parts`` one program adds up: one or all."""
+    """The fastest tile for ``rows`` of x, ``n`` of the weight and ``k`` of K on ``at_once`` SMs,
+    and how many of the ``parts`` one program adds up: one or all."""
     return fastest_parts(rows, n, k, parts, at_once)[0]
 
 
@@ -45,11 +45,11 @@ def parts_tile(rows: int, n: int, k: int, parts: int, at_once: int) -> tuple[Par
 def fastest_parts(
     rows: int, n: int, k: int, parts: int, at_once: int
 ) -> tuple[tuple[PartsTile, int], float]:
-    """Also the microseconds that it is expected to take."""
+    """The result of ``parts_tile`` and its predicted time in microseconds."""
 
     def microseconds(form: tuple[PartsTile, int]) -> float:
         tile, added = form
-        tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.pieces) * parts // added
+        tiles = cdiv(rows, tile.rows) * cdiv(n, 64 * tile.subtiles) * parts // added
         steps = k // (_INPUTS * parts) * added
         waves = cdiv(tiles, at_once)
         product = waves * (steps * tile.us_per_step + tile.us_per_tile)

@@ -1,9 +1,9 @@
-"""Device functions: one tile of outputs as a chain of products in ascending K, for each path.
+"""Device functions: the main loop of one output tile over K in ascending order, for each path.
 
-``x`` points [1, TOKENS] to rows of activations and ``w`` [WIDTH, 1] to rows of a weight, both at
-K = 0; ``w_scales`` points [WIDTH] to rows of scales: a group of 128 inputs in one i32 (EVEN_K: K is
-whole groups), else each block of 32 in one u8.  FORMAT 1 is FP8, 2 is FP4.  All return
-[WIDTH, TOKENS] f32.
+``x`` are pointers [1, TOKENS] to rows of activations and ``w`` [WIDTH, 1] to rows of a weight, both
+at K = 0; ``w_scales`` are pointers [WIDTH] to rows of scales: one i32 holds the four scales of a
+group of 128 (EVEN_K: K is a multiple of 128), else one u8 per block of 32.  FORMAT 1 is FP8, 2 is
+FP4.  All return accumulators [WIDTH, TOKENS] f32.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .weight_tiles import decoded_fp4, decoded_fp8, folded_fp4, folded_fp8
 
 @triton.jit
 def plain_product(x, w, K, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DTYPE: tl.constexpr):
-    """Numbers times numbers, 64 inputs at a time."""
+    """Unquantized operands, BLOCK_K = 64."""
     k = tl.arange(0, 64)
-    sums = tl.zeros([WIDTH, TOKENS], tl.float32)
+    acc = tl.zeros([WIDTH, TOKENS], tl.float32)
     for start in range(0, K, 64):
         left = tl.load(w + start + k[None, :], mask=(start + k < K)[None, :], other=0.0)
         right = tl.load(x + start + k[:, None], mask=(start + k < K)[:, None], other=0.0)
-        sums = tl.dot(left.to(DTYPE), right.to(DTYPE), sums, input_precision="ieee")
-    return sums
+        acc = tl.dot(left.to(DTYPE), right.to(DTYPE), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
 def _load_packed(w, w_scales, group, K, FORMAT: tl.constexpr, EVEN_K: tl.constexpr):
-    """Codes [WIDTH, 128 or 64] u8 and scales [WIDTH] i32 of one group of 128 inputs."""
+    """Packed values [WIDTH, 128 or 64] u8 and scales [WIDTH] i32 of one group of 128 along K."""
     BYTES: tl.constexpr = 128 // FORMAT
     byte = group * BYTES + tl.arange(0, BYTES)[None, :]
     if EVEN_K:
@@ -49,9 +49,9 @@ def decoded_product(
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, DTYPE: tl.constexpr,
     NATIVE: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Decoded weights times plain activations."""
+    """Weights decoded to DTYPE, times unquantized activations."""
     k = tl.arange(0, 128)[:, None]
-    sums = tl.zeros([WIDTH, TOKENS], tl.float32)
+    acc = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
         codes, scales = _load_packed(w, w_scales, group, K, FORMAT, EVEN_K)
         if FORMAT == 1:
@@ -62,8 +62,8 @@ def decoded_product(
             right = tl.load(x + group * 128 + k)
         else:
             right = tl.load(x + group * 128 + k, mask=group * 128 + k < K, other=0.0)
-        sums = tl.dot(left, right.to(DTYPE), sums, input_precision="ieee")
-    return sums
+        acc = tl.dot(left, right.to(DTYPE), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
@@ -72,9 +72,10 @@ def folded_product(
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, NATIVE: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """E4M3 products of 128 inputs, summed in fp32 by one factor a row on either side."""
+    """E4M3 MMAs over groups of 128, each added to an fp32 accumulator after scaling with one scale
+    per row of both operands."""
     k = tl.arange(0, 128 // FORMAT)[:, None]
-    sums = tl.zeros([WIDTH, TOKENS], tl.float32)
+    acc = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
         codes, scales = _load_packed(w, w_scales, group, K, FORMAT, EVEN_K)
         row_scales = tl.load(x_scales)
@@ -87,9 +88,9 @@ def folded_product(
             even, odd, factor = folded_fp4(codes, scales, NATIVE)
             part = tl.dot(even, first)
             part = tl.dot(odd, second, part)
-        sums += part * (factor[:, None] * row_scales[None, :])
+        acc += part * (factor[:, None] * row_scales[None, :])
         x_scales += scale_stride
-    return sums
+    return acc
 
 
 @triton.jit
@@ -97,15 +98,15 @@ def scaled_product(
     x, x_scales, w, w_scales, K,
     FORMAT: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """Block-scaled products in the matrix unit."""
+    """Block-scaled MMAs (``tl.dot_scaled``)."""
     k = tl.arange(0, 128)[:, None]
     block = tl.arange(0, 4)[None, :]
     KIND: tl.constexpr = "e4m3" if FORMAT == 1 else "e2m1"
-    sums = tl.zeros([WIDTH, TOKENS], tl.float32)
+    acc = tl.zeros([WIDTH, TOKENS], tl.float32)
     for group in range(tl.cdiv(K, 128)):
         codes, scales = _load_packed(w, w_scales, group, K, FORMAT, EVEN_K)
         right = tl.load(x + group * 128 + k)
         right_scales = tl.load(x_scales + group * 4 + block)
         left_scales = (scales[:, None] >> (8 * block)).to(tl.uint8)
-        sums = tl.dot_scaled(codes, left_scales, KIND, right, right_scales, "e4m3", sums)
-    return sums
+        acc = tl.dot_scaled(codes, left_scales, KIND, right, right_scales, "e4m3", acc)
+    return acc

@@ -1,12 +1,12 @@
 """Linear layers in plain torch: the specification.
 
-Quantised operands are exact in bf16, so a matmul of the dequantised numbers with fp32 accumulation
-is the block-scaled product up to the order of summation.
+Quantized operands are exact in bf16, so a matmul of the dequantized values with fp32 accumulation
+equals the block-scaled GEMM up to the order of summation.
 
-Batch-invariant on a CPU: every row gets the same bits in any batch and with any number of threads.
-Measured for oneDNN's bf16 matmul at any shape, and for MKL's fp32 one when rows are padded to a
-multiple of 8 and columns to one of 16; ``tests/kernels/test_gemm.py`` checks it on the machine at
-hand.  CUDA matmuls of torch give no such promise.
+Batch-invariant on a CPU: a row has the same bits in any batch and with any number of threads.  This
+was measured for oneDNN's bf16 matmul at any shape, and for MKL's fp32 matmul if rows are padded to
+a multiple of 8 and columns to a multiple of 16; ``tests/kernels/test_gemm.py`` checks it on the
+machine at hand.  CUDA matmuls of torch do not guarantee it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def quantized_linear_reference(x: Tensor, weight: Weight) -> Tensor:
 
 
 def linear_reference(x: Tensor, weight: Weight) -> Tensor:
-    """``x @ weight.T`` on bf16 numbers, accumulated in fp32.
+    """``x @ weight.T`` on bf16 operands with fp32 accumulation.
 
     Shapes: x [T, K] bf16, weight [N, K]; returns [T, N] bf16.
     """
@@ -43,8 +43,8 @@ def linear_reference(x: Tensor, weight: Weight) -> Tensor:
 
 
 def grouped_linear_reference(x: Tensor, weight: Weight, *, fp8: bool = False) -> Tensor:
-    """A separate weight for each group of inputs, on bf16 numbers; with ``fp8`` on activations
-    rounded to FP8 (1x32) first.
+    """One weight per group of inputs, on bf16 operands; with ``fp8`` the activations are rounded to
+    FP8 (1x32) first.
 
     Shapes: x [T, G, K] bf16, weight [G, N, K]; returns [T, G, N] bf16.
     """
@@ -55,9 +55,9 @@ def grouped_linear_reference(x: Tensor, weight: Weight, *, fp8: bool = False) ->
 
 
 def fp32_linear_reference(x: Tensor, weight: Weight) -> Tensor:
-    """True fp32 linear with an fp32 result.
+    """Linear layer in fp32 (no TF32) with an fp32 result.
 
-    Shapes: x [T, K] bf16|f32, weight [N, K] bf16|f32 on disk; returns [T, N] f32.
+    Shapes: x [T, K] bf16|f32, weight [N, K] stored as bf16|f32; returns [T, N] f32.
     """
     return _matmul_f32(x.float(), weight)
 
@@ -73,5 +73,5 @@ def _matmul_f32(x: Tensor, weight: Weight) -> Tensor:
 
 @cache
 def _cpu_has_bf16() -> bool:
-    """Whether this CPU has bf16 dot products; emulated ones are slower than fp32."""
+    """Whether this CPU has bf16 dot product instructions; emulation is slower than fp32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -1,6 +1,7 @@
-"""Device functions that leave rows quantised by blocks, as ``Activations`` holds them.
+"""Device functions that quantize rows in blocks and store them in the format of ``Activations``.
 
-A tile is some blocks of rows that lie one after the other, so that no width leaves threads idle.
+A tile is a run of consecutive blocks, which may span several rows, so that no row width leaves
+threads idle.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from deepinfer.kernels.quant.triton_bits import (
 
 @triton.jit
 def block_tile(tile, num_rows, NUM_BLOCKS: tl.constexpr, TILE: tl.constexpr):
-    """Of each block of a tile: its row, its place in the row, and whether the row is there."""
+    """For each block of a tile: its row, its index in the row, and whether the row exists."""
     place = tile * TILE + tl.arange(0, TILE)
     row = place // NUM_BLOCKS
     return row, place - row * NUM_BLOCKS, row < num_rows
@@ -28,10 +29,10 @@ def block_tile(tile, num_rows, NUM_BLOCKS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def kept_pairs(block, BLOCK: tl.constexpr, ORDER: tl.constexpr):
-    """Which pairs of its row a block [N] holds, in the order in which ``store_quantized`` keeps
-    them: [N, BLOCK / 2].  Whoever loads them so need not move them later."""
+    """Indices in its row of the pairs of a block [N], in the order in which ``store_quantized``
+    stores them: [N, BLOCK / 2].  Loading in this order saves a permutation."""
     place = tl.arange(0, BLOCK // 2)
-    if ORDER == 2:  # number 32 t + 8 i + 4 h + j is kept at 32 i + 16 h + 4 t + j
+    if ORDER == 2:  # element 32 t + 8 i + 4 h + j is stored at 32 i + 16 h + 4 t + j
         place = place // 2 % 4 * 16 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2
         place = tl.max_contiguous(tl.multiple_of(place, 2), 2)
     return block[:, None] * (BLOCK // 2) + place[None, :]
@@ -42,9 +43,9 @@ def store_quantized(
     even, odd, row, block, inside, values, scales, scale_stride, NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise the even and odd numbers of ``kept_pairs`` of blocks [N], f32, and store them.
+    """Quantize the even and odd elements of ``kept_pairs`` of blocks [N], f32, and store them.
 
-    ``values`` and ``scales`` are ``Activations.writer``; ``inside`` says which blocks exist.
+    ``values`` and ``scales`` are ``Activations.writer``; ``inside`` masks blocks that exist.
     """
     codes, odd_codes, exponent = quantized(even, odd, PATH, ORDER, NATIVE)
     store_codes(
@@ -55,17 +56,17 @@ def store_quantized(
 
 @triton.jit
 def quantized(even, odd, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr):
-    """The first half of ``store_quantized``: codes of pairs (in the order SPLIT of even and of odd
-    numbers), and biased exponents of the blocks' scales."""
+    """The first half of ``store_quantized``: quantized pairs (in the order SPLIT: even elements,
+    odd elements), and biased exponents of the blocks' scales."""
     even_size, odd_size = tl.abs(even), tl.abs(odd)
-    if not NATIVE:  # where maxima may not leave NaN out by themselves
+    if not NATIVE:  # elsewhere max may propagate NaN
         even_size = tl.where(even == even, even_size, 0.0)
         odd_size = tl.where(odd == odd, odd_size, 0.0)
     largest = tl.max(tl.maximum(even_size, odd_size), axis=1)
     exponent = tl.minimum(exponent_above(tl.maximum(largest, 1e-4) * (1.0 / 448.0)), 246)
     inverse = e8m0_value(254 - exponent)[:, None]
     even, odd = even * inverse, odd * inverse
-    if not NATIVE:  # the instruction ends at 448 by itself
+    if not NATIVE:  # the instruction saturates at 448
         even, odd = _clamped(even), _clamped(odd)
     if PATH == 0:
         scale = e8m0_value(exponent)[:, None]
@@ -87,10 +88,10 @@ def store_codes(
     codes, odd_codes, exponent, row, block, inside, values, scales, scale_stride,
     NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
-    """The second half of ``store_quantized``, for any number of rows."""
+    """The second half of ``store_quantized``; may be called for several destination rows."""
     place = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     inside_row = inside[:, None]
-    if (PATH > 0) and (ORDER == 1):  # bytes: the even numbers of a block, then the odd ones
+    if (PATH > 0) and (ORDER == 1):  # bytes: the even elements of a block, then the odd ones
         byte = values + row.to(tl.int64)[:, None] * (NUM_BLOCKS * BLOCK) + place
         byte += block[:, None] * (BLOCK // 2)
         tl.store(byte, codes, mask=inside_row)
@@ -108,5 +109,5 @@ def store_codes(
 
 @triton.jit
 def _clamped(x):
-    """Within +-448; NaN stays."""
+    """Clamp to +-448; NaN passes through."""
     return tl.where(x == x, tl.minimum(tl.maximum(x, -448.0), 448.0), x)

@@ -1,8 +1,8 @@
-"""Linear layers in Triton: one kernel for plain and packed weights, alone, in groups, by expert.
+"""GEMM in Triton, in one kernel for plain and packed weights: single, grouped, and by expert.
 
-The weight is the left operand, so that its decoded tile can go to the matrix unit from registers
-and a few rows of activations do not waste it.  Every output is one chain of products in ascending
-K, whatever the tile: batch-invariant.
+The weight is the left operand, so that its decoded tile can stay in registers and few rows of
+activations do not waste the tensor cores.  Every output accumulates over K in ascending order,
+whatever the tile: batch-invariant.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLAIN, _FP8, _FP4 = 0, 1, 2
 def quantized_linear_triton(
     x: Tensor | Activations, weight: Weight, *, path: MatrixPath | None = None
 ) -> Tensor:
-    """As ``quantized_linear_reference``; ``path`` is the device's own unless a test wants one."""
+    """As ``quantized_linear_reference``; ``path`` is the fastest of the device unless given."""
     if weight.scales is None:
         raise TensorError(f"weight: expected a packed one, found {describe(weight.values)}")
     if isinstance(x, Tensor):
@@ -55,7 +55,7 @@ def quantized_linear_triton(
 
 
 def linear_triton(x: Tensor, weight: Weight) -> Tensor:
-    """As ``linear_reference``; a packed weight meets unrounded activations, as bf16."""
+    """As ``linear_reference``; a packed weight is decoded to bf16."""
     sizes("x", x, 2)
     group = Weight(weight.values[None], _lift(weight.scales))
     return grouped_linear_triton(x[:, None], group)[:, 0]
@@ -65,7 +65,7 @@ def grouped_linear_triton(
     x: Tensor, weight: Weight, *, fp8: bool = False, path: MatrixPath | None = None
 ) -> Tensor:
     """As ``grouped_linear_reference``; ``path`` of FP8 activations as in
-    ``quantized_linear_triton``, where groups are whole blocks of 128 inputs."""
+    ``quantized_linear_triton`` if K is a multiple of 128, else DECODED."""
     check_groups(x, weight)
     shape = (*x.shape[:-1], weight.values.shape[1])
     out = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
@@ -81,8 +81,8 @@ def grouped_linear_triton(
 
 
 def fp32_linear_triton(x: Tensor, weight: Weight, out: Tensor | None = None) -> Tensor:
-    """As ``fp32_linear_reference``, in ``out`` if that is given.  Products of bf16 numbers are
-    exact in the accumulator."""
+    """As ``fp32_linear_reference``, written to ``out`` if given.  Products of bf16 operands are
+    exact in the fp32 accumulator."""
     check_operands(x, weight, weight.values, float32=True)
     shape = len(x), len(weight.values)
     if out is None:
@@ -104,7 +104,7 @@ def fp32_linear_parts_triton(x: Tensor, weight: Weight, parts: int) -> Tensor:
 
 
 def expert_linear_triton(acts: Activations, weight: Weight, rows: ExpertRows, tile: Tile) -> Tensor:
-    """Each row times its own expert's weight; rows of no pair hold anything.
+    """Grouped GEMM: each row times the weight of its expert; padding rows are undefined.
 
     Shapes: acts R rows in the order of ``rows``, weight [E, N, K]; returns [R, N] bf16.
     """
@@ -182,7 +182,7 @@ def _launch(
 
 
 def _group_stride(scales: Tensor | None, path: MatrixPath, k: int) -> int:
-    """From the scales of one group of K inputs to those of the next."""
+    """Offset from the scales of one group of a grouped linear layer to those of the next."""
     if scales is None:
         return 0
     return k // GROUP * scales.stride(0) if path is MatrixPath.FP8 else k // 32
@@ -195,7 +195,7 @@ def _format(weight: Weight) -> int:
 
 
 def _scale_word(k: int) -> torch.dtype:
-    """The four scales of a row's group are one aligned word if every group is whole."""
+    """The four scales of a row's group of 128 are one aligned word if K is a multiple of 128."""
     return torch.int32 if k % 128 == 0 else torch.uint8
 
 
@@ -203,7 +203,7 @@ def _lift(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales[None]
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["rows", "num_token_tiles"])
 def _gemm_kernel(
     x,
@@ -254,29 +254,30 @@ def _gemm_kernel(
         x_scales += member * scale_group_stride
         out += member * out_group_stride
     if FORMAT == 0:
-        sums = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
+        acc = plain_product(x, w, K, WIDTH, TOKENS, DTYPE)
     else:
         scale_row = member * (N >> 5) + (safe_n >> 5) if FORMAT == 1 else member * N + safe_n
         w_scales += scale_row * (K // 128 if EVEN_K else K // 32)
         if PATH == 0:
-            sums = decoded_product(x, w, w_scales, K, FORMAT, WIDTH, TOKENS, DTYPE, NATIVE, EVEN_K)
+            acc = decoded_product(x, w, w_scales, K, FORMAT, WIDTH, TOKENS, DTYPE, NATIVE, EVEN_K)
         elif PATH == 1:
             x_scales += first + tl.arange(0, TOKENS)
-            sums = folded_product(
+            acc = folded_product(
                 x, x_scales, scale_stride, w, w_scales, K, FORMAT, WIDTH, TOKENS, NATIVE, EVEN_K
             )
         else:
             x_scales += row.to(tl.int64)[:, None] * scale_stride
-            sums = scaled_product(x, x_scales, w, w_scales, K, FORMAT, WIDTH, TOKENS, EVEN_K)
+            acc = scaled_product(x, x_scales, w, w_scales, K, FORMAT, WIDTH, TOKENS, EVEN_K)
     if ROUND:
-        sums = round_bf16(sums)
+        acc = round_bf16(acc)
     out += row.to(tl.int64)[:, None] * out_row_stride + n[None, :]
-    tl.store(out, tl.trans(sums).to(out.dtype.element_ty), mask=inside[:, None] & (n < N)[None, :])
+    tl.store(out, tl.trans(acc).to(out.dtype.element_ty), mask=inside[:, None] & (n < N)[None, :])
 
 
 @triton.jit
 def _place(program, num_n_tiles, num_token_tiles):
-    """Programs that run together share weights: eight token tiles to each tile of N."""
+    """(n tile, token tile): groups of eight token tiles, so that concurrent programs share weights
+    in L2."""
     band = program // (8 * num_n_tiles)
     inner = program % (8 * num_n_tiles)
     height = tl.minimum(num_token_tiles - band * 8, 8)

@@ -1,7 +1,7 @@
-"""Device functions that turn a tile of a packed weight into operands of the matrix unit.
+"""Device functions that decode a tile of a packed weight to MMA operands.
 
-N weight rows, groups of 128 inputs (K).  Scales are [N] i32: a row's four E8M0 exponents, each of
-32 inputs, the first in the lowest byte.  Beyond the end of K scales are 0 and values are 0.
+A tile has N weight rows and a group of 128 along K.  Scales are [N] i32: the four E8M0 exponents of
+a row's blocks of 32, the first in the lowest byte.  Beyond the end of K scales and values are 0.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import triton.language as tl
 from deepinfer.kernels.quant.triton_bits import e2m1_value, e4m3_value, e8m0_value
 
 # Four packed bytes at a time.  $0 and $1 are the E4M3 bytes of the low and the high nibbles, each
-# 2 ** (q - 6) times its E2M1 value; $3 holds 8 q of each byte, 0 <= q <= 12.  A magnitude's byte at
-# q = 0 comes from an 8-byte table, and 8 q is added to its exponent unless it is a zero.
+# 2 ** (q - 6) times its E2M1 value; $3 holds 8 q of each byte, 0 <= q <= 12.  The byte of a
+# magnitude at q = 0 is looked up in an 8-byte table (prmt), and 8 q is added to its exponent unless
+# it is zero.
 _E2M1_TO_E4M3 = tl.constexpr("""{
 .reg .b32 pairs, codes, select, magnitude, shift, sign;
 and.b32 codes, $2, 0x07070707;
@@ -40,8 +41,8 @@ and.b32 sign, $2, 0x80808080;
 or.b32 $1, magnitude, sign;
 }""")
 
-# Four E4M3 bytes, each divided by 2 ** d; $2 holds 8 d of each.  What falls below the smallest
-# exponent becomes 0: the top bit of 128 + magnitude - 8 d says which bytes do.
+# Four E4M3 bytes, each divided by 2 ** d; $2 holds 8 d of each.  Values that fall below the
+# smallest exponent become 0: the top bit of 128 + magnitude - 8 d tells which.
 _E4M3_DIVIDE = tl.constexpr("""{
 .reg .b32 reduced, keep, sign;
 or.b32 reduced, $1, 0x80808080;
@@ -56,9 +57,9 @@ or.b32 $0, reduced, sign;
 
 @triton.jit
 def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """[N, 128] E4M3 codes u8 -> [N, 128] numbers."""
+    """[N, 128] E4M3 bytes u8 -> [N, 128] values of DTYPE."""
     factor = e8m0_value(_per_value(scales, 32))
-    if NATIVE:  # by way of fp16, from which fp32 is one instruction and bf16 is not
+    if NATIVE:  # via fp16: its conversion to fp32 is one instruction, that of bf16 is not
         numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
     else:
         numbers = e4m3_value(codes)
@@ -67,7 +68,7 @@ def decoded_fp8(codes, scales, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def decoded_fp4(codes, scales, DTYPE: tl.constexpr):
-    """[N, 64] pairs of E2M1 codes u8, the even one low -> [N, 128] numbers."""
+    """[N, 64] pairs of E2M1 values u8, low nibble first -> [N, 128] values of DTYPE."""
     factor = e8m0_value(_per_value(scales, 16))
     low = (e2m1_value(codes) * factor).to(DTYPE)
     high = (e2m1_value(codes >> 4) * factor).to(DTYPE)
@@ -76,9 +77,9 @@ def decoded_fp4(codes, scales, DTYPE: tl.constexpr):
 
 @triton.jit
 def folded_fp8(codes, scales, NATIVE: tl.constexpr):
-    """[N, 128] E4M3 codes u8 -> the same numbers in E4M3 with one factor for each row, [N] f32.
+    """[N, 128] E4M3 bytes u8 with block scales -> E4M3 with one scale per row, [N] f32.
 
-    Exact but for numbers below 2**-15 of the largest that the row's largest scale allows.
+    Exact except for values below 2**-15 of the largest that the row's largest scale can represent.
     """
     top = _largest(scales)
     drops = _drop(scales, top, 0) | _drop(scales, top, 1) | _drop(scales, top, 2)
@@ -96,10 +97,10 @@ def folded_fp8(codes, scales, NATIVE: tl.constexpr):
 
 @triton.jit
 def folded_fp4(codes, scales, NATIVE: tl.constexpr):
-    """[N, 64] pairs of E2M1 codes u8 -> the even and the odd numbers as E4M3 [N, 64] each.
+    """[N, 64] pairs of E2M1 values u8 -> the even and the odd values as E4M3 [N, 64] each.
 
-    Also returns one factor for each row, [N] f32.  Exact while the scales of a row's group span at
-    most 2**11; smaller ones count as 2**-12 of the largest.
+    Also returns one scale per row, [N] f32.  Exact if the scales of a row's group span at most
+    2**11; smaller scales are replaced by 2**-12 of the largest.
     """
     top = _largest(scales)
     rises = _rise(scales, top, 0) | _rise(scales, top, 1) | _rise(scales, top, 2)
@@ -130,13 +131,13 @@ def _e4m3_of_e2m1(codes, raised):
 
 @triton.jit
 def _drop(scales, top, PART: tl.constexpr):
-    """8 d in byte PART, with d the steps from that exponent up to the largest, at most 15."""
+    """8 d in byte PART, where d is the largest exponent minus that of the block, at most 15."""
     return tl.minimum(top - ((scales >> (8 * PART)) & 255), 15) << (8 * PART + 3)
 
 
 @triton.jit
 def _rise(scales, top, PART: tl.constexpr):
-    """8 q in byte PART, with q = 12 for the largest exponent and one less for each step below."""
+    """8 q in byte PART, where q is 12 for the largest exponent and decreases with the exponent."""
     return tl.maximum(12 + ((scales >> (8 * PART)) & 255) - top, 0) << (8 * PART + 3)
 
 
@@ -148,6 +149,6 @@ def _largest(scales):
 
 @triton.jit
 def _per_value(parts, REPEAT: tl.constexpr):
-    """Bytes of [N] i32, each REPEAT times: [N, 4 * REPEAT] i32."""
+    """The bytes of [N] i32, each repeated REPEAT times: [N, 4 * REPEAT] i32."""
     part = tl.arange(0, 4 * REPEAT) // REPEAT
     return (parts[:, None] >> (8 * part)[None, :]) & 255

@@ -1,4 +1,4 @@
-"""A linear weight as it lies on disk, and its dense copy for plain torch."""
+"""A linear weight in the format of the checkpoint, and its dense copy for plain torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deepinfer.kernels.quant import dequantize_weight
 
 from .k_order import KOrder
 
-# MKL splits columns among threads, and gives a narrow rest of them to another kernel.
+# MKL splits columns among threads, and uses another kernel for a narrow remainder.
 F32_COLUMN_MULTIPLE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """[..., N, K] in one of the released forms.
+    """[..., N, K] in one of the released formats.
 
     values [..., N, K] e4m3fn with scales [..., N/32, K/32] e8m0fnu; or values [..., N, K/2] int8
     (E2M1 pairs) with scales [..., N, K/32] e8m0fnu; or values [..., N, K] bf16|f32 and no scales.
@@ -31,20 +31,21 @@ class Weight:
 
     @cached_property
     def dense(self) -> Tensor:
-        """[..., N, K] as plain numbers, bf16 or f32; made once, on first use."""
+        """[..., N, K] dequantized, bf16 or f32; computed once, on first use."""
         if self.scales is None:
             return self.values
         return dequantize_weight(self.values, self.scales)
 
     @cached_property
     def padded_f32(self) -> Tensor:
-        """[N padded to a multiple of 16, K] f32; made once, on first use."""
+        """[N padded to a multiple of 16, K] f32; computed once, on first use."""
         dense = self.dense.float()
         return functional.pad(dense, (0, 0, 0, -dense.shape[0] % F32_COLUMN_MULTIPLE))
 
     @cached_property
     def bf16_parts(self) -> Tensor:
-        """[3, N, K] bf16 whose sum is the f32 weight: products with bf16 are as exact as f32's."""
+        """[3, N, K] bf16 whose sum is the f32 weight: three bf16 GEMMs are as exact as an fp32 one
+        if x is bf16."""
         rest, parts = self.dense.float(), []
         for _ in range(3):
             parts.append(rest.to(torch.bfloat16))
@@ -53,7 +54,7 @@ class Weight:
 
     @cached_property
     def fault(self) -> str | None:
-        """What kernels could not take about it; looked for once, on first use."""
+        """Why kernels cannot use this weight, or None; computed once, on first use."""
         values, scales = self.values, self.scales
         plain = (torch.bfloat16, torch.float32)
         packed = (torch.float8_e4m3fn, torch.int8)
@@ -71,7 +72,8 @@ class Weight:
                 f"scales: expected contiguous torch.float8_e8m0fnu {list(wanted)} on "
                 f"{values.device}, found {_described(scales)}"
             )
-        return None if k % (16 if is_fp4 else 32) == 0 else f"inputs in blocks of 32, found {k}"
+        k = self.shape[-1]
+        return None if k % 32 == 0 else f"expected K to be a multiple of 32, found {k}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,11 +88,11 @@ class Weight:
 
     @property
     def order(self) -> KOrder:
-        """What the portable kernels want of activations in the FP8 path."""
+        """The order of K that the portable kernels expect of activations in the FP8 path."""
         return KOrder.SPLIT if self.values.dtype == torch.int8 else KOrder.PLAIN
 
     def __getitem__(self, expert: int) -> Weight:
-        """One [N, K] weight of a stack; its dense copy is kept too."""
+        """One [N, K] weight of a stack; its dense copy is cached too."""
         return self._members[expert]
 
     @cached_property
@@ -108,7 +110,7 @@ class Weight:
 
     @staticmethod
     def concat(weights: Sequence[Weight]) -> Weight:
-        """One weight that has the rows of all, for linears that share their input."""
+        """Weights concatenated along N, for linear layers that share their input."""
         scales = [weight.scales for weight in weights if weight.scales is not None]
         return Weight(
             torch.cat([weight.values for weight in weights]), cat_bytes(scales) if scales else None
@@ -116,7 +118,7 @@ class Weight:
 
     @staticmethod
     def stack(weights: Sequence[Weight]) -> Weight:
-        """[E, N, K]: the weights of E experts."""
+        """[E, N, K]: stacked weights of E experts."""
         scales = [weight.scales for weight in weights if weight.scales is not None]
         return Weight(
             torch.stack([weight.values for weight in weights]),
@@ -131,5 +133,5 @@ def _described(x: Tensor) -> str:
 
 
 def cat_bytes(tensors: Sequence[Tensor]) -> Tensor:
-    """``torch.cat`` along the rows for dtypes that it does not know."""
+    """``torch.cat`` along the rows for dtypes that it does not support."""
     return torch.cat([t.view(torch.uint8) for t in tensors]).view(tensors[0].dtype)

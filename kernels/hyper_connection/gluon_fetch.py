@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from deepinfer.kernels.gemm.gluon_ring import wait_empty
+from deepinfer.kernels.gemm.gluon_pipeline import wait_empty
 from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_meetings import COUNTER_STRIDE, arrive, wait_for_mates

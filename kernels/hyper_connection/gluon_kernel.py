@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from deepinfer.kernels.gemm.gluon_ring import barriers
+from deepinfer.kernels.gemm.gluon_pipeline import barriers
 from deepinfer.kernels.gluon_names import store_tile, thread_barrier
 
 from .gluon_fetch import (

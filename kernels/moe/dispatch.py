@@ -1,4 +1,4 @@
-"""Mixture of experts on the device of its tensors."""
+"""Mixture of experts: the reference on a CPU, Triton or Gluon kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def route(
     slots: Slots | Pages | None = None,
     logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``route_reference``; on a GPU ``slots`` of what is chosen are filled in passing, and
-    ``logits`` may be there already, see ``gated_linear_and_logits``."""
+    """``route_reference``; on a GPU it also fills the ``slots`` of the selected experts, and takes
+    ``logits`` if ``gated_linear_and_logits`` has computed them."""
     implementation: Callable[..., tuple[Tensor, Tensor]] = route_reference
     if on_accelerator(x):
         from .triton_router import route_triton
@@ -58,8 +58,8 @@ def route(
 
 
 def slots_for(x: Tensor, choices: int, gate_up: Weight | HopperWeight) -> Slots | Pages:
-    """What ``route`` of x [T, d], at least one token, is to fill for ``expert_pairs``: on a GPU, if
-    all experts are here."""
+    """Buffers that ``route`` of x [T, d], T > 0, fills for ``expert_pairs``: for a GPU that has all
+    experts."""
     if isinstance(gate_up, HopperWeight):
         from .gluon_experts import slots_gluon
 
@@ -82,8 +82,8 @@ def gated_linear(
     limit: float,
     linear: Weight | HopperWeight,
 ) -> Tensor | Activations:
-    """``swiglu`` of ``quantized_linear`` by ``native_gate_up``, as that takes it for ``linear``: on
-    a GPU quantised in passing."""
+    """``swiglu`` of ``quantized_linear`` with a weight of ``native_gate_up``, as input of
+    ``quantized_linear`` with the weight ``linear``: on a GPU it is quantized in the same pass."""
     if isinstance(x, Tensor) and not on_accelerator(x):
         return swiglu_reference(quantized_linear(x, gate_up), limit)
     if isinstance(gate_up, HopperWeight) and isinstance(linear, HopperWeight):
@@ -104,12 +104,12 @@ def gated_linear_and_logits(
     gate: Weight,
     slots: Slots | Pages,
 ) -> tuple[Tensor | Activations, Tensor | None]:
-    """``gated_linear`` of ``operand``; on a GPU, if that is faster, in one launch with the
-    ``logits`` of the same rows x that ``route`` takes for these slots.
+    """``gated_linear`` of ``operand``; on a GPU, if that is faster, fused into one launch with the
+    router GEMM on the same rows, whose ``logits`` ``route`` then takes.
 
-    Shapes: x [T, d] bf16, ``operand`` the same rows as a product takes them, gate_up N rows, gate
-    E rows; activations [T, N / 2], and logits [T, P, E] f32 in P parts, or None: then ``route``
-    makes them.  Raises: TensorError.
+    Shapes: x [T, d] bf16, ``operand`` the same rows as input of ``quantized_linear``, gate_up N
+    rows, gate E rows; returns activations [T, N / 2], and logits [T, P, E] f32 in P split-K parts,
+    or None, in which case ``route`` computes them.  Raises: TensorError.
     """
     if isinstance(gate_up, HopperWeight) and isinstance(linear, HopperWeight):
         from .gluon_shared import gated_linear_and_logits_gluon
@@ -121,15 +121,15 @@ def gated_linear_and_logits(
 def native_experts(
     gate_up: Weight, down: Weight, *, as_fp8: bool = False
 ) -> tuple[Weight | HopperWeight, Weight | HopperWeight]:
-    """Both as ``native_gate_up`` and ``native_weight`` make them, or none.
+    """Both weights converted by ``native_gate_up`` and ``native_weight``, or none of them.
 
-    ``as_fp8``: FP4 becomes E4M3, where ``native_weight`` makes a copy anyway: twice the memory,
-    faster where each expert meets many rows, and the same bits in results.
+    ``as_fp8``: FP4 is decoded to E4M3 if ``native_weight`` makes a copy anyway: twice the memory,
+    faster if each expert has many rows, and the same bits in results.
     """
     native = native_gate_up(gate_up), native_weight(down)
     if not isinstance(native[0], HopperWeight) or not isinstance(native[1], HopperWeight):
         return gate_up, down
-    if as_fp8 and native[0].steps is not None and native[1].steps is not None:
+    if as_fp8 and native[0].exponents is not None and native[1].exponents is not None:
         return recast_weight(native[0]), recast_weight(native[1])
     return native
 
@@ -144,12 +144,13 @@ def experts(
     *,
     num_pairs: int | None = None,
 ) -> Tensor:
-    """``experts_reference``; on a GPU weights stay packed and -1 among the ids adds nothing.
+    """``experts_reference``; on a GPU weights stay packed, and an id of -1 contributes nothing.
 
-    ``num_pairs``: about how many of the choices have an expert here, if not all.  It decides the
-    shape of tiles, which does not reach the bits.
+    ``num_pairs``: approximate number of (token, expert) pairs whose expert is local, if not all
+    are.
+    It selects the tile shape, which does not change the bits.
 
-    Both weights come from ``native_experts``, or both are as on disk.
+    Both weights come from ``native_experts``, or both are in the checkpoint's format.
     """
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
         if not on_accelerator(x):
@@ -177,8 +178,9 @@ def expert_pairs(
     num_pairs: int | None = None,
     slots: Slots | Pages | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """On a GPU, what ``experts`` adds up: rows [R, d] bf16, and the row of each choice, [T K] i32,
-    -1 where its expert is not here.  ``slots``: by ``slots_for``, as ``route`` filled them."""
+    """On a GPU, the terms of the sum in ``experts``: rows [R, d] bf16, and the row of each pair,
+    [T K] i32, -1 if its expert is not local.  ``slots``: from ``slots_for``, filled by
+    ``route``."""
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
         from .gluon_experts import expert_pairs_gluon
 
@@ -202,8 +204,8 @@ def send_back_experts(
     *,
     num_pairs: int | None = None,
 ) -> None:
-    """The same rows, of tokens that came from other GPUs: each goes back to where its token came
-    from, on Hopper while the others are computed."""
+    """``expert_pairs`` of tokens that came from other GPUs; each row is sent back to where its
+    token came from, on Hopper by the epilogue of the last GEMM."""
     if isinstance(gate_up, HopperWeight) and isinstance(down, HopperWeight):
         from .gluon_experts import send_back_experts_gluon
 

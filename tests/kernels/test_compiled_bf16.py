@@ -37,12 +37,12 @@ def add_cases(arch: int, add: Add) -> None:
         add(
             f"wide bf16 to {dtype}{', added' * adds}", gluon_plain.plain_kernel,
             [*tiles, descriptor(dtype, 64, width), *sizes],
-            {"STAGES": 4, "BAND": 8, "ADDS": bool(adds)},
+            {"STAGES": 4, "GROUP_M": 8, "HAS_ADDEND": bool(adds)},
         )  # fmt: skip
     for tile in parts_tiles.TILES:
         tiles = [descriptor("bf16", tile.rows, 64), descriptor("bf16", 64, 64)]
         add(
-            f"parts bf16 {tile.rows} x {64 * tile.pieces}", gluon_parts.parts_kernel,
+            f"parts bf16 {tile.rows} x {64 * tile.subtiles}", gluon_parts.parts_kernel,
             [*tiles, descriptor("fp32", tile.out_rows, 64), "*i32", "n", "n", "n", "n16", "n16"],
-            {"PARTS": 1, "ADDED": 4, "PIECES": tile.pieces, "STAGES": tile.stages},
+            {"PARTS": 1, "ADDED": 4, "SUBTILES": tile.subtiles, "STAGES": tile.stages},
         )  # fmt: skip

@@ -76,7 +76,7 @@ def _add_narrow(add: Add) -> None:
     from deepinfer.kernels.aot import descriptor
     from deepinfer.kernels.gemm import gluon_narrow
 
-    alike = {"GROUPED": True, "GROUP_COLUMNS": 0, "ONCE": True}
+    alike = {"GROUPED": True, "GROUP_COLUMNS": 0, "EVICT_FIRST": True}
     for form, tokens, stages in [
         (2, 16, 2),
         (2, 32, 2),
@@ -94,7 +94,7 @@ def _add_narrow(add: Add) -> None:
             add(
                 f"narrow {kind}fp{8 // form} x {tokens}",
                 gluon_narrow.narrow_kernel, [*rows, w, descriptor("i32", 128), *ends],
-                {**constants, "PAGED": not choices, "GATE": gate, "CHOICES": choices, **alike},
+                {**constants, "PAGED": not choices, "GATE": gate, "TOP_K": choices, **alike},
             )  # fmt: skip
 
 
@@ -110,17 +110,17 @@ def _add_wide(add: Add) -> None:
         ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "*fp32", "*i64"]
         ends += ["n", "n16", "n16", "n", "n", "fp32", "n"]
         constants = {"FORMAT": form, "GROUPED": True, **tile.constants}
-        constants["ONCE"] = tile is hopper_tile.SQUARE_FP8
+        constants["EVICT_FIRST"] = tile is hopper_tile.SQUARE_FP8
         out, gated = descriptor("bf16", 64, 128), descriptor("i16", 64, 64)
         kinds = [("", -1, out, 0), ("returning ", -1, out, 6), ("gated ", 2, gated, 0)]
         for kind, gate, out, choices in kinds if tile is hopper_tile.WIDE_FP8 else kinds[:2]:
             add(
                 f"wide {kind}fp{8 // form} {count} x {columns}",
                 gluon_wide.wide_kernel, [*rows, w, steps, out, *ends],
-                {**constants, "GATE": gate, "CHOICES": choices, "GROUP_COLUMNS": 0},
+                {**constants, "GATE": gate, "TOP_K": choices, "GROUP_COLUMNS": 0},
             )  # fmt: skip
         if tile is hopper_tile.SQUARE_FP8:
-            constants |= {"GROUPED": False, "GATE": -1, "CHOICES": 0, "GROUP_COLUMNS": 1024}
+            constants |= {"GROUPED": False, "GATE": -1, "TOP_K": 0, "GROUP_COLUMNS": 1024}
             add(
                 "wide in groups fp8 128 x 128",
                 gluon_wide.wide_kernel, [*rows, w, steps, gated, *ends], constants,
@@ -137,7 +137,7 @@ def _add_joint(add: Add) -> None:
     types = [*(descriptor(*box) for box in boxes), "*fp32", "*fp32"]
     types += [*(descriptor(*box) for box in plain), "*i32", "n", "n"]
     types += ["n", "n16", "n16", "n", "n", "fp32", "n", "n16", "n16"]
-    constants = {"STAGES": tile.stages, "BAND": 8, "REGISTERS": tile.registers, "GATE": 0}
+    constants = {"STAGES": tile.stages, "GROUP_M": 8, "REGISTERS": tile.registers, "GATE": 0}
     constants["PARTS"] = 4
     add(_JOINT, gluon_joint.joint_kernel, types, constants)
 
@@ -150,7 +150,7 @@ def _add_triple(add: Add) -> None:
     tiles = [descriptor("fp8e4nv", 64, 128), descriptor("fp32", 64)]
     tiles += [descriptor("fp8e4nv", 128, 128)]
     ends = ["*fp32", "*i32", "*i32", "*i32", "*fp32", "n", "n", "n16", "n16", "n", "n"]
-    constants = {"STAGES": tile.stages, "BAND": 8, "REGISTERS": tile.registers}
+    constants = {"STAGES": tile.stages, "GROUP_M": 8, "REGISTERS": tile.registers}
     for kind, out, experts, columns in (
         ("", descriptor("bf16", 64, 128), True, 0),
         ("in groups ", descriptor("i16", 64, 64), False, 1024),
@@ -169,6 +169,6 @@ def _add_slim(add: Add) -> None:
     boxes = [("fp8e4nv", 128, 128), ("fp32", 128), ("fp8e4nv", 64, 128), ("fp8e4nv", 16, 128)]
     boxes += [("bf16", 64, 64), ("bf16", 64, 16)]
     types = [*(descriptor(*box) for box in boxes), "*fp32", "n", "n16", "n16", "n"]
-    constants = {"STAGES": tile.stages, "BAND": 8, "RUN": 4, "REGISTERS": tile.registers}
-    constants["ONCE"] = True
+    constants = {"STAGES": tile.stages, "GROUP_M": 8, "UNROLL": 4, "REGISTERS": tile.registers}
+    constants["EVICT_FIRST"] = True
     add("wide fp8 128 x 80", gluon_slim.slim_kernel, types, constants)

@@ -39,8 +39,8 @@ def _prepared(weight: Weight) -> HopperWeight:
 
 def _numbers(weight: HopperWeight) -> Tensor:
     """[E N, K] f32 in the order of ``weight``."""
-    values = recast_weight(weight).values if weight.steps is not None else weight.values
-    return values.float() * weight.factors[: len(values), None]
+    values = recast_weight(weight).values if weight.exponents is not None else weight.values
+    return values.float() * weight.row_scales[: len(values), None]
 
 
 def test_fp4_is_exact_while_scales_span_11_steps() -> None:
@@ -57,7 +57,7 @@ def test_fp4_is_exact_while_scales_span_11_steps() -> None:
 def test_recast_goes_member_by_member() -> None:
     """More members than are recast at a time are in their places."""
     prepared = _prepared(_fp4(17, 64, 256, spread=5))
-    assert prepared.steps is not None
+    assert prepared.exponents is not None
     whole = recast_weight(prepared).values.view(17, 64, 256)
     last = _prepared_member(prepared, 16)
     assert torch.equal(whole[16].view(torch.uint8), recast_weight(last).values.view(torch.uint8))
@@ -65,11 +65,11 @@ def test_recast_goes_member_by_member() -> None:
 
 def _prepared_member(weight: HopperWeight, member: int) -> HopperWeight:
     n = weight.num_rows
-    assert weight.steps is not None
+    assert weight.exponents is not None
     return HopperWeight(
         weight.values[member * n : (member + 1) * n],
-        weight.steps[member * n // 64 : (member + 1) * n // 64],
-        torch.cat([weight.factors[member * n : (member + 1) * n], weight.factors[-256:]]),
+        weight.exponents[member * n // 64 : (member + 1) * n // 64],
+        torch.cat([weight.row_scales[member * n : (member + 1) * n], weight.row_scales[-256:]]),
         1,
         weight.order,
     )
@@ -86,7 +86,7 @@ def test_gates_and_ups_alternate(form: str) -> None:
     rows = torch.arange(512).view(2, 4, 64).transpose(0, 1).flatten()
     rows = torch.cat([rows + 512 * member for member in range(prepared.members)])
     assert_bitwise_equal(_numbers(prepared), _numbers(halves)[rows])
-    if prepared.steps is not None:
+    if prepared.exponents is not None:
         assert recast_weight(prepared).is_gated
 
 
@@ -113,7 +113,7 @@ def test_fp8_keeps_what_counts_in_a_row() -> None:
     prepared = _prepared(weight)
     assert prepared.order is KOrder.PLAIN
     exact, numbers = weight.dense.float(), _numbers(prepared)
-    top = prepared.factors[:128, None]
+    top = prepared.row_scales[:128, None]
     assert bool(((numbers - exact).abs() <= top * 2.0**-10).all())
     large = exact.abs() >= top * 2.0**-6
     assert_bitwise_equal(numbers[large], exact[large])

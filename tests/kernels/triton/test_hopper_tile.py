@@ -13,8 +13,8 @@ def _weight(members: int, n: int, k: int, is_fp4: bool) -> HopperWeight:
     dtype, width = (torch.int32, k // 8) if is_fp4 else (torch.float8_e4m3fn, k)
     return HopperWeight(
         values=torch.empty(members * n, width, dtype=dtype, device="meta"),
-        steps=torch.empty(1, device="meta") if is_fp4 else None,
-        factors=torch.empty(members * n + 256, device="meta"),
+        exponents=torch.empty(1, device="meta") if is_fp4 else None,
+        row_scales=torch.empty(members * n + 256, device="meta"),
         members=members,
         order=KOrder.FRAGMENT if is_fp4 else KOrder.PLAIN,
     )

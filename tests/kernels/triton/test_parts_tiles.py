@@ -24,12 +24,12 @@ _PROGRAMS = 132
 )
 def test_tiles_of_the_router(rows: int, tile: tuple[int, int], added: int) -> None:
     found, parts = parts_tile(rows, 384, 5120, 4, _PROGRAMS)
-    assert ((found.rows, 64 * found.pieces), parts) == (tile, added)
+    assert ((found.rows, 64 * found.subtiles), parts) == (tile, added)
 
 
 @pytest.mark.parametrize("rows", [1, 100, 2000, 16384, 50000])
 def test_parts_are_added_up_only_where_that_leaves_enough_programs(rows: int) -> None:
     tile, added = parts_tile(rows, 384, 5120, 4, _PROGRAMS)
-    columns = -(-384 // (64 * tile.pieces))
+    columns = -(-384 // (64 * tile.subtiles))
     assert added in (1, 4)
     assert added == 1 or -(-rows // tile.rows) * columns > _PROGRAMS // 2

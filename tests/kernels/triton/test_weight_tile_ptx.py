@@ -92,7 +92,7 @@ def test_eight_codes_become_e4m3() -> None:
         prepared = prepare_weight(weight)
         assert prepared is not None
         low, high = (0x14100800 + d * 0x08080800) & _WORD, (0x24201C18 + d * 0x08080808) & _WORD
-        dense = weight.dense.float() / float(prepared.factors[0])
+        dense = weight.dense.float() / float(prepared.row_scales[0])
         for row in range(16):
             for i in range(4):
                 word = int(prepared.values[row, i]) & _WORD
