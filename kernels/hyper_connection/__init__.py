@@ -1,4 +1,5 @@
-"""Single-pass hyper-connections: mixing coefficients, collapse, expansion, entry of a sub-block."""
+"""Hyper-connections (residual streams): mixing coefficients, collapse, expansion, sub-block
+entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyper-connections on the device of their tensors."""
+"""Hyper-connections: the reference on a CPU, Triton or Gluon kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def collapse_streams(streams: Tensor, pre: Tensor) -> Tensor:
 
 
 def expand_streams(streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix) -> Tensor:
-    """See ``expand_streams_reference``; on a GPU the output's pairs are added up in passing."""
+    """See ``expand_streams_reference``; on a GPU ``PairOutputs`` are summed first."""
     if on_accelerator(streams):
         from .triton_kernel import expand_streams_triton
 
@@ -50,7 +50,7 @@ def enter_streams(streams: Tensor, pre: Tensor, mixer: Mixer, entrance: Entrance
 def advance_streams(
     streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix, mixer: Mixer, entrance: Entrance
 ) -> tuple[Tensor, Entry]:
-    """See ``advance_streams_reference``; on a GPU the output's pairs are added up in passing."""
+    """See ``advance_streams_reference``; on a GPU ``PairOutputs`` are summed first."""
     if on_accelerator(streams):
         from .triton_kernel import advance_streams_triton
 

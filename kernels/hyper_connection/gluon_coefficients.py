@@ -1,7 +1,8 @@
-"""Mixing coefficients from the sums of all pieces, in Gluon: 16 tokens a program of four warps.
+"""Mixing coefficients from the partial sums of all slices, in Gluon: 16 tokens per program.
 
-Eight threads have the 24 products of a token, four each, from the first load to the last store: a
-row of its 4 x 4 matrix is one thread's, and Sinkhorn's rounds need no more than its neighbours.
+Eight threads hold the 24 dot products of a token, four each, from the first load to the last store:
+a thread has one row of the 4 x 4 matrix, so Sinkhorn iterations only exchange data between
+neighboring threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from triton.experimental.gluon import language as gl
 MADE_TOKENS = gl.constexpr(16)
 _NORM_EPS = gl.constexpr(1e-20)
 _ROWS = gl.constexpr(24)
-# Halves of tokens: comb's rows in one, pre and post in the other.
+# Each token has two halves: comb's rows in one, pre and post in the other.
 _HALVES = gl.constexpr(2 * MADE_TOKENS.value)
 _FOURS = gl.constexpr(gl.BlockedLayout([1, 1, 4], [8, 4, 1], [4, 1, 1], [2, 1, 0]))
 _PLACES = gl.constexpr(gl.SliceLayout(2, _FOURS))
@@ -23,13 +24,14 @@ def make_coefficients(
     tile, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr, num_tokens,
     inverse_size, eps, PIECES: gl.constexpr, ROUNDS: gl.constexpr,
 ):  # fmt: skip
-    """``HyperMix`` of 16 tokens, from the products [PIECES, T, 24] and squares [PIECES, T], f32."""
+    """``HyperMix`` of 16 tokens, from partial dot products [PIECES, T, 24] and sums of squares
+    [PIECES, T], f32."""
     half = gl.arange(0, _HALVES, gl.SliceLayout(1, _PLACES))[:, None]
     row = gl.arange(0, 4, gl.SliceLayout(0, _PLACES))[None, :]
     four = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, _FOURS)))[None, None, :]
     token = tile * MADE_TOKENS + half // 2 + 0 * row
     is_token = token < num_tokens
-    # 0 is pre, 1 post, 2 to 5 comb; the rest is nothing.
+    # 0 is pre, 1 post, 2 to 5 comb; the rest is unused.
     part = (half % 2 * 4 + row + 2) % 8
     squares = gl.zeros([_HALVES, 4], gl.float32, _PLACES)
     for first in gl.static_range(0, PIECES, 4):
@@ -58,7 +60,7 @@ def make_coefficients(
 
 @gluon.jit
 def _sinkhorn(logits, eps, ROUNDS: gl.constexpr):
-    """[N, 4, 4]: rows, then columns, to sums of nearly 1, in turn."""
+    """Sinkhorn iterations on [N, 4, 4]: normalize rows and columns alternately."""
     comb = gl.exp(logits - gl.max(logits, 2)[:, :, None])
     comb = comb * _inverse(gl.sum(comb, 2))[:, :, None] + eps
     comb = comb * _inverse(gl.sum(comb, 1) + eps)[:, None, :]
@@ -70,7 +72,7 @@ def _sinkhorn(logits, eps, ROUNDS: gl.constexpr):
 
 @gluon.jit
 def _inverse(x):
-    """By one instruction, off by one unit at most: sums are far from 0 and infinity."""
+    """1 / x by one instruction, within one ulp: the sums are far from 0 and infinity."""
     return gl.inline_asm_elementwise(
         "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1
     )

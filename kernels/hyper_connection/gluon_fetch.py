@@ -1,4 +1,4 @@
-"""The warp that fetches streams, output and mixing weights for ``gluon_kernel.py``, by TMA."""
+"""Producer warp of ``gluon_kernel.py``: loads streams, output and mixing weights by TMA."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_meetings import COUNTER_STRIDE, arrive, wait_for_mates
 
-# Rows of the matrix instruction: most tokens of a tile.
+# M of the MMA: the maximum number of tokens per tile.
 TOKENS = gl.constexpr(64)
 WIDTH = gl.constexpr(32)
 STREAMS = gl.constexpr(4)
 PARTS = gl.constexpr(3)
 ROWS = gl.constexpr(24)
 PADDED_ROWS = gl.constexpr(32)
-# That a program takes after a meeting before it looks whether all have come.
+# Steps after an arrival before the producer waits for the other programs.
 _STEPS_AHEAD = gl.constexpr(2)
 
 
 @gluon.jit
 def num_tiles(num_tokens, TILE: gl.constexpr):
-    """How many tiles of tokens this program has: every ``num_programs(1)``-th."""
+    """Number of token tiles of this program, which takes every ``num_programs(1)``-th."""
     return gl.cdiv(gl.cdiv(num_tokens, TILE) - gl.program_id(1), gl.num_programs(1))
 
 
 @gluon.jit
 def first_column(step):
-    """Of a step in each stream: steps of all pieces together read and write long runs at a time."""
+    """First column of a step in each stream: the programs of all slices together access contiguous
+    memory in a step."""
     return (step * gl.num_programs(0) + gl.program_id(0)) * WIDTH
 
 
 @gluon.jit
 def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
-    """Two tiles at a time, a step of each in turn.  After every STEPS of these, programs of all
-    pieces of the tiles meet: a program may be a few steps ahead of the others.  Once some did not
-    come, it waits no more."""
+    """Two tiles at a time, alternating their steps.  After every STEPS of these the programs of all
+    slices of the tiles synchronize, so that a program is at most a few steps ahead of the others.
+    After a timeout it does not wait any more."""
     x_tiles, o_tiles, w_tiles, full, empty, ready = memory
     STAGES: gl.constexpr = empty.shape[0]
     STEPS: gl.constexpr = w_tiles.shape[0] // (STREAMS * PARTS)
@@ -67,14 +68,14 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
                 load_tile(x, place, bar, x_tiles[stream].index(stage).slice(0, TILE))
             if EXPAND:
                 load_tile(added, [tile * TILE, column], bar, o_tiles.index(stage).slice(0, TILE))
-            # Before the streams of the next step: the first product waits for no more than these.
+            # Issued before the streams of the next step, as the first MMA needs them.
             if (pair == 0) & (i % in_turn == 0):
                 _fetch_weights(fn, w_tiles, ready, D, i // in_turn)
 
 
 @gluon.jit
 def _fetch_weights(fn, w_tiles, ready, D, inner):
-    """Of one step; they stay."""
+    """Load the mixing weights of one step, which stay in shared memory."""
     bar = ready.index(inner)
     mbarrier.expect(bar, STREAMS * PARTS * fn.block_type.nbytes)
     column = first_column(inner)

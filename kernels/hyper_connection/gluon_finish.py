@@ -1,5 +1,5 @@
 """The second kernel of a sub-block's entry on NVIDIA SM90, in Gluon: coefficients, and the
-normalised, quantised input; as ``triton_finish.py``, with the layout of every operand in hand."""
+normalized, quantized input; as ``triton_finish.py``, with explicit layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepinfer.kernels.gluon_names import thread_barrier
 
 from .gluon_coefficients import MADE_TOKENS, make_coefficients
 
-# Pairs of bf16: 16 bytes a thread, 16 threads a block of 128 numbers.
+# Pairs of bf16: 16 bytes per thread, 16 threads per block of 128 values.
 _PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0]))
 
 
@@ -24,12 +24,12 @@ def finish_gluon_kernel(
     D: gl.constexpr, BLOCKS: gl.constexpr, ORDER: gl.constexpr, PIECES: gl.constexpr,
     ROUNDS: gl.constexpr,
 ):  # fmt: skip
-    """The first programs make coefficients of 16 tokens, the rest normalise a token each, where
-    it is: rows [T, D / 2] i32, pairs of bf16.
+    """The first programs compute coefficients of 16 tokens each, the rest normalize one token each
+    in place: rows [T, D / 2] i32, pairs of bf16.
 
-    All begin with the last tokens, which the kernel before has left in the L2 cache.
+    All start with the last tokens, which the previous kernel has left in L2.
     """
-    gdc_wait()  # launched as the pass ends; for few tokens as it begins
+    gdc_wait()  # programmatic dependent launch: until the previous kernel has finished
     program = gl.program_id(0)
     num_tiles = gl.cdiv(num_tokens, MADE_TOKENS)
     if program < num_tiles:
@@ -50,7 +50,7 @@ def _normalise(
     row, rows_ptr, weight_ptr, norm_eps, values_ptr, scales_ptr, scale_stride, D: gl.constexpr,
     BLOCKS: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
-    """One row, of BLOCKS x 128 numbers at most, as ``normed_row`` does it."""
+    """Normalize and quantize one row, at most BLOCKS x 128 wide, as ``normed_row`` does."""
     block = gl.arange(0, BLOCKS, gl.SliceLayout(1, _PAIRS))
     kept = gl.arange(0, 64, gl.SliceLayout(0, _PAIRS))
     pair = kept
@@ -63,7 +63,7 @@ def _normalise(
     even, odd = _both(gl.load(place, mask=inside, other=0))
     squares = gl.sum(gl.sum(even * even + odd * odd, 1), 0)
     factor = gl.rsqrt(squares * (1.0 / D) + norm_eps)
-    # Near all programs, so late: fewer registers let more rows be on their way.
+    # Loaded late, since it hits the cache: fewer registers allow more rows in flight.
     even_weight, odd_weight = _both(gl.load(weight_ptr + pair, mask=inside, other=0))
     normed = gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;",
@@ -73,12 +73,12 @@ def _normalise(
         is_pure=True,
         pack=1,
     )
-    thread_barrier()  # several threads read the same numbers of a short row
+    thread_barrier()  # in a short row several threads read the same values
     gl.store(place, normed, mask=inside)
     even, odd = _both(normed)
     exponent = block_exponent(gl.max(gl.maximum(gl.abs(even), gl.abs(odd)), 1))
     inverse = power_of_two(254 - exponent)[:, None]
-    # The instruction itself: see ``kernels/quant/triton_bits.py``.
+    # Inline PTX for the reason given in ``kernels/quant/triton_bits.py``.
     codes = gl.inline_asm_elementwise(
         "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;",
         "=h,r,r",
@@ -95,6 +95,6 @@ def _normalise(
 
 @gluon.jit
 def _both(pair):
-    """fp32 of two bf16 in an i32."""
+    """The two bf16 in an i32, as fp32."""
     even = (pair << 16).to(gl.float32, bitcast=True)
     return even, (pair & -65536).to(gl.float32, bitcast=True)

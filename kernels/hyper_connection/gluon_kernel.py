@@ -1,12 +1,11 @@
 """Hyper-connections on NVIDIA SM90, in Gluon: expand, collapse and mix in one pass.
 
-A program has a piece of the width, STEPS times 32 columns of each stream, whose mixing weights stay
-in shared memory, and takes every few tiles of 64 tokens (of 16 where all are few: more programs
-share them, and steps are shorter).  Programs of all pieces reach the same tokens at about the same
-time, and meet where these are many, so that the device's memory sees whole rows.  One warp fetches
-32 columns at a time by TMA; two groups of four warps take turns with tiles.  They write what the
-streams become to where these were in shared memory: TMA stores it from there, and the matrix unit
-multiplies it.
+A program has a slice of the width, STEPS times 32 columns of each stream, whose mixing weights stay
+in shared memory, and loops over tiles of 64 tokens (16 if there are few tokens: more programs share
+them, and steps are shorter).  The programs of all slices process the same tokens at about the same
+time, and synchronize if there are many tiles, so that they access whole rows of memory.  A producer
+warp loads 32 columns at a time by TMA; two consumer warpgroups alternate between tiles.  They
+overwrite the streams in shared memory with the new ones, which TMA stores and the MMAs read.
 """
 
 from __future__ import annotations
@@ -39,23 +38,24 @@ from .gluon_fetch import (
 )
 from .gluon_values import four_of_tokens, mix_values, values_layout
 
-# In this order the squares of a token are added up, whatever the tile.
+# Layout in which the squares of a token are summed, in the same order for any tile.
 ADDED = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [4, 1], [0, 1]))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_tokens"])
 def advance_kernel(
     x, added, fn, expanded, collapsed, post, comb, pre, products, squares, meetings, num_tokens, D,
     EXPAND: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """x [T, 4 D] bf16 becomes expanded [T, 4 D] and collapsed [T, D]; of each piece the products
-    with fn [3 x 24, 4 D], bf16 parts, [pieces, T, 24] and the squares [pieces, T] are f32.  A piece
-    has STEPS x 32 columns.  The height of x's boxes is that of a tile."""
+    """Outputs for streams x [T, 4 D] bf16: expanded [T, 4 D] and collapsed [T, D] bf16; for each
+    slice of STEPS x 32 columns the dot products with fn [3 x 24, 4 D] (three bf16 terms)
+    [slices, T, 24] and the sums of squares [slices, T], f32.  TMA boxes of x have the rows of a
+    tile."""
     if x.block_type.shape[0] < TOKENS:
-        gdc_launch_dependents()  # room is left: the next kernel may wait on the device
-    # One for each stream, so that a write to one does not wait for reads of others.
+        gdc_launch_dependents()  # there are idle SMs: the next kernel may wait on the device
+    # One buffer per stream, so that a write to one does not wait for reads of others.
     x_tiles = (
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
         gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], x.layout),
@@ -66,8 +66,8 @@ def advance_kernel(
     w_tiles = gl.allocate_shared_memory(
         gl.bfloat16, [STEPS * STREAMS * PARTS, PADDED_ROWS, WIDTH], fn.layout
     )
-    # Twice the stages: a group that waits for a step has seen the one before it on that barrier
-    # complete, whichever group it was for.  With one for each stage it might pass too early.
+    # Twice as many full barriers as stages: the previous step on a barrier is then known to be
+    # complete, whichever warpgroup it was for.  With one per stage a wait could pass too early.
     full, _ = barriers(2 * STAGES, 1, 1)
     _, empty = barriers(STAGES, 1, 1)
     ready, _ = barriers(STEPS, 1, 1)
@@ -100,7 +100,7 @@ def _advance_odd(memory, coefficients, results, num_tokens, D, EXPAND: gl.conste
 def _advance(
     memory, coefficients, results, num_tokens, D, EXPAND: gl.constexpr, WHICH: gl.constexpr
 ):
-    """Every second tile of the program's."""
+    """Every second tile of this program."""
     count = num_tiles(num_tokens, results[0].block_type.shape[0])
     for index in range(WHICH, count, 2):
         in_turn = gl.minimum(count - index + WHICH, 2)
@@ -133,8 +133,8 @@ def _tile(
         )
     squares = gl.zeros([TILE, WIDTH], gl.float32, values_layout(TILE))
     products = gl.zeros([TOKENS, PADDED_ROWS], gl.float32, SUMS)
-    # Few tokens wait for one step after the other, not for memory: a step is let go when the next
-    # one's streams are mixed.
+    # With few tokens latency matters, not bandwidth: a stage is released only after the streams of
+    # the next step have been mixed.
     LATE: gl.constexpr = TILE < TOKENS
     if LATE:
         products = warpgroup_mma_init(products)
@@ -180,7 +180,7 @@ def _tile(
         mbarrier.arrive(empty.index((first_step + (STEPS - 1) * in_turn) % STAGES))
     first = gl.program_id(0).to(gl.int64) * num_tokens + tile * TILE
     left = gl.minimum(num_tokens - tile * TILE, TILE)
-    # Sums are soon read: they should outlive the streams in the L2 cache.
+    # The next kernel reads these sums soon: they should stay in L2 longer than the streams.
     token = gl.arange(0, TILE, gl.SliceLayout(1, ADDED))
     square = gl.sum(gl.convert_layout(squares, ADDED), 1)
     gl.store(squares_ptr + first + token, square, mask=token < left, eviction_policy="evict_last")
@@ -193,7 +193,7 @@ def _tile(
 
 @gluon.jit
 def _wait_used(products):
-    """Until matrix unit and TMA have read the memory of the group's last step."""
+    """Wait until MMAs and TMA have read the shared memory of the warpgroup's last step."""
     products = warpgroup_mma_wait(0, [products])
     tma.store_wait(0)
     return products

@@ -1,4 +1,4 @@
-"""Launches of ``gluon_kernel.py`` and ``gluon_finish.py``: hyper-connections on NVIDIA SM90."""
+"""Launchers of ``gluon_kernel.py`` and ``gluon_finish.py``: hyper-connections on NVIDIA SM90."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .gluon_kernel import advance_kernel
 from .gluon_meetings import COUNTER_STRIDE
 from .reference import Entrance, HyperMix, Mixer
 
-# More take programs further apart: slower, though more loads are on their way.
+# With more, programs drift further apart: slower, although more loads are in flight.
 _STAGES = 4
-# So many tokens are few, and their tiles of 16.
+# Up to so many tokens, tiles have 16 tokens.
 _FEW, _TILE_OF_FEW = 64, 16
 
 
@@ -37,7 +37,7 @@ def pass_streams_gluon(
     products: Tensor,
     squares: Tensor,
 ) -> None:
-    """Fills ``expanded`` and ``collapsed``, ``products`` and ``squares``; at least a token."""
+    """Fill ``expanded`` and ``collapsed``, ``products`` and ``squares``; at least one token."""
     tokens, _, width = streams.shape
     tile_tokens = _TILE_OF_FEW if tokens <= _FEW else TOKENS.value
     tile = tile_tokens, WIDTH.value
@@ -45,7 +45,7 @@ def pass_streams_gluon(
     kept = described_tiles(collapsed, *tile)
     fn = mixer.fn.bf16_parts.flatten(0, 1)
     pieces = squares.shape[0]
-    # As many programs as run at once, a whole number of them for each piece.
+    # As many programs as fit on the device at once, the same number for each slice.
     most = max(1, multiprocessors(streams.device) // pieces)
     launch(advance_kernel, (pieces, min(most, cdiv(tokens, tile_tokens))))(
         x,
@@ -71,8 +71,8 @@ def pass_streams_gluon(
 
 @cache
 def meeting_counters(device: torch.device, pieces: int, most: int) -> Tensor:
-    """How often programs have come to meetings: a counter for each of ``most`` sets of ``pieces``
-    programs that take the same tiles.  Every launch of so many pieces goes on with them."""
+    """Barrier counters, one for each of ``most`` groups of ``pieces`` programs that process the
+    same tiles.  They only grow: all launches with as many pieces share them."""
     return torch.zeros(most, COUNTER_STRIDE.value, dtype=torch.int64, device=device)
 
 
@@ -85,7 +85,7 @@ def finish_streams_gluon(
     mix: HyperMix,
     acts: Activations,
 ) -> None:
-    """Fills ``mix`` and ``acts``, FP8, and normalises ``rows`` where they are; at least a token."""
+    """Fill ``mix`` and ``acts`` (FP8), and normalize ``rows`` in place; at least one token."""
     tokens, width = rows.shape
     pairs, weight = norm_operands(rows, entrance.weight)
     launch(finish_gluon_kernel, (tokens + cdiv(tokens, MADE_TOKENS.value),))(

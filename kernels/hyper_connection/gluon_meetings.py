@@ -1,29 +1,29 @@
-"""Meetings of the programs of a launch: those that run ahead wait, so that all work on what lies
-close together in memory.  No result depends on them, so nobody waits for long: where other kernels
-have taken multiprocessors, some programs begin only when others have ended."""
+"""Barriers between the programs of a launch: those that run ahead wait, so that all access memory
+that is close together.  No result depends on them, and waits time out: if other kernels occupy SMs,
+some programs start only after others have finished."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# From one counter to the next, in its numbers of 64 bits: 128 bytes.
+# Distance of counters in 64-bit integers: 128 bytes.
 COUNTER_STRIDE = gl.constexpr(16)
-# Some 50 microseconds.
+# About 50 microseconds.
 _MOST_LOOKS = gl.constexpr(70)
 
 
 @gluon.jit
 def arrive(counter, mates):
-    """Say that the program is here, one of ``mates`` that come equally often; the count to expect
-    when all are.  ``counter`` i64 begins at 0 and is never set again."""
+    """Arrive at the barrier of ``mates`` programs, which all arrive equally often; returns the
+    count at which all have arrived.  ``counter`` i64 starts at 0 and is never reset."""
     before = gl.atomic_add(counter, 1, sem="relaxed")
     return before - before % mates + mates
 
 
 @gluon.jit
 def wait_for_mates(counter, expected):
-    """Until all mates have come to the meeting of ``arrive``; whether they came."""
+    """Wait until all programs have arrived, or time out; returns whether they have."""
     looks = 0
     count = gl.load(counter, volatile=True)
     while (looks < _MOST_LOOKS) & (count < expected):

@@ -1,4 +1,4 @@
-"""What a step makes of the streams of a tile of tokens: new streams, and what they collapse to."""
+"""Expansion and collapse of the streams of a tile of tokens, for one step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .gluon_fetch import STREAMS, WIDTH
 
 @gluon.constexpr_function
 def values_layout(tile_tokens):
-    """A thread holds columns of one token, and reads shared memory without bank conflicts."""
+    """A thread holds columns of one token; shared memory is read without bank conflicts."""
     few = tile_tokens // 4
     return gl.BlockedLayout([1, few], [few, 32 // few], [4, 1], [0, 1])
 
 
 @gluon.constexpr_function
 def _fours(tile_tokens):
-    """Four numbers of one token, by the same threads."""
+    """Four coefficients of each token, in the threads that hold the token's columns."""
     few = tile_tokens // 4
     return gl.BlockedLayout([1, 4], [few, 32 // few], [4, 1], [0, 1])
 
 
 @gluon.jit
 def four_of_tokens(ptr, tile, STRIDE: gl.constexpr, num_tokens, TILE: gl.constexpr):
-    """The four numbers at ``ptr`` of each token of a tile, STRIDE apart: [TILE, 1] each."""
+    """Load four coefficients per token of a tile, tokens STRIDE apart: [TILE, 1] each."""
     FOUR: gl.constexpr = _fours(TILE)
     token = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(1, FOUR))
     place = token[:, None] * STRIDE + gl.arange(0, 4, gl.SliceLayout(0, FOUR))[None, :]
@@ -43,7 +43,8 @@ def four_of_tokens(ptr, tile, STRIDE: gl.constexpr, num_tokens, TILE: gl.constex
 
 @gluon.jit
 def mix_values(x_tiles, output, post, comb, pre, squares, EXPAND: gl.constexpr):
-    """New streams and their collapse take the place of streams and output."""
+    """Overwrite the streams with the new ones and ``output`` with their collapse; returns the sum
+    of squares."""
     TILE: gl.constexpr = output.shape[0]
     VALUES: gl.constexpr = values_layout(TILE)
     x = (
@@ -70,10 +71,10 @@ def mix_values(x_tiles, output, post, comb, pre, squares, EXPAND: gl.constexpr):
     return squares
 
 
-# Pairs of bf16 by two instructions each way: the compiler takes numbers one by one.
+# Conversions of two values by two instructions: the compiler would convert them one by one.
 @gluon.jit
 def _wide(x):
-    """fp32 of bf16."""
+    """bf16 to fp32."""
     return gl.inline_asm_elementwise(
         "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=gl.float32,
         is_pure=True, pack=2,
@@ -82,7 +83,7 @@ def _wide(x):
 
 @gluon.jit
 def _rounded(x):
-    """Nearest bf16 of fp32."""
+    """fp32 to the nearest bf16."""
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
     )

@@ -30,8 +30,8 @@ class HyperMix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixer:
-    """What makes coefficients of streams: fn [S * (2 + S), S * d] f32, scale [3] and
-    base [S * (2 + S)] f32, and the ``iterations`` of Sinkhorn's method, with its ``eps``."""
+    """Parameters of the coefficients: fn [S * (2 + S), S * d] f32, scale [3] and base [S * (2 + S)]
+    f32, and the number of Sinkhorn ``iterations`` with their ``eps``."""
 
     fn: Weight
     scale: Tensor
@@ -42,7 +42,7 @@ class Mixer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entrance:
-    """How a sub-block takes its input in: a norm of weight [d] bf16, then ``linear``."""
+    """The start of a sub-block: an RMS norm with weight [d] bf16, then the weight ``linear``."""
 
     weight: Tensor
     eps: float
@@ -50,7 +50,7 @@ class Entrance:
 
 
 class Entry(NamedTuple):
-    """A sub-block's coefficients and its normalised input [T, d] bf16."""
+    """A sub-block's coefficients and its normalized input [T, d] bf16."""
 
     mix: HyperMix
     rows: NormedRows
@@ -59,7 +59,8 @@ class Entry(NamedTuple):
 def enter_streams_reference(
     streams: Tensor, pre: Tensor, mixer: Mixer, entrance: Entrance
 ) -> Entry:
-    """Coefficients of streams [T, S, d] bf16; their collapse by ``pre`` [T, S] f32, normalised."""
+    """Coefficients of streams [T, S, d] bf16, and their collapse by ``pre`` [T, S] f32,
+    normalized."""
     normed = rms_norm_reference(
         collapse_streams_reference(streams, pre), entrance.weight, entrance.eps
     )
@@ -69,7 +70,7 @@ def enter_streams_reference(
 def advance_streams_reference(
     streams: Tensor, output: Tensor, mix: HyperMix, mixer: Mixer, entrance: Entrance
 ) -> tuple[Tensor, Entry]:
-    """From one sub-block to the next: expand, and enter what came out, collapsed by ``mix.pre``.
+    """From one sub-block to the next: ``expand_streams``, then ``enter_streams`` with ``mix.pre``.
 
     Shapes: those of ``expand_streams``; returns the new streams [T, S, d] bf16 and their entry.
     """
@@ -78,10 +79,10 @@ def advance_streams_reference(
 
 
 def hyper_mix_reference(streams: Tensor, mixer: Mixer) -> HyperMix:
-    """Coefficients from the streams: a linear of their normalised concatenation.
+    """Coefficients from the streams: a linear layer on their normalized concatenation.
 
-    Shapes: streams [T, S, d] bf16.  ``comb`` is made nearly doubly stochastic by Sinkhorn rounds,
-    a column normalisation last.  Batch-invariant: yes.
+    Shapes: streams [T, S, d] bf16.  Sinkhorn iterations make ``comb`` nearly doubly stochastic;
+    columns are normalized last.  Batch-invariant: yes.
     """
     fn, scale, base, eps = mixer.fn, mixer.scale, mixer.base, mixer.eps
     num_streams = streams.shape[1]
@@ -117,7 +118,7 @@ def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:
     """comb [T, S * S] logits, row-major -> [T, S, S].
 
     A matmul with a matrix of ones and zeros sums each row (or column) of the S x S matrices and
-    spreads the sum over it in one step.  Tokens are padded as in ``fp32_linear``.
+    broadcasts the sum over it.  Tokens are padded as in ``fp32_linear``.
     """
     num_tokens, num_streams = comb.shape[0], math.isqrt(comb.shape[1])
     comb = functional.pad(comb, (0, 0, 0, -num_tokens % ROW_MULTIPLE))
@@ -135,7 +136,7 @@ def _sinkhorn(comb: Tensor, iterations: int, eps: float) -> Tensor:
 
 @cache
 def _summing_matrices(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two [size^2, size^2] matrices: x @ them holds, in each place, its row's (column's) sum."""
+    """Two [size^2, size^2] matrices: each element of x @ them is the sum of its row (column)."""
     with torch.inference_mode(False):
         same, all_of_them = torch.eye(size), torch.ones(size, size)
         return (

@@ -1,4 +1,4 @@
-"""The second kernel of a sub-block's entry: coefficients, and the normalised, quantised input."""
+"""The second kernel of a sub-block's entry: coefficients, and the normalized, quantized input."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def finish_kernel(
     D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The first programs make coefficients of TILE_T tokens, the rest normalise a token each.
+    """The first programs compute coefficients of TILE_T tokens, the rest normalize one token each.
 
-    The former take longer and little of the memory's bandwidth, so they are begun first.  Both
-    begin with the last tokens, which the kernel before has left in the L2 cache.
+    The former take longer but need little bandwidth, so they start first.  Both start with the last
+    tokens, which the previous kernel has left in L2.
     """
     program = tl.program_id(0)
     num_tiles = tl.cdiv(num_tokens, TILE_T)
@@ -68,7 +68,7 @@ def _coefficients(
     post = post * factor[:, None] * tl.load(scale_ptr + 1) + tl.load(base + S)[None, :]
     comb = comb * factor[:, None, None] * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + pair)
     comb = tl.exp(comb - tl.max(comb, 2)[:, :, None])
-    # A division for each sum, not for each number.
+    # One division per sum, not per element.
     comb = comb * (1.0 / tl.sum(comb, 2))[:, :, None] + eps
     comb = comb * (1.0 / (tl.sum(comb, 1) + eps))[:, None, :]
     for _ in range(ROUNDS - 1):

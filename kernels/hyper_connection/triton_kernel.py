@@ -1,8 +1,8 @@
 """Hyper-connections in Triton: three kernels from one sub-block to the next.
 
-T tokens, S streams, d width.  The first expands and collapses the streams, the second multiplies
-them by the mixing weights, for a piece of d at a time, so that few tokens fill a device.  The third
-adds the pieces up to coefficients, normalises what was collapsed and quantises it.  Pieces and the
+T tokens, S streams, d width.  The first expands and collapses the streams; the second multiplies
+them by the mixing weights, split into slices of d so that few tokens fill a device.  The third sums
+the slices to get coefficients, and normalizes and quantizes the collapsed rows.  Slices and the
 order of sums depend on d alone, never on T.
 """
 
@@ -85,7 +85,7 @@ def _enter(
     mixer: Mixer,
     entrance: Entrance,
 ) -> Entry:
-    """Of the streams, or of ``expanded``, which is made of them and ``output``."""
+    """Enter the streams; with ``expanded`` first expand them with ``output`` into it."""
     tokens, num_streams, width = streams.shape
     rows, pre = num_streams * (2 + num_streams), _checked_pre(streams, pre)
     check_tensor("fn", mixer.fn.values, torch.float32, (rows, num_streams * width), streams)
@@ -105,10 +105,9 @@ def _enter(
 
 
 def _hopper_piece(streams: Tensor, entrance: Entrance) -> int | None:
-    """Columns of a piece where the forms in Gluon take them: four streams, blocks of 128.
+    """Columns per slice if the Gluon kernels support these: four streams, blocks of 128; else None.
 
-    Pieces of 160 make 32 programs of the model's width, of which four times as many fill 132
-    multiprocessors.
+    Slices of 160 divide the model's width among 32 programs; four times as many fill 132 SMs.
     """
     _, num_streams, width = streams.shape
     fits = num_streams == 4 and width % GROUP == 0 and entrance.linear.order is not KOrder.SPLIT
@@ -129,7 +128,7 @@ def _check_output(streams: Tensor, output: Tensor | PairOutputs, mix: HyperMix) 
         check_tensor("output.rows", output.rows, torch.bfloat16, (None, width), streams)
         check_tensor("output.row", output.row, torch.int32, (None,), streams)
         if len(output.row) % max(1, tokens):
-            raise TensorError(f"output.row: expected {tokens} times as many as a token has choices")
+            raise TensorError(f"output.row: expected as many for each of {tokens} tokens")
         output = output.added
     check_tensor("output", output, torch.bfloat16, (tokens, width), streams)
     square = (tokens, num_streams, num_streams)
@@ -151,11 +150,11 @@ def _pass_streams(
     pre: Tensor | None,
     collapsed: Tensor | None,
 ) -> None:
-    """Fills ``expanded``, which needs output and mix, and ``collapsed``, which needs pre."""
+    """Fill ``expanded``, which needs output and mix, and ``collapsed``, which needs pre."""
     tokens, num_streams, width = streams.shape
     bits = streams.view(torch.int16)
     if tokens:
-        # Pieces of the same tokens follow each other, so that memory is read in whole rows.
+        # Slices of the same tokens are adjacent in the grid, so that whole rows are read.
         launch(stream_kernel, (cdiv(width, _PIECE), cdiv(tokens, _TILE_TOKENS)))(
             bits, bits if output is None else output.view(torch.int16),
             bits if mix is None else mix.post,
@@ -171,10 +170,10 @@ def _pass_streams(
 
 
 def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> None:
-    """Of each piece of the streams its ``products`` [pieces, T, rows] with the rows of the weights,
-    and the sum of its ``squares`` [pieces, T], f32."""
+    """Fill, for each slice of the streams, its dot products with the rows of the mixing weights,
+    ``products`` [pieces, T, rows], and its sum of ``squares`` [pieces, T], f32."""
     pieces, tokens, rows = products.shape
-    # The interpreter's products of more rows depend on where a row stands.
+    # With more rows, the interpreter's dot of a row depends on its position.
     tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
     launch(mix_kernel, (cdiv(tokens, tile), pieces))(
         streams.view(torch.int16), mixer.fn.bf16_parts.view(torch.int16), products, squares,
@@ -268,7 +267,7 @@ def mix_kernel(
     S: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, PIECE: tl.constexpr,
     TILE_T: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """A piece of the streams times rows of ``fn``, and its sum of squares."""
+    """A slice of the streams times the rows of ``fn``, and its sum of squares."""
     token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
     is_token = token < num_tokens
     place = tl.program_id(1) * PIECE + tl.arange(0, PIECE)

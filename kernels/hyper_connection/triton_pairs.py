@@ -1,4 +1,4 @@
-"""The outputs of experts added up before they are spread over the streams."""
+"""Sum of the experts' outputs before the expansion over the streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = 1024
 
 
 def added_up(output: Tensor | PairOutputs) -> Tensor:
-    """[T, d] bf16, whatever form it has."""
+    """The sub-block's output [T, d] bf16; ``PairOutputs`` are summed."""
     if isinstance(output, Tensor):
         return output
     tokens, width = output.added.shape
@@ -34,7 +34,7 @@ def added_up(output: Tensor | PairOutputs) -> Tensor:
 def add_pairs_kernel(
     added_ptr, rows_ptr, row_ptr, total_ptr, width, PER_TOKEN: tl.constexpr, TILE_D: tl.constexpr
 ):
-    """The rows of a token's choices, added in their order, to what they are added to; -1: none."""
+    """A token's rows, summed in their order (-1: none), plus ``added``."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * TILE_D + tl.arange(0, TILE_D)
     inside = place < width
