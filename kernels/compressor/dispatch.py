@@ -1,4 +1,4 @@
-"""Compression on the device of its tensors."""
+"""Compression: the reference on a CPU, a Triton kernel on a GPU."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def pool_tokens_reference(
     offsets: Tensor,
     places: Tensor,
 ) -> Tensor:
-    """``pool_pairs`` of each token and the one before it, which may be of an earlier pass.
+    """``pool_pairs`` of each token and its predecessor, which may be from an earlier pass.
 
-    Shapes: key_gate [T, 2, D] f32 of this pass; ring [num_slots, H, 2, D] f32 of earlier ones, with
-    position p in place p % H of its request's slot; slots, positions, offsets (number in its
-    request's part of this pass) and places (row in ``key_gate``) [T] i64; returns [T, D] bf16.
+    Shapes: key_gate [T, 2, D] f32 of this pass; ring [num_slots, H, 2, D] f32 of earlier passes, a
+    ring buffer per request with position p at p % H; slots, positions, offsets (index among its
+    request's tokens in this pass) and places (row in ``key_gate``) [T] i64; returns [T, D] bf16.
     Batch-invariant: yes.
     """
     earlier = ring[slots, (positions - 1) % ring.shape[1]]

@@ -1,4 +1,4 @@
-"""Gated pooling of each token with the one before it, in Triton: one program for a token."""
+"""Gated pooling of each token with its predecessor, in Triton: one program per token."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pool_kernel(
     mask = column < WIDTH
     late_key = tl.load(key_gate_ptr + token * (2 * WIDTH) + column, mask=mask, other=0.0)
     late_gate = tl.load(key_gate_ptr + token * (2 * WIDTH) + WIDTH + column, mask=mask, other=0.0)
-    # Of two rows one is read: a choice between pointers would not reach Ascend's Linalg.
+    # One of two rows is read, by masks: Ascend's Linalg does not support a select of pointers.
     from_own = tl.where(tl.load(offsets_ptr + token) > 0, WIDTH, 0)
     is_own, is_kept = column < from_own, column < WIDTH - from_own
     own = key_gate_ptr + (tl.load(places_ptr + token) - 1) * (2 * WIDTH)

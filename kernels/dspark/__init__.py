@@ -1,7 +1,7 @@
-"""Draft stages: Markov correction, confidence, and verification by rejection.
+"""Draft stages: Markov correction, confidence, and verification by rejection sampling.
 
-Where drafts and target draw with the same noise, verification needs none of this: the host, which
-reads both, compares them.
+If drafts and target are drawn with the same noise, verification needs no kernel: the host reads and
+compares both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draft heads and verification on the device of their tensors."""
+"""Draft heads and verification: the reference on a CPU, Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .verify_reference import verify_drafts_reference
 
 
 def markov_logits(base_logits: Tensor, previous: Tensor, head: Weight) -> Tensor:
-    """Base logits corrected by the token before: [R, V] f32, previous [R, r] bf16, head [V, r].
+    """Base logits [R, V] f32 corrected by the previous token: previous [R, r] bf16, head [V, r].
 
-    No kernel of its own: on SM90 the product adds what it is given in the same launch.
+    Not a kernel of its own: on SM90 the GEMM adds the base logits in its epilogue.
     """
     return fp32_linear(previous, head, addend=base_logits)
 

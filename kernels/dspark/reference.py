@@ -16,11 +16,11 @@ from deepinfer.kernels.numeric import sigmoid
 def draft_confidence_reference(
     hidden: Tensor, anchors: Tensor, drafts: Tensor, embed: Tensor, proj: Weight
 ) -> Tensor:
-    """The chance that each draft is accepted, given that those before it are.
+    """The probability that each draft is accepted, given that the drafts before it are.
 
-    Shapes: hidden [R, n, d] bf16 (before the final norm), anchors [R] i64, drafts [R, n] i64, embed
-    [V, r] bf16 (Markov embedding; a draft's row is that of the token before it), proj [1, d + r];
-    returns [R, n] f32.  Raises: TensorError.
+    Shapes: hidden [R, n, d] bf16 (before the final norm), anchors [R] i64 (the token before the
+    first draft), drafts [R, n] i64, embed [V, r] bf16 (Markov embedding of the token before a
+    draft), proj [1, d + r]; returns [R, n] f32.  Raises: TensorError.
     """
     if len(proj.values) != 1 or drafts.shape != hidden.shape[:2] or len(anchors) != len(drafts):
         raise TensorError(

@@ -24,7 +24,7 @@ _MOST_PAIRS = 1024
 def draft_confidence_triton(
     hidden: Tensor, anchors: Tensor, drafts: Tensor, embed: Tensor, proj: Weight
 ) -> Tensor:
-    """``draft_confidence_reference`` in one launch; sums in another order.
+    """``draft_confidence_reference`` in one launch, with another summation order.
 
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
@@ -62,7 +62,7 @@ def confidence_kernel(
     anchor = tl.load(anchors_ptr + request)
     before = tl.load(drafts_ptr + draft - 1, mask=draft % depth > 0, other=0)
     token = tl.where(is_first, anchor, before)
-    token = tl.where(token < 0, token + num_tokens, token)  # of a row without usable logits
+    token = tl.where(token < 0, token + num_tokens, token)  # -1: from a row without usable logits
     sums = tl.zeros([TILE], tl.float32)
     for first in range(0, PAIRS, TILE):
         pair = first + tl.arange(0, TILE)
@@ -78,7 +78,7 @@ def confidence_kernel(
 
 @triton.jit
 def _products(x_ptr, weight_ptr, start, pair, is_pair, WEIGHT_BF16: tl.constexpr):
-    """Of pairs of bf16 (an i32 each) from x and weights from ``start`` on, added by pairs."""
+    """x times the weight from ``start`` on, for pairs of bf16 (an i32 each), summed by pairs."""
     x = tl.load(x_ptr + pair, mask=is_pair, other=0)
     if WEIGHT_BF16:
         weight = tl.load(weight_ptr + start + pair, mask=is_pair, other=0)

@@ -1,8 +1,8 @@
-"""Verification by rejection in Triton: what each row is drawn from, how many drafts are kept and
-the best token of each part of the vocabulary, then the best of all.
+"""Verification by rejection sampling in Triton: the filtered distribution of each row, then how
+many drafts are kept and the best token in each part of the vocabulary, then the best of all parts.
 
-Weights are exp((logit - best) / temperature), not divided by their sum; which of them the filters
-keep is found by ``kernels/sampling/triton_kept.py``.
+Weights are exp((logit - best) / temperature), not normalized; ``kernels/sampling/triton_kept.py``
+finds which of them the filters keep.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from deepinfer.kernels.sampling.triton_kernel import exponential, row_word
 
 from .verify_reference import ACCEPT_STREAM, LEAST_MASS, RESIDUAL_STREAM
 
-_TILE, _WARPS, _PARTS = 512, 4, 32  # parts of the vocabulary: a few requests have many programs
+_TILE, _WARPS, _PARTS = 512, 4, 32  # parts of the vocabulary, so that few requests fill a device
 _KEPT_TILE, _KEPT_WARPS = 2048, 16
-_PROGRAMS = 512  # that look for kept weights: each has room of its own
+_PROGRAMS = 512  # that search for kept weights, each with its own workspace
 _DEPTH = tl.constexpr(DEPTH)
 _ACCEPT = tl.constexpr(ACCEPT_STREAM)
 _RESIDUAL = tl.constexpr(RESIDUAL_STREAM)
@@ -42,9 +42,9 @@ def verify_drafts_triton(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """``verify_drafts_reference`` in four launches; nothing waits for the device.
+    """``verify_drafts_reference`` in four launches; the host does not synchronize.
 
-    Rows of ``target`` may have gaps between them.
+    The row stride of ``target`` may exceed the vocabulary.
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     rows, vocab_size = check_logits("target", target)
@@ -88,7 +88,7 @@ def verify_drafts_triton(
 
 @triton.jit
 def owners_kernel(first_ptr, lens_ptr, owner_ptr):
-    """Of each row of the target's logits whose it is."""
+    """Write the request of each row of the target's logits."""
     request = tl.program_id(0)
     first = tl.load(first_ptr + request)
     for place in range(tl.load(lens_ptr + request) + 1):
@@ -100,11 +100,11 @@ def kept_kernel(
     target_ptr, draft_ptr, temperature_ptr, top_p_ptr, top_k_ptr, min_p_ptr, owner_ptr, lens_ptr,
     kept_ptr, room_ptr, row_stride, vocab_size, depth, num_rows, num_all, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Of each row that is needed what ``kept_weights`` says: rows of the target, then drafts."""
+    """``kept_weights`` of each row that is needed: rows of the target, then of the drafts."""
     room = room_ptr + tl.program_id(0).to(tl.int64) * (_DEPTH * TILE)
     row = tl.program_id(0).to(tl.int64)
     while row < num_all:
-        # As numbers, since triton-ascend cannot choose between pointers.
+        # Addresses as integers, since triton-ascend has no select of pointers.
         if row < num_rows:
             address = (target_ptr + row * row_stride).to(tl.int64, bitcast=True)
             request = tl.load(owner_ptr + row)
@@ -132,8 +132,8 @@ def verify_kernel(
     positions_ptr, num_kept_ptr, numbers_ptr, tokens_ptr, row_stride, vocab_size, depth, num_rows,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """How many drafts a request keeps, and of a part of the vocabulary the best token of what is
-    left of the target, the best one of the target itself, and how much is left.
+    """How many drafts a request keeps; and for a part of the vocabulary the best token of the
+    residual distribution, the best of the target's own, and the mass of the residual.
 
     numbers [3, requests, parts] f32: both scores and the mass; tokens [2, requests, parts] i32.
     """
@@ -150,7 +150,7 @@ def verify_kernel(
         target = _probs(target_row, kept_ptr + 3 * row, token, temperature, vocab_size)
         draft = _probs(draft_row, kept_ptr + 3 * (num_rows + own), token, temperature, vocab_size)
         word = row_word(seed ^ _ACCEPT, tl.load(positions_ptr + row))
-        # Of the first of eight: triton-ascend fails on noise of a single token.
+        # The first of eight: triton-ascend fails on the noise of a single token.
         waiting = tl.max(tl.where(few == 0, exponential(word, few), 0.0), 0)
         is_kept = tl.max((tl.exp(-waiting) * draft < target).to(tl.int32), 0)
         num_kept += tl.where(num_kept == place, is_kept, 0)
@@ -189,7 +189,7 @@ def verify_kernel(
 
 @triton.jit
 def _store_best(score, token, score_ptr, token_ptr):
-    """The best score and its first token; scores are not negative, and token 0 has 0."""
+    """Store the best score and the lowest token that has it; scores are non-negative."""
     best = tl.max(score, 0)
     tl.store(score_ptr, best)
     tl.store(token_ptr, tl.min(tl.where(score == best, token, 2147483647), 0))
@@ -197,11 +197,11 @@ def _store_best(score, token, score_ptr, token_ptr):
 
 @triton.jit
 def choose_kernel(numbers_ptr, tokens_ptr, token_ptr, PARTS: tl.constexpr):
-    """The token that follows, from what each part of the vocabulary has."""
+    """The token that follows, from the results for each part of the vocabulary."""
     request, size = tl.program_id(0), tl.num_programs(0) * PARTS
     place = request * PARTS + tl.arange(0, PARTS)
     mass = tl.sum(tl.load(numbers_ptr + 2 * size + place), 0)
-    # Nothing is left where no draft was refused: then both are the same.
+    # If the residual has no mass, sample from the target itself.
     place += tl.where(mass > _LEAST, 0, size)
     score, token = tl.load(numbers_ptr + place), tl.load(tokens_ptr + place)
     token = tl.min(tl.where(score == tl.max(score, 0), token, 2147483647), 0)
@@ -210,7 +210,7 @@ def choose_kernel(numbers_ptr, tokens_ptr, token_ptr, PARTS: tl.constexpr):
 
 @triton.jit
 def _probs(row_ptr, kept_ptr, token, temperature, vocab_size):
-    """Probabilities that tokens of a row are drawn with, after the filters."""
+    """Probabilities of tokens of a row after the filters."""
     best, least, mass = tl.load(kept_ptr), tl.load(kept_ptr + 1), tl.load(kept_ptr + 2)
     weights = drawn_weights(row_ptr, token, best, temperature, vocab_size)
     return tl.where(weights >= least, weights, 0.0) / mass

@@ -1,8 +1,9 @@
-"""Verification by rejection in plain torch: the specification.
+"""Verification by rejection sampling in plain torch: the specification.
 
-The target's distribution from drafts of another, with fresh noise.  More drafts survive than when
-both draw with the same noise, but an answer then depends on where blocks began.
-R requests, n drafts each at most, N rows of target logits, V vocabulary.
+Samples from the target's distribution given drafts from another, with fresh noise.  More drafts are
+accepted than if both are drawn with the same noise, but an answer then depends on where blocks of
+drafts started.
+R requests, at most n drafts each, N rows of target logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.nn.functional import pad
 from deepinfer.errors import TensorError
 from deepinfer.kernels.sampling import exponential_noise
 
-# Streams of noise apart from the one that tokens are drawn with.
+# Noise streams that are independent of the one that tokens are drawn with.
 ACCEPT_STREAM = 0x5851F42D4C957F2D
 RESIDUAL_STREAM = 0x14057B7EF767814F
 LEAST_MASS = 1e-8
@@ -37,11 +38,12 @@ def verify_drafts_reference(
 
     Shapes: target [N, V] f32; draft [R, n, V] f32 (logits that each draft was drawn from);
     token_ids [R, n] i64, of which ``lens`` [R] i64 are verified; first [R] i64: the first of the
-    lens + 1 rows of ``target`` that are the request's; as in ``sample``, but of each request:
-    temperature (above 0), top_p, min_p [R] f32, top_k, seeds [R] i64; positions [N] i64.
-    Draft x is kept with probability min(1, P(x) / Q(x)), of what tokens are drawn from after all
-    filters; at the first that is not, a token of max(P - Q, 0) follows, after all of them one of
-    the target's.  Source: Leviathan et al. 2023.  Raises: TensorError.
+    request's lens + 1 rows of ``target``; as in ``sample``, but per request: temperature (above 0),
+    top_p, min_p [R] f32, top_k, seeds [R] i64; positions [N] i64.
+    Draft x is kept with probability min(1, P(x) / Q(x)), where P and Q are the distributions of
+    target and draft after all filters.  After the first rejected draft a token is drawn from
+    max(P - Q, 0), normalized; if all are kept, from P.  Source: Leviathan et al. 2023.
+    Raises: TensorError.
     """
     if token_ids.shape != draft.shape[:2] or not len(token_ids) == len(first) == len(lens):
         raise TensorError(
@@ -67,11 +69,11 @@ def verify_drafts_reference(
 def _verify(
     target: Tensor, draft: Tensor, drafts: Tensor, seeds: Tensor, positions: Tensor
 ) -> tuple[int, int]:
-    """Of one request: target [n + 1, V], draft [n, V], drafts [n], seeds and positions [n + 1]."""
+    """One request: target [n + 1, V], draft [n, V], drafts [n], seeds and positions [n + 1]."""
     rows = torch.arange(len(drafts), device=drafts.device)
     waiting = exponential_noise(seeds[:-1] ^ ACCEPT_STREAM, positions[:-1], 1)[:, 0]
     is_kept = torch.exp(-waiting) * draft[rows, drafts] < target[rows, drafts]
-    is_kept &= drafts >= 0  # -1 was drafted from no usable logits
+    is_kept &= drafts >= 0  # -1: drafted from a row without usable logits
     num_kept = int(is_kept.long().cumprod(0).sum())
     last = target[num_kept]
     if num_kept < len(drafts):
@@ -85,11 +87,11 @@ def _verify(
 def drawn_probs(
     logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor
 ) -> Tensor:
-    """What ``sample`` draws from: [N, V] f32, rows that add up to 1.
+    """The distribution that ``sample`` draws from: [N, V] f32, rows that sum to 1.
 
-    Shapes: logits [N, V] f32.  Equally probable tokens are kept or dropped together, and several
-    +inf logits share the whole probability, as there.  A row that holds a NaN or nothing above -inf
-    is all zeros.
+    Shapes: logits [N, V] f32.  As in ``sample``, equally probable tokens are kept or dropped
+    together, and several +inf logits share the whole probability.  A row with NaN or without any
+    logit above -inf is all zeros.
     """
     best = logits.amax(-1, keepdim=True)
     at_top = torch.where(logits == torch.inf, 0.0, -torch.inf)
@@ -98,7 +100,7 @@ def drawn_probs(
     probs = ((logits - best) / temperature.clamp(min=1e-30)[:, None]).softmax(-1)
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     mass = pad(ordered.cumsum(-1)[:, :-1], (1, 0))
-    # Of equals, the first stands for all: nothing but more probable tokens comes before it.
+    # Among equals the first decides for all: only more probable tokens come before it.
     is_new = pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
     places = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
     first = torch.where(is_new, places, 0).cummax(-1).values

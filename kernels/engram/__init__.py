@@ -1,4 +1,4 @@
-"""Hashed n-gram memory: row numbers, table rows, gated addition."""
+"""Hashed n-gram memory: hash to table rows, lookup, gated addition."""
 
 from __future__ import annotations
 

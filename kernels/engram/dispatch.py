@@ -1,4 +1,4 @@
-"""Engram on the device of its tensors."""
+"""Engram: the reference on a CPU, Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def engram_hash(lookback: Tensor, multipliers: Tensor, primes: Tensor, offsets: 
 
 
 def engram_lookup(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """See ``engram_lookup_reference``; for rows [T, C] on a device the table may lie elsewhere.
+    """See ``engram_lookup_reference``; rows [T, C] may be on a device and the table elsewhere.
 
-    One that its kernels do not reach (``is_reached``), such as a mapped file, is looked up by the
-    CPU: correct at any size, but it waits for the device.
+    If kernels cannot access the table (``is_reached``), such as a mapped file, the CPU looks up the
+    rows: this works at any size, but synchronizes with the device.
     """
     if on_accelerator(rows) and is_reached(table, rows.device):
         from .triton_kernel import engram_lookup_triton

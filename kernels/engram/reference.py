@@ -29,7 +29,7 @@ def engram_hash_reference(
 
 
 def engram_lookup_reference(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """Dequantised table rows, concatenated.
+    """Dequantized table rows, concatenated.
 
     Shapes: table [N, D] e4m3fn, scales [N, D/32] e8m0fnu, rows [T, C] i64; returns [T, C * D] bf16.
     """
@@ -42,7 +42,7 @@ def engram_lookup_reference(table: Tensor, scales: Tensor, rows: Tensor) -> Tens
 def engram_gate_reference(
     streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor
 ) -> Tensor:
-    """Add the memory's value to each stream, gated by how well stream and key agree.
+    """Add the memory's value to each stream, gated by the similarity of stream and key.
 
     Shapes: streams [T, S, d] bf16, key_value [T, (S + 1) * d] bf16 (S keys, then the value),
     q_weight and k_weight [S, d]; returns [T, S, d] bf16.  Batch-invariant: yes.

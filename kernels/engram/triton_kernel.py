@@ -57,8 +57,7 @@ def engram_hash_triton(
 
 
 def engram_lookup_triton(table: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """``engram_lookup_reference``; the table may lie in host memory that kernels
-    reach."""
+    """``engram_lookup_reference``; the table may be in host memory that kernels can access."""
     _, width = sizes("table", table, 2)
     for name, held, dtype in (
         ("table", table, torch.float8_e4m3fn),
@@ -135,7 +134,7 @@ def lookup_kernel(
     table_ptr, scales_ptr, rows_ptr, out_ptr, num_blocks,
     BLOCKS: tl.constexpr, TILE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of 32 values with a scale each, BLOCKS of them a row."""
+    """Blocks of 32 values with one scale each, BLOCKS per row."""
     target = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = target < num_blocks
     row = tl.load(rows_ptr + target // BLOCKS, mask=inside, other=0)
@@ -193,7 +192,7 @@ def gate_kernel(
 
 @triton.jit
 def _half(ptr, pair, is_pair, ODD: tl.constexpr, IS_BF16: tl.constexpr):
-    """The even or odd numbers of pairs of bf16 (in an i32 each) or of fp32."""
+    """The even or odd elements of pairs of bf16 (an i32 each) or of fp32."""
     if IS_BF16:
         both = tl.load(ptr + pair, mask=is_pair, other=0)
         number = odd_bf16(both) if ODD else even_bf16(both)

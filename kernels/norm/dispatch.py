@@ -1,4 +1,4 @@
-"""RMS norm on the device of its tensors."""
+"""RMS norm: the reference on a CPU, a Triton kernel on a GPU."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class NormedRows(NamedTuple):
-    """Rows [T, D] bf16 after a norm, and what ``quantized_linear`` takes for them: on a GPU the
-    rows as they were quantised in the same pass, else the rows themselves."""
+    """Rows [T, D] bf16 after a norm, and the ``operand`` for ``quantized_linear``: on a GPU the
+    rows quantized in the same pass, else the rows themselves."""
 
     values: Tensor
     operand: Tensor | Activations
 
     def at(self, kept: Tensor | slice) -> NormedRows:
-        """Only the rows ``kept`` [K] i64, or some in a row."""
+        """Only the rows ``kept``: indices [K] i64 or a slice."""
         values = self.values[kept]
         return NormedRows(values, values)
 

@@ -1,4 +1,4 @@
-"""Part of Triton kernels: RMS norm of a row that is also left quantised for the next product."""
+"""Device function for Triton kernels: RMS norm of a row, fused with quantization."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PAIRS_PER_WARP = 512
 
 
 def norm_operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as ``normed_row`` reads them.  Raises: TensorError for another dtype or shape."""
+    """Both as pairs of bf16 for ``normed_row``.  Raises: TensorError for another dtype or shape."""
     check_tensor("weight", weight, torch.bfloat16, (x.shape[1],), x)
     return bf16_pairs("x", x), bf16_pairs("weight", weight)
 
 
 def norm_layout(width: int, acts: Activations) -> dict[str, int]:
-    """Compile-time arguments of a kernel that calls ``normed_row``."""
+    """constexpr arguments of a kernel that calls ``normed_row``."""
     layout = acts.layout
     return layout | {"D": width, "BLOCKS": next_power_of_2(layout["NUM_BLOCKS"])}
 
 
 def norm_warps(width: int) -> int:
-    """Warps that share a row."""
+    """Number of warps per row."""
     warps: int = next_power_of_2(width // 2) // _PAIRS_PER_WARP
     return max(1, min(4, warps))
 
@@ -39,8 +39,8 @@ def normed_row(
     D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Normalise one row of pairs at ``x_ptr``: bf16 to row ``row`` (i64) of ``out_ptr``, the same
-    quantised to that of the activations (see ``store_quantized``)."""
+    """Normalize the row of pairs at ``x_ptr`` and store it to row ``row`` (i64) of ``out_ptr`` as
+    bf16 and to the same row of the activations quantized (see ``store_quantized``)."""
     block = tl.arange(0, BLOCKS)
     pair = kept_pairs(block, BLOCK, ORDER)
     inside = pair < D // 2
@@ -48,7 +48,7 @@ def normed_row(
     even, odd = even_bf16(packed), odd_bf16(packed)
     squares = tl.sum(tl.sum(even * even + odd * odd, 1), 0)
     factor = tl.rsqrt(squares * (1.0 / D) + eps)
-    # Near all programs, so late: fewer registers let more rows be on their way.
+    # Loaded late, since it hits the cache: fewer registers allow more rows in flight.
     weight = tl.load(weight_ptr + pair, mask=inside, other=0)
     normed = bf16_pair(
         even_bf16(weight) * (even * factor), odd_bf16(weight) * (odd * factor), NATIVE

@@ -1,4 +1,4 @@
-"""Block-scaled FP8 and FP4: quantisers, packed cache rows, packed weights."""
+"""Block-scaled FP8 and FP4: quantizers, packed cache rows, packed weights."""
 
 from __future__ import annotations
 

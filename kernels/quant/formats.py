@@ -1,9 +1,9 @@
-"""The three quantisers of the model, each as (values, scales) and as a rounded copy of its input.
+"""The three quantizers of the model, each as (values, scales) and as a rounded copy of its input.
 
-E4M3 holds magnitudes up to 448 with 3 mantissa bits, E2M1 holds {0, .5, 1, 1.5, 2, 3, 4, 6}.  An
-E8M0 scale is a power of two, stored as its biased exponent.  ``fake_quantize_*`` returns what a
-reader of the packed form sees; a trainer can wrap it straight-through.
-All of it is batch-invariant: every block is rounded by itself.
+E4M3 has magnitudes up to 448 with 3 mantissa bits, E2M1 has {0, .5, 1, 1.5, 2, 3, 4, 6}.  An E8M0
+scale is a power of two, stored as its biased exponent.  ``fake_quantize_*`` quantizes and
+dequantizes; training can wrap it in a straight-through estimator.
+All are batch-invariant: every block is rounded independently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FP4_E4M3_MIN_AMAX = 6.0 * 2.0**-9
 
 _EXPONENT_BITS = 0x7F800000
 _MANTISSA_BITS = 0x007FFFFF
-# Keeps what a row of an infinite block unpacks to finite: 480 * 2 ** (246 - 127) fits in fp32.
+# Blocks with infinity unpack to finite values, too: 480 * 2 ** (246 - 127) fits in fp32.
 _MAX_EXPONENT = 246
 
 
@@ -49,8 +49,8 @@ def fake_quantize_fp8(x: Tensor) -> Tensor:
 def quantize_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
     """Index queries and keys: E2M1 with one E8M0 scale per 32 values.
 
-    Shapes: x [..., K] float; returns codes [..., K] u8, sign in bit 3, and
-    exponents [..., K/32] u8.
+    Shapes: x [..., K] float; returns codes [..., K] u8, sign in bit 3, and exponents [..., K/32]
+    u8.
     """
     values, scales = _scaled_fp4(x)
     return _e2m1_codes(values).flatten(-2), _biased_exponents(scales)
@@ -117,11 +117,11 @@ def _biased_exponents(scales: Tensor) -> Tensor:
 
 
 def _round_e4m3(x: Tensor) -> Tensor:
-    """Nearest E4M3 value of magnitudes up to 448, ties to even; NaN stays.
+    """Nearest E4M3 value of magnitudes up to 448, ties to even; NaN passes through.
 
-    Adding a large enough number makes fp32 itself round to E4M3's step at that magnitude (1/8 of
+    Adding a large enough number makes fp32 round to the spacing of E4M3 at that magnitude (1/8 of
     the power of two below, at least 2**-9); subtracting it again is exact.  On a CPU this is many
-    times faster than the conversions of torch.
+    times faster than torch's conversions.
     """
     power = (x.view(torch.int32) & constant(_EXPONENT_BITS, torch.int32)).view(torch.float32)
     shift = power.clamp(min=2.0**-6) * constant(1.5 * 2.0**20)
@@ -129,7 +129,7 @@ def _round_e4m3(x: Tensor) -> Tensor:
 
 
 def _round_e2m1(x: Tensor) -> Tensor:
-    """Nearest E2M1 value, ties to the even code; magnitudes above 6 become 6."""
+    """Nearest E2M1 value, ties to the even code; saturates at 6."""
     clamped = x.clamp(-_FP4_MAX, _FP4_MAX)
     magnitude = clamped.abs()
     step = torch.where(magnitude < 2.0, 0.5, torch.where(magnitude < 4.0, 1.0, 2.0))

@@ -1,11 +1,11 @@
-"""Packed cache rows: a row's values, then its scales, in one run of bytes.
+"""Packed cache rows: a row's values followed by its scales, as contiguous bytes.
 
 | row    | values                    | scales            | bytes     | 512 (128) wide |
 | window | E4M3, one byte each       | E8M0 per 32       | D + D/32  | 528            |
 | main   | E2M1, low nibble is even  | E4M3 per 16       | D/2 + D/16| 288            |
 | index  | E2M1, low nibble is even  | E8M0 per 32       | D/2 + D/32| (68)           |
-Unpacked values are exact in bf16 and come back as fp32.  They are finite whatever was packed, NaN
-and infinity included, so a row that a query does not list cannot harm it through 0 * NaN.
+Unpacked values are exact in bf16 and returned as fp32.  They are finite whatever was packed,
+including NaN and infinity, so a row that a query does not attend to cannot affect it by 0 * NaN.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def pack_nibbles(codes: Tensor) -> Tensor:
 
 
 def decode_e4m3(values: Tensor) -> Tensor:
-    """Value of E4M3 bytes, [...] u8 -> [...] f32.
+    """Values of E4M3 bytes, [...] u8 -> [...] f32.
 
-    The exponent and mantissa bits are moved into an fp32 and its bias is corrected by one exact
-    multiplication, subnormals included; the byte for NaN decodes to 480.  Several times faster on
-    a CPU than the conversion of torch.
+    Exponent and mantissa bits are moved into an fp32, whose bias is corrected by one exact
+    multiplication, also for subnormals; the byte of NaN decodes to 480.  On a CPU this is several
+    times faster than torch's conversion.
     """
     bits = values.view(torch.int8).to(torch.int32).bitwise_left_shift_(constant(20, torch.int32))
     bits.bitwise_and_(constant(-0x78100000, torch.int32))
@@ -92,7 +92,7 @@ def decode_e2m1(packed: Tensor) -> Tensor:
 
 @cache
 def _e2m1_pairs(device: torch.device) -> Tensor:
-    """The two values of every byte as a pair of fp32, seen as one [256] i64 table."""
+    """Lookup table [256] i64: the two values of every byte as a pair of fp32."""
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     values = torch.cat([magnitudes, -magnitudes])
     byte = torch.arange(256)

@@ -1,7 +1,7 @@
-"""Device functions that turn the bits of short number formats into fp32 and back.
+"""Device functions that convert between the bits of narrow number formats and fp32.
 
-They use integers and fp32 (fp16 for the way through subnormals), so that the same code is right in
-the interpreter and on devices without these formats.
+They use integer and fp32 operations (and fp16 for subnormals), so that the same code works in the
+interpreter and on devices without these formats.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton.language as tl
 
 @triton.jit
 def even_bf16(pair):
-    """fp32 of the bf16 in the low half of an i32."""
+    """The bf16 in the low half of an i32, as fp32."""
     return (pair << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def odd_bf16(pair):
-    """fp32 of the bf16 in the high half of an i32."""
+    """The bf16 in the high half of an i32, as fp32."""
     return (pair & -65536).to(tl.float32, bitcast=True)
 
 
@@ -32,13 +32,13 @@ def bf16_bits(x):
 
 @triton.jit
 def bf16_value(bits):
-    """fp32 of bf16 bits given as any integer whose low 16 bits they are."""
+    """bf16 bits, the low 16 bits of any integer, as fp32."""
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def bf16_operand(bits, DOT: tl.constexpr):
-    """Matrix operand of bf16 bits (i16): bf16 itself, or fp32 where ``matrix_dtype`` is fp32."""
+    """MMA operand from bf16 bits (i16): bf16, or fp32 if ``matrix_dtype`` is fp32."""
     if DOT == tl.float32:  # noqa: SIM108, SIM300
         value = bf16_value(bits)
     else:
@@ -54,7 +54,8 @@ def round_bf16(x):
 
 @triton.jit
 def bf16_pair(even, odd, NATIVE: tl.constexpr = False):
-    """Two fp32 rounded to bf16, as one i32; NATIVE (see ``has_native_fp8``): by one instruction."""
+    """Two fp32 rounded to bf16, packed into an i32; NATIVE (``has_native_fp8``): one
+    instruction."""
     if NATIVE:
         pair = tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;",
@@ -87,8 +88,8 @@ rcp.approx.ftz.f32 $0, t;
 
 @triton.jit
 def sigmoid(x, NATIVE: tl.constexpr):
-    """``1 / (1 + exp(-x))`` in fp32; NATIVE: without what division and exp do for extremes, which
-    have the same results here."""
+    """``1 / (1 + exp(-x))`` in fp32; NATIVE: without the special cases of exp and division, which
+    do not change the result here."""
     if NATIVE:
         result = tl.inline_asm_elementwise(
             SIGMOID, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -100,7 +101,7 @@ def sigmoid(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def e4m3_value(code):
-    """fp32 of E4M3 codes (the low 8 bits of an integer); the code for NaN becomes 480."""
+    """E4M3 (the low 8 bits of an integer) as fp32; NaN becomes 480."""
     bits = code.to(tl.int32)
     half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
     return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -108,7 +109,7 @@ def e4m3_value(code):
 
 @triton.jit
 def e4m3_values(pair, NATIVE: tl.constexpr):
-    """Two ``e4m3_value`` of an i16, that of the low byte first; NATIVE: NaN stays NaN."""
+    """Two ``e4m3_value`` of an i16, the low byte first; NATIVE: NaN stays NaN."""
     if NATIVE:
         halves = tl.inline_asm_elementwise(
             "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h", [pair], dtype=tl.int32, is_pure=True, pack=1
@@ -122,7 +123,7 @@ def e4m3_values(pair, NATIVE: tl.constexpr):
 
 @triton.jit
 def e2m1_value(code):
-    """fp32 of E2M1 codes (the low 4 bits of an integer)."""
+    """E2M1 (the low 4 bits of an integer) as fp32."""
     bits = code.to(tl.int32)
     half = ((bits & 0x8) << 12) | ((bits & 0x7) << 9)
     return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
@@ -142,7 +143,7 @@ def exponent_above(x):
 
 @triton.jit
 def e4m3_code(x, NATIVE: tl.constexpr):
-    """E4M3 code, as i32, of fp32 values within +-448; nearest, ties to even."""
+    """fp32 within +-448 to the nearest E4M3, ties to even, as i32."""
     if NATIVE:
         code = _e4m3_pair_native(x, tl.zeros_like(x)).to(tl.int32)
     else:
@@ -156,7 +157,7 @@ def e4m3_code(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def e4m3_pair(even, odd, NATIVE: tl.constexpr):
-    """Two ``e4m3_code`` as one i16, the even one in the low byte."""
+    """Two ``e4m3_code`` packed into an i16, the even one in the low byte."""
     if NATIVE:
         pair = _e4m3_pair_native(even, odd)
     else:
@@ -166,8 +167,8 @@ def e4m3_pair(even, odd, NATIVE: tl.constexpr):
 
 @triton.jit
 def _e4m3_pair_native(even, odd):
-    # The instruction itself: Triton 3.6 drops every fourth value of a tensor converted to FP8,
-    # seen as bytes and merged with another (measured on an H200).
+    # Inline PTX: if a tensor is converted to FP8, viewed as bytes and merged with another, Triton
+    # 3.6 drops every fourth value (measured on an H200).
     return tl.inline_asm_elementwise(
         "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;",
         "=h,r,r",
@@ -180,7 +181,7 @@ def _e4m3_pair_native(even, odd):
 
 @triton.jit
 def e2m1_code(x):
-    """E2M1 code, as i32, of fp32 values; nearest, ties to the even code, magnitudes end at 6."""
+    """fp32 to the nearest E2M1, ties to the even code, saturating at 6, as i32."""
     magnitude = tl.minimum(tl.abs(x), 6.0)
     large = _nearest_integer(magnitude * 0.5) + 4
     middle = _nearest_integer(magnitude) + 2
@@ -191,5 +192,5 @@ def e2m1_code(x):
 
 @triton.jit
 def _nearest_integer(x):
-    """i32 nearest to fp32 values in [0, 2**22), ties to even."""
+    """fp32 in [0, 2**22) to the nearest i32, ties to even."""
     return (x + 8388608.0).to(tl.int32, bitcast=True) - 0x4B000000

@@ -1,4 +1,4 @@
-"""Device functions that read packed cache rows (their layout is in ``rows.py``)."""
+"""Device functions that load packed cache rows (``rows.py`` has their layout)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main_keys(bytes_ptr, index, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TI
 
 @triton.jit
 def index_codes(bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr):
-    """Two FP4 numbers a byte [K, TILE_PAIRS] u8, and scales of 32 [K, TILE_PAIRS / 16] u8."""
+    """Packed FP4 [K, TILE_PAIRS] u8, two per byte, and scales per 32 [K, TILE_PAIRS / 16] u8."""
     present = is_row[:, None]
     row_ptr = bytes_ptr + row[:, None] * (HALF + HALF // 16)
     pair = tl.arange(0, TILE_PAIRS)[None, :]
@@ -61,7 +61,7 @@ def index_codes(bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.const
 def index_keys(
     bytes_ptr, row, is_row, HALF: tl.constexpr, TILE_PAIRS: tl.constexpr, TILE_K: tl.constexpr
 ):
-    """Even and odd values, fp32 [K, TILE_PAIRS], of FP4 rows with powers of two as scales."""
+    """Even and odd values, fp32 [K, TILE_PAIRS], of FP4 rows with E8M0 scales."""
     values, scales = index_codes(bytes_ptr, row, is_row, HALF, TILE_PAIRS)
     scales = e8m0_value(scales)
     even = _scale_blocks(e2m1_value(values), scales, TILE_K, TILE_PAIRS // 16, 16)

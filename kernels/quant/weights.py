@@ -1,4 +1,4 @@
-"""Packed weights of the released format, and what they mean."""
+"""Dequantization of packed weights in the released format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TILE = 32
 
 
 def dequantize_weight(values: Tensor, scales: Tensor) -> Tensor:
-    """A weight as numbers; exact in bf16 because every scale is a power of two.
+    """Dequantize a weight; exact in bf16 because every scale is a power of two.
 
     Shapes: values [..., N, K] e4m3fn with scales [..., N/32, K/32] e8m0fnu, or values
     [..., N, K/2] int8 (two E2M1, low nibble even) with scales [..., N, K/32] e8m0fnu;

@@ -1,4 +1,4 @@
-"""What GPU kernels ask of the tables that they rotate by."""
+"""Checks of the rotary tables that GPU kernels take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from deepinfer.kernels.launch import check_tensor, describe, sizes
 def check_rope(
     rope: tuple[Tensor, Tensor], width: int, like: Tensor, tokens: int | None = None
 ) -> None:
-    """Two [T, R] f32 of ``rope_table`` on the device of ``like``, for rows of ``width`` numbers;
-    T is ``tokens``, or any number.
+    """Check cos and sin [T, R] f32 of ``rope_table`` on the device of ``like``, for rows of
+    ``width``;
+    T is ``tokens`` if given.
 
     Raises: TensorError that names the table, what was expected and what was found.
     """

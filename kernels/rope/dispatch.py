@@ -1,4 +1,4 @@
-"""Rotary embedding on the device of its tensors."""
+"""Rotary embedding: the reference on a CPU, a Triton kernel on a GPU."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = Fa
     """Rotate the last R dimensions of each row, as adjacent pairs.
 
     Shapes: x [T, ..., D] bf16, cos and sin [T, R] f32 from ``rope_table``; returns x's shape, bf16.
-    ``inverse`` turns back.  Numerics: fp32, one rounding.  Batch-invariant: yes.
+    ``inverse`` rotates back.  Numerics: fp32, one rounding.  Batch-invariant: yes.
     """
     rotary = cos.shape[-1]
     shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (rotary,)

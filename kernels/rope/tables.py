@@ -19,8 +19,9 @@ def rope_frequencies(
 ) -> Tensor:
     """Angle per position of each pair of dimensions, [dim/2] f32.
 
-    ``yarn_factor`` above 1 stretches slow pairs by that factor and leaves fast ones, with a linear
-    ramp between the pairs that turn ``beta_fast`` and ``beta_slow`` times in the original context.
+    ``yarn_factor`` above 1 divides the frequencies of slow pairs by that factor and keeps those of
+    fast ones, with a linear ramp between the pairs that make ``beta_fast`` and ``beta_slow`` full
+    rotations in the original context.
     Source: Su et al. 2021; Peng et al. 2023 (YaRN), section 3.2, without its attention scaling.
     """
     frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
@@ -39,11 +40,11 @@ def rope_frequencies(
 
 
 def rope_table(frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors for ``apply_rope``, each [T, dim] f32, for positions [T] i64.
+    """cos and sin for ``apply_rope``, each [T, dim] f32, for positions [T] i64.
 
-    The first holds the cosine of each pair twice, the second its sine as (-sin, sin).
-    Numerics: angles in fp32 as the released code has them; their cosine in fp64, because the fp32
-    one of a CPU may depend on the place of an element in its tensor.  Batch-invariant: yes.
+    The first has the cosine of each pair twice, the second its sine as (-sin, sin).
+    Numerics: angles in fp32 as in the released code; cosine and sine in fp64, because those of a
+    CPU in fp32 may depend on the position of an element in its tensor.  Batch-invariant: yes.
     """
     angles = (positions.float()[:, None] * frequencies).double()
     cos, sin = angles.cos().float(), angles.sin().float()

@@ -1,4 +1,4 @@
-"""What is done to each row between two matrix products: norm, rotation, rounding, packing."""
+"""Fused row-wise operations between GEMMs: norm, rotation, quantization, packing."""
 
 from __future__ import annotations
 

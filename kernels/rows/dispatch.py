@@ -1,4 +1,4 @@
-"""Fused row operations on the device of their tensors."""
+"""Fused row-wise operations: the reference on a CPU, Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def split_projection(
     eps: float,
     linear: Weight | HopperWeight,
 ) -> NormedRows:
-    """See ``split_projection_reference``; ``linear`` is what the queries meet next."""
+    """See ``split_projection_reference``; ``linear`` is the next weight, for which the queries are
+    quantized."""
     if on_accelerator(both):
         from .triton_projection import split_projection_triton
 

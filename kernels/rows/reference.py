@@ -1,4 +1,4 @@
-"""Fused row operations as compositions of the plain ones: the specification."""
+"""Fused row-wise operations as compositions of simple ones: the specification."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pack_latents_reference(
 ) -> Tensor:
     """Optional RMS norm, rotation, packing into cache rows.
 
-    Shapes: x [T, D] or [T, H, D] bf16, rope two [T, R] f32 of ``rope_table``, weight [D] or None;
-    returns [..., bytes of a row] u8.  Batch-invariant: yes.
+    Shapes: x [T, D] or [T, H, D] bf16, rope cos and sin [T, R] f32 of ``rope_table``, weight [D] or
+    None; returns [..., bytes of a row] u8.  Batch-invariant: yes.
     """
     if weight is not None:
         x = rms_norm_reference(x, weight, eps)
@@ -44,7 +44,7 @@ def store_latents_reference(
     weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """``pack_latents`` written into ``cache`` [M, bytes] u8 at ``rows`` [T] i64; -1 is left out."""
+    """``pack_latents``, written to ``cache`` [M, bytes] u8 at ``rows`` [T] i64; -1 is skipped."""
     packed = pack_latents_reference(x, rope, row_format, weight=weight, eps=eps)
     is_kept = rows >= 0
     if bool(is_kept.all()):
@@ -63,7 +63,8 @@ def split_projection_reference(
     kv_norm: Tensor,
     eps: float,
 ) -> NormedRows:
-    """The latent queries normalised; the keys stored as ``store_latents`` does for window rows.
+    """Split attention's joint projection: normalize the latent queries, and ``store_latents`` the
+    keys as window rows.
 
     Shapes: both [T, Q + D] bf16, q_norm [Q] and kv_norm [D] bf16, the rest as for
     ``store_latents``; returns [T, Q].

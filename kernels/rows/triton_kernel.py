@@ -1,6 +1,6 @@
-"""Norm, rotation, rounding and packing of rows in one Triton kernel, each step optional.
+"""Norm, rotation, quantization and packing of rows in one Triton kernel, each step optional.
 
-N rows of D values, seen as D/2 pairs: a rotation turns pairs, a byte of FP4 is a pair.
+N rows of D values, processed as D/2 pairs: a rotation acts on pairs, a byte of FP4 is a pair.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from deepinfer.kernels.rope.checks import check_rope
 from .reference import RowFormat
 
 _TILE_PAIRS = 2048
-# Names of what the kernel writes, as compile-time numbers.
+# Output formats of the kernel (FORM).
 _BF16, _FP8, _FP4, _FP4_E4M3 = range(4)
 _CODES = {"window": _FP8, "index": _FP4, "main": _FP4_E4M3}
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``rms_norm_reference`` of x [..., D] bf16 (rows may have gaps between them)."""
+    """``rms_norm_reference`` of x [..., D] bf16, whose row stride may exceed D."""
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     _launch(x, _BF16, bf16_pairs("out", out), weight=weight, eps=eps)
     return out
@@ -83,16 +83,16 @@ def store_latents_triton(
     weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """``store_latents_reference``; rows of ``cache`` may have gaps between them."""
+    """``store_latents_reference``; the row stride of ``cache`` may exceed the row's bytes."""
     tokens, _ = sizes("x", x, 2)
     check_tensor("rows", rows, torch.int64, (tokens,), x)
     _launch_packed(x, rope, row_format, cache, rows, weight, eps)
 
 
 def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and scales of packed rows of x [..., D], as ``row_tile`` writes them.
+    """Views of the values and scales of packed rows of x [..., D], as ``row_tile`` writes them.
 
-    Raises: TensorError if ``cache`` does not hold such rows.
+    Raises: TensorError if the dtype or shape of ``cache`` does not fit.
     """
     width, is_here = x.shape[-1], cache.device == x.device
     num_bytes = _row_bytes(row_format, width)
@@ -112,7 +112,7 @@ def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, 
 def _width(x: Tensor) -> int:
     """Of rows x [..., D].  Raises: TensorError if there are none."""
     if x.dim() < 2:
-        raise TensorError(f"x: expected rows, found {describe(x)}")
+        raise TensorError(f"x: expected two dimensions or more, found {describe(x)}")
     return x.shape[-1]
 
 
@@ -226,8 +226,8 @@ def row_tile(
         even, odd = rounded_pair(w_even * (even * factor), w_odd * (odd * factor), NATIVE)
     if ROTARY > 0:
         turning = pair - (D // 2 - ROTARY)
-        # triton-ascend 3.2 loses a load that takes every second value in rows that are not next to
-        # each other, unless it cannot see through the address.  The mask makes it the same.
+        # triton-ascend 3.2 drops loads of every second value from non-contiguous rows, unless it
+        # cannot analyze the address; hence the maximum, which the mask makes irrelevant.
         place = 2 * ((row // rows_per_token)[:, None] * ROTARY + tl.maximum(turning, 0))
         is_turned = is_value & (turning >= 0)
         cos = tl.load(cos_ptr + place, mask=is_turned, other=1.0)
@@ -236,7 +236,7 @@ def row_tile(
         turned_even, turned_odd = rounded_pair(
             even * cos - odd * sin, odd * cos + even * sin, NATIVE
         )
-        # Pairs that do not turn keep their bits, infinities included.
+        # Pairs that are not rotated keep their bits, including infinities.
         even = tl.where(turning >= 0, turned_even, even)
         odd = tl.where(turning >= 0, turned_odd, odd)
 
@@ -275,10 +275,11 @@ def row_tile(
 def _scaled_by_power(
     even, odd, LIMIT: tl.constexpr, MIN_AMAX: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """Values over a power of two per 32, within +-LIMIT; biased exponents [ROWS, PAIRS / 16]."""
+    """Values divided by a power-of-two scale per 32, clamped to +-LIMIT; and the scales' biased
+    exponents [ROWS, PAIRS / 16]."""
     amax = tl.maximum(_block_amax(even, odd, ROWS, PAIRS, 16), MIN_AMAX)
     exponent = exponent_above(amax * (1.0 / LIMIT))
-    # Over the scale of an infinite block every finite value is 0.
+    # In a block with infinity every finite value becomes 0.
     inverse = tl.where(exponent < 255, e8m0_value(254 - exponent), 0.0)
     inverse = _spread(inverse, ROWS, PAIRS, 16)
     even = tl.minimum(tl.maximum(even * inverse, -LIMIT), LIMIT)
@@ -288,7 +289,7 @@ def _scaled_by_power(
 
 @triton.jit
 def _scaled_by_e4m3(even, odd, ROWS: tl.constexpr, PAIRS: tl.constexpr, NATIVE: tl.constexpr):
-    """Values over an E4M3 scale per 16; the scales' codes [ROWS, PAIRS / 8]."""
+    """Values divided by an E4M3 scale per 16; and the scales [ROWS, PAIRS / 8] as E4M3 bits."""
     amax = tl.maximum(_block_amax(even, odd, ROWS, PAIRS, 8), 0.01171875)
     code = e4m3_code(tl.minimum(tl.div_rn(amax, 6.0), 448.0), NATIVE)
     scale = _spread(e4m3_value(code), ROWS, PAIRS, 8)
@@ -303,7 +304,7 @@ def _block_amax(even, odd, ROWS: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.con
 
 @triton.jit
 def _spread(blocks, ROWS: tl.constexpr, PAIRS: tl.constexpr, SIZE: tl.constexpr):
-    """[ROWS, PAIRS / SIZE] -> [ROWS, PAIRS], each value SIZE times."""
+    """[ROWS, PAIRS / SIZE] -> [ROWS, PAIRS], each value repeated SIZE times."""
     spread = tl.broadcast_to(blocks[:, :, None], (ROWS, PAIRS // SIZE, SIZE))
     return tl.reshape(spread, (ROWS, PAIRS))
 

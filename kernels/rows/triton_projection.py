@@ -1,4 +1,4 @@
-"""Both halves of an attention's first product in one kernel: its queries and its keys."""
+"""Queries and keys of attention's joint projection, processed in one kernel."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def projection_kernel(
     TILE_PAIRS: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take a query row each, the rest TILE_ROWS key rows."""
+    """The first programs process one query row each, the rest TILE_ROWS key rows each."""
     program = tl.program_id(0)
     if program < num_tokens:
         row = program.to(tl.int64)
