@@ -1,1 +1,1 @@
-"""Operations on tensors: reference, Triton, dispatch.  Knows nothing of requests, text or files."""
+"""Tensor operations: reference, Triton, dispatch.  They know nothing of requests, text or files."""

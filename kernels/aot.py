@@ -21,7 +21,7 @@ from .launch import is_interpreted
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What the compiler made: PTX text, machine code, and what a thread and a block occupy."""
+    """PTX, machine code, and resources per thread and per thread block."""
 
     ptx: str
     cubin: bytes
@@ -43,10 +43,9 @@ def compile_kernel(
 ) -> CompiledKernel:
     """Compile ``kernel`` (Triton or Gluon) for compute capability ``arch`` (90, 100, 103).
 
-    ``arguments`` gives Triton types by name ("*i32", "i32", "fp32", or a ``descriptor``); pointers
-    are taken to be aligned to 16 bytes, as tensors are; integers that a launch would find to be
-    multiples of 16 are named in ``multiples_of_16``.  Registers that did not fit are in
-    ``stack_bytes``.
+    ``arguments``: Triton types by name ("*i32", "i32", "fp32", or a ``descriptor``).  Pointers are
+    specialized as aligned to 16 bytes, and the integers in ``multiples_of_16`` as such.
+    ``stack_bytes`` of the result includes register spills.
     Raises: triton's CompilationError; RuntimeError if the kernels of this process are interpreted.
     """
     if is_interpreted():
@@ -81,14 +80,14 @@ def compile_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one thread occupies; ``stack_bytes`` is what did not fit into registers."""
+    """Resources per thread; ``stack_bytes`` includes register spills."""
 
     registers: int
     stack_bytes: int
 
 
 def descriptor(dtype: str, *box: int) -> str:
-    """Type of a tensor descriptor in the layout that launchers give it, by element type."""
+    """Triton type of a TMA descriptor with the layout that launchers use."""
     names = {
         "fp8e4nv": "float8e4nv",
         "bf16": "bfloat16",
@@ -101,7 +100,7 @@ def descriptor(dtype: str, *box: int) -> str:
 
 
 def disassemble(cubin: bytes) -> str:
-    """Machine instructions as text."""
+    """SASS of a cubin, as text."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -110,9 +109,9 @@ def disassemble(cubin: bytes) -> str:
 
 
 def kernel_resources(cubin: bytes) -> Resources:
-    """What machine code needs, as the bundled cuobjdump reports it.
+    """Resources of machine code, from the bundled cuobjdump.
 
-    Raises: RuntimeError if it is not whole.
+    Raises: RuntimeError if it is not a complete cubin.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,9 +1,9 @@
 """A bundle: the compiled kernels of one model for one target, as a folder.
 
-``manifest.json`` says what they are and what they were made from; beside it lie the machine code
-and Triton's description of each.  A folder of bundles is a store; a bundle's name follows from what
-it was made from, so the right one is found by name, and another reason for its absence can be told.
-Needs neither torch nor Triton: a bundle is found faster than they load.
+``manifest.json`` lists them and what they were built from; the folder also has the machine code and
+Triton's metadata of each kernel.  A folder of bundles is a store.  The name of a bundle is derived
+from what it was built from, so the right one is found by name; for the others a run can report why
+they do not fit.  This module needs neither torch nor Triton, which take longer to import.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ FORMAT = 1
 _MANIFEST = "manifest.json"
 _OLDEST_TRITON = (3, 6)
 _PACKAGE = Path(__file__).parents[1]
-# What decides which kernels are launched, and what they are.
+# The code that determines which kernels are launched, and their source.
 _SOURCES = ("kernels", "engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a bundle is made from; two that are equal hold the same kernels.
+    """What a bundle is built from; bundles with equal identities have the same kernels.
 
     target      "sm90a", "ascend950"
-    stage       how far kernels were to be taken: "binary", or an earlier one (Ascend)
+    stage       the compilation stage that was requested: "binary", or an earlier one (Ascend)
     model       digest of the model's config
-    model_name  how the one who built it called the model; not compared
-    sources     digest of our own code
+    model_name  name of the model when it was built; not compared
+    sources     digest of this program's code
     compilers   name and version of each
     """
 
@@ -57,7 +57,7 @@ class Identity:
         return f"{self.target}-{digest(compared)[:16]}"
 
     def difference(self, other: Identity) -> str:
-        """Why ``other`` cannot stand in for this; empty if it can."""
+        """Why ``other`` cannot be used instead; empty if it can."""
         if other.target != self.target:
             return f"it is for {other.target}, this is {self.target}"
         if other.model != self.model:
@@ -70,7 +70,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A folder whose files are those that its manifest lists."""
+    """A folder with the files that its manifest lists."""
 
     folder: Path
     identity: Identity
@@ -79,7 +79,7 @@ class Bundle:
 
 
 def nvidia_identity(config: Mapping[str, Any], model_name: str, target: str) -> Identity:
-    """The identity of a bundle for an NVIDIA target, made or used by this installation.
+    """The identity of a bundle for an NVIDIA target, built or used by this installation.
 
     Raises: ConfigError if Triton is not installed or too old.
     """
@@ -95,7 +95,7 @@ def nvidia_identity(config: Mapping[str, Any], model_name: str, target: str) -> 
 def ascend_identity(
     config: Mapping[str, Any], model_name: str, stage: str, compilers: Mapping[str, str]
 ) -> Identity:
-    """The identity of a bundle for Ascend 950, taken as far as ``stage``."""
+    """The identity of a bundle for Ascend 950, compiled up to ``stage``."""
     return Identity(
         target="ascend950",
         model=digest(config),
@@ -107,20 +107,20 @@ def ascend_identity(
 
 
 def default_store() -> Path:
-    """Where bundles lie unless told otherwise: ``deepinfer/kernels`` in the user's cache."""
+    """The default folder of bundles: ``deepinfer/kernels`` in the user's cache."""
     return cache_folder() / "kernels"
 
 
 def cache_folder() -> Path:
-    """What this program keeps from run to run and can make again."""
+    """The folder for data that this program keeps between runs and can recreate."""
     folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(folder).expanduser() / "deepinfer"
 
 
 def find_bundle(store: Path, wanted: Identity) -> Bundle:
-    """The bundle of that identity.
+    """The bundle with that identity.
 
-    Raises: ConfigError that says why those in the store do not fit, and what to do.
+    Raises: ConfigError with the reasons why those in the store do not fit, and what to do.
     """
     folder = store / wanted.name
     if folder.is_dir():
@@ -140,7 +140,7 @@ def find_bundle(store: Path, wanted: Identity) -> Bundle:
 
 
 def build_command(wanted: Identity, store: Path) -> str:
-    """The shell's line that makes a bundle."""
+    """The shell command that builds a bundle."""
     words = ["deepinfer", "build", "--arch", wanted.target, "--config", wanted.model_name]
     return shlex.join([*words, *([] if store == default_store() else ["-o", str(store)])])
 
@@ -148,7 +148,7 @@ def build_command(wanted: Identity, store: Path) -> str:
 def read_bundle(folder: Path, *, check_files: bool = True) -> Bundle:
     """The bundle in ``folder``.
 
-    Raises: ConfigError if it is of another format, or a file is missing or not what was written.
+    Raises: ConfigError if it has another format, or if a file is missing or was changed.
     """
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
@@ -168,14 +168,14 @@ def read_bundle(folder: Path, *, check_files: bool = True) -> Bundle:
 
 
 def write_manifest(folder: Path, identity: Identity, kernels: list[Json], **more: Any) -> None:
-    """Complete a folder; written last, so a folder that has one is whole."""
+    """Write the manifest, as the last file: a folder that has one is complete."""
     manifest = {"format": FORMAT, "identity": asdict(identity), **more, "kernels": kernels}
     text = json.dumps(manifest, indent=1, sort_keys=False)
     (folder / _MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def file_digest(content: bytes) -> str:
-    """As the manifest states it."""
+    """The digest of a file in the manifest."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -189,13 +189,13 @@ def _check_file(path: Path, expected: str) -> None:
 
 
 def digest(content: Any) -> str:
-    """Of anything that JSON can say."""
+    """The digest of anything that JSON can represent."""
     return file_digest(json.dumps(content, sort_keys=True, default=str).encode())
 
 
 @cache
 def source_digest() -> str:
-    """Of our own code, as far as it decides on kernels."""
+    """The digest of the code that determines the kernels."""
     hasher = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((_PACKAGE / folder).rglob("*.py")):

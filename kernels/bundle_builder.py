@@ -1,4 +1,4 @@
-"""Makes a bundle appear in its store whole or not at all."""
+"""Builds a bundle and publishes it in its store atomically."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from deepinfer.errors import EngineError
 from .bundle import Bundle, Identity, Json, file_digest, read_bundle, write_manifest
 
 Compile = Callable[[], tuple[list[Json], list[Json]]]
-"""Gives the tasks and the result of each: see ``compile_all``."""
+"""Returns the tasks and the result of each, see ``compile_all``."""
 
 
 def build_bundle(
     store: Path, identity: Identity, compile: Compile, *, on_wait: Callable[[], None] = lambda: None
 ) -> Bundle:
-    """The bundle of that identity: the one in the store, else a new one.
+    """The bundle with that identity: the one in the store, else a new one.
 
-    A second builder of the same bundle waits for the first (``on_wait`` is called) and takes its
-    result.  A killed one leaves a ``.partial`` folder that the next removes.
+    A second builder of the same bundle waits for the first (``on_wait`` is called) and uses its
+    result.  A killed builder leaves a ``.partial`` folder, which the next one removes.
     Raises: EngineError if a kernel does not compile or the disk is full; nothing is kept then.
     """
     folder = store / identity.name
-    if folder.is_dir():  # needs no right to write there
+    if folder.is_dir():  # works without write permission
         return read_bundle(folder)
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _check(results: Sequence[Json], tasks: Sequence[Json]) -> None:
 
 
 def _keep(folder: Path, task: Json, result: Json) -> Json:
-    """Copy a kernel's files; its entry in the manifest."""
+    """Copy a kernel's files; returns its entry in the manifest."""
     stem = f"{task['kernel'].strip('_')}-{result['key'][:12].lower()}"
     files = {}
     for suffix, source in result["files"].items():
@@ -83,7 +83,7 @@ def _publish(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError as error:
-        # Where locks do nothing, as on some network disks, another may have been first.
+        # If locks have no effect, as on some network disks, another builder may have been first.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
 

@@ -1,4 +1,4 @@
-"""Lets Triton take kernels from a bundle, where it would look into its own cache."""
+"""Makes Triton load kernels from a bundle before it looks into its own cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .compile_key import compiler_settings, lookup_key
 
 
 class KernelCounter:
-    """Names of the kernels that this process compiled itself, since the counter was made."""
+    """Records the names of the kernels that this process has compiled since it was created."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
@@ -32,11 +32,11 @@ class KernelCounter:
 
 
 def use_bundle(bundle: Bundle) -> KernelCounter:
-    """From now on kernels of ``bundle`` are loaded, not compiled.
+    """From now on, load kernels of ``bundle`` instead of compiling them.
 
-    Others are still compiled when they are launched first; the counter names them.
-    Raises: ConfigError if this process, though its Triton is of the same version, would not take
-    them.
+    Others are compiled at their first launch; the counter records them.
+    Raises: ConfigError if the Triton of this process, although of the same version, would look up
+    other keys.
     """
     _check_settings(bundle)
     _check_keys(bundle)
@@ -44,7 +44,7 @@ def use_bundle(bundle: Bundle) -> KernelCounter:
     base = knobs.cache.manager_class or FileCacheManager
 
     class BundleFirst(base):  # type: ignore[misc, valid-type]
-        """A cache that looks into the bundle first."""
+        """A cache manager that looks into the bundle first."""
 
         def __init__(self, key: str, *more: Any, **named: Any) -> None:
             super().__init__(key, *more, **named)
@@ -70,13 +70,13 @@ def _check_settings(bundle: Bundle) -> None:
 
 
 def _check_keys(bundle: Bundle) -> None:
-    """Also settles Triton's digests of all kernels, before they are launched."""
+    """Compare keys; this also settles Triton's digests of all kernels before they are launched."""
     for kernel in bundle.kernels:
         if lookup_key(kernel) != kernel["key"]:
             raise ConfigError(
-                f"kernels in {bundle.folder}: {kernel['kernel']} is not what this Triton "
-                f"{triton.__version__} would look for: it is another build of it, or has another "
-                "ptxas (TRITON_PTXAS_PATH); build again"
+                f"kernels in {bundle.folder}: this Triton {triton.__version__} has another key for "
+                f"{kernel['kernel']}: it is another build, or has another ptxas "
+                "(TRITON_PTXAS_PATH); build again"
             )
 
 

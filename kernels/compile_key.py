@@ -1,4 +1,4 @@
-"""The key by which Triton finds machine code: what a build states is what a run looks for."""
+"""Triton's cache key of a compiled kernel: a bundle stores the key that a run looks up."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _SETTLED: set[int] = set()
 
 
 def lookup_key(task: Json) -> str:
-    """The key under which Triton looks for the machine code of a task, here and now; compiles
-    nothing."""
+    """Triton's cache key of a task in this process; nothing is compiled."""
     settle(kernel_of(task))
     before = knobs.cache.manager_class
     knobs.cache.manager_class = _Asked
@@ -32,10 +31,10 @@ def lookup_key(task: Json) -> str:
 
 
 def settle(function: JITCallable) -> None:
-    """Let Triton know a function by the same digest whatever was launched or compiled before.
+    """Make Triton's digest of a function independent of what was launched or compiled before.
 
-    Triton 3.6 takes the global constants of a callee into the digest only if it knows the callee
-    already, so callees come first here.  To be done before the function is launched.
+    Triton 3.6 includes the global constants of a callee only if it has hashed the callee already,
+    so callees are hashed first.  Must be called before the function is launched.
     """
     if id(function) in _SETTLED:
         return
@@ -49,7 +48,7 @@ def settle(function: JITCallable) -> None:
 
 
 def compiler_settings() -> dict[str, str]:
-    """Variables of this process that are part of every key, because they change machine code."""
+    """Environment variables that are part of every key, because they change machine code."""
     found: dict[str, str] = get_cache_invalidating_env_vars()
     return found
 
@@ -60,7 +59,7 @@ class _Looked(Exception):  # noqa: N818 (a way out, not an error)
 
 
 class _Asked(FileCacheManager):  # type: ignore[misc]
-    """A cache that answers the first question with the way out."""
+    """A cache manager that raises on the first lookup, to return the key."""
 
     def __init__(self, key: str, *more: Any, **named: Any) -> None:
         raise _Looked(key)

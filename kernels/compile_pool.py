@@ -1,4 +1,4 @@
-"""Several compiler processes at work on a list of tasks."""
+"""A pool of compiler processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 Json = dict[str, Any]
-# The folder that holds the package ``deepinfer``, whether it is installed or not.
+# The folder that contains the package ``deepinfer``, installed or not.
 _ROOT = Path(__file__).parents[2]
 
 
@@ -25,10 +25,10 @@ def compile_all(
     worker: str = "deepinfer.kernels.compile_worker",
     on_result: Callable[[Json, Json], None] = lambda task, result: None,
 ) -> list[Json]:
-    """The result of each task, in order; one with ``error`` where the compiler refused or died.
+    """The result of each task, in order; it has ``error`` if the compiler failed or crashed.
 
-    ``environment`` is added to this process's.  ``on_result`` is called in other threads.  No
-    process is left behind, whatever ends this one.
+    ``environment`` is added to that of this process.  ``on_result`` is called in other threads.  No
+    compiler process outlives this one.
     """
     results: list[Json] = [{"error": "not compiled"}] * len(tasks)
     numbers = iter(range(len(tasks)))
@@ -46,7 +46,7 @@ def compile_all(
             if not stopped.is_set():
                 on_result(tasks[number], results[number])
             if results[number].get("errno"):
-                stopped.set()  # a full disk will be as full for the next one
+                stopped.set()  # an OS error, such as a full disk, would repeat
 
     threads = [threading.Thread(target=work, args=(process,), daemon=True) for process in workers]
     try:
@@ -62,7 +62,7 @@ def compile_all(
 
 
 class _Worker:
-    """One process, started with its first task and again after a crash."""
+    """One process, started by its first task and restarted after a crash."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._module = module
@@ -86,7 +86,7 @@ class _Worker:
             answer: Json = json.loads(line)
             return answer
         self._stop()
-        return {"error": f"the compiler ended with {process.returncode}: {self._last_words()}"}
+        return {"error": f"the compiler exited with {process.returncode}: {self._last_words()}"}
 
     def close(self) -> None:
         self._stop()
@@ -102,7 +102,7 @@ class _Worker:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[str]:
-        # -P: the folder it is started in must not hide packages.
+        # -P: files in the working directory must not hide packages.
         command = [sys.executable, "-P", "-m", self._module]
         self._process = subprocess.Popen(
             command, env=self._environment, text=True, encoding="utf-8",
@@ -113,4 +113,4 @@ class _Worker:
     def _last_words(self) -> str:
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "no message"

@@ -1,7 +1,7 @@
-"""The loop of a compiler process: one task a line on stdin, one result a line on stdout.
+"""The loop of a compiler process: one task per line on stdin, one result per line on stdout.
 
-Compilers run apart from the program, because they may abort, want a Triton that is not interpreted,
-and are another Triton for other accelerators.  The process ends with its stdin: it outlives nobody.
+Compilers run in processes of their own, because they may abort, need a Triton that is not
+interpreted, and for other accelerators another Triton.  The process exits when stdin is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def serve(work: Callable[[Json], Json]) -> None:
-    """Answer each line; an error is an answer too.  What the work prints goes to stderr."""
+    """Answer each line; errors are answers, too.  Output of ``work`` goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -24,6 +24,6 @@ def serve(work: Callable[[Json], Json]) -> None:
             answer = work(json.loads(line))
         except OSError as error:
             answer = {"error": str(error), "errno": error.errno}
-        except Exception as error:  # whatever a compiler may find wrong
+        except Exception as error:  # compilers raise all kinds
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

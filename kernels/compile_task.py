@@ -1,4 +1,4 @@
-"""A launch as JSON, so that another process, or another Triton, can compile it."""
+"""A launch in JSON, so that another process, or another Triton, can compile it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _PLAIN = (bool, int, float, str, type(None))
-# Where they lie follows from the installed Triton; the compiler fills them in.
+# Paths inside the installed Triton; the compiler fills them in.
 _OWN_PATHS = ("extern_libs",)
 
 
 def task_of(launch: Launch) -> Json:
-    """What ``source_of`` and ``options_of`` need, in JSON's types."""
+    """The input of ``source_of`` and ``options_of``, in JSON types."""
     return {
         "module": launch.kernel.fn.__module__,
         "kernel": launch.kernel.fn.__qualname__,
@@ -44,7 +44,7 @@ def kernel_of(task: Json) -> JITFunction[Any]:
 
 
 def source_of(task: Json) -> ASTSource:
-    """What ``triton.compile`` takes: the kernel with its signature, constants and attributes."""
+    """The input of ``triton.compile``: the kernel with its signature, constants and attributes."""
     kernel = kernel_of(task)
     kind: Any = ASTSource
     if kernel.is_gluon():
@@ -60,7 +60,7 @@ def source_of(task: Json) -> ASTSource:
 
 
 def options_of(task: Json) -> Json:
-    """The compiler's options, as the launch had them."""
+    """The compiler options of the launch."""
     return {name: decode(value) for name, value in task["options"].items()}
 
 
@@ -79,12 +79,12 @@ def _encode(value: Any) -> Any:
         return {"dtype": str(value)}
     if isinstance(value, tl.constexpr):
         return {"constexpr": _encode(value.value)}
-    # Layouts of Gluon and the like: plain classes of Triton's own.
+    # Such as Gluon layouts: plain classes of Triton.
     return {"pickle": base64.b64encode(pickle.dumps(value)).decode()}
 
 
 def decode(value: Any) -> Any:
-    """The value behind its form in JSON."""
+    """The inverse of ``_encode``."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A process that compiles kernels for NVIDIA: see ``compile_serve``."""
+"""A compiler process for NVIDIA targets, see ``compile_serve``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MATRIX_INSTRUCTIONS = ("wgmma.mma_async", "tcgen05.mma", "mma.sync")
 
 
 def compile_task(task: Json) -> Json:
-    """Where Triton put the machine code and its description, and what the code occupies."""
+    """Paths of the machine code and its metadata, and the resources that it needs."""
     started = time.perf_counter()
     settle(kernel_of(task))
     compiled = triton.compile(
@@ -39,7 +39,7 @@ def compile_task(task: Json) -> Json:
 
 
 def forget_settings() -> None:
-    """A bundle is made as by a Triton that nobody has told anything: runs look for that one."""
+    """Bundles are compiled with Triton's default settings, which runs look up."""
     for name in compiler_settings():
         del os.environ[name]
 

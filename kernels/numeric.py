@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer.kernels.placement import on_accelerator
 
-# fp32 numbers that fit into the second-level cache of a CPU core beside other things.
+# Number of fp32 elements that fit into the L2 cache of a CPU core, with room for other data.
 CACHE_ELEMENTS = 1 << 17
 
 
@@ -18,16 +18,17 @@ CACHE_ELEMENTS = 1 << 17
 def constant(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """A number as a 0-dim tensor, usable with tensors of its dtype on any device.
 
-    Twice as fast in an operation on a few numbers as a Python one, which torch converts each time.
+    In operations on few elements it is twice as fast as a Python number, which torch converts each
+    time.
     """
     with torch.inference_mode(False):
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``torch.bmm``, [n, M, K] x [n, K, N] -> [n, M, N], each product the same bits in any batch.
+    """``torch.bmm``, [n, M, K] x [n, K, N] -> [n, M, N], with the same bits in any batch.
 
-    A CPU computes each product of a batch in one thread, but splits a product that is alone.
+    A CPU computes each matrix of a batch in one thread, but splits a single one among threads.
     """
     if a.shape[0] != 1 or on_accelerator(a):
         return torch.bmm(a, b)
@@ -35,8 +36,8 @@ def batched_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_rows(function: Callable[..., Tensor], *tensors: Tensor, row_elements: int) -> Tensor:
-    """``function(*tensors)`` for a function of single rows, on so few at a time on a CPU that
-    what it holds of them, ``row_elements`` each, stays in the cache of a core."""
+    """``function(*tensors)`` for a row-wise function; on a CPU in chunks of rows whose temporaries,
+    ``row_elements`` per row, fit into the cache of a core."""
     rows, step = len(tensors[0]), max(1, CACHE_ELEMENTS // row_elements)
     if rows <= step or on_accelerator(tensors[0]):
         return function(*tensors)
@@ -48,9 +49,8 @@ def split_last(x: Tensor, size: int) -> Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
-# torch's own CPU ``sigmoid``, ``silu`` and ``softplus`` use different code for the last few
-# elements of a tensor, so a value would depend on the batch around it.  ``exp`` and ``log1p`` are
-# position-independent.
+# torch's ``sigmoid``, ``silu`` and ``softplus`` on a CPU use different code for the last few
+# elements of a tensor, so that a value would depend on its batch.  ``exp`` and ``log1p`` do not.
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""A rehearsal: launchers run as on a GPU, on CPU memory, and kernels are noted instead of run.
+"""Rehearsal: launchers run as on a GPU, but on CPU memory, and kernels are recorded instead of run.
 
-What a program will launch is then known without its machine, from the launchers themselves.
+The launchers themselves thus tell which kernels a program will launch, without its device.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from triton.runtime.jit import JITFunction
 from . import relaunch
 from .launch import is_interpreted
 
-# Pretended devices need a number of their own: Triton keeps a device's target for good.
+# Pretended devices need numbers of their own: Triton caches the target of a device forever.
 _FIRST_DEVICE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel as Triton specialised it for its arguments: all that its compiler needs.
+    """One kernel as Triton specialized it for its arguments: the input of its compiler.
 
-    ``constants`` and ``attributes`` are by position (a path of indices), as Triton has them.
+    ``constants`` and ``attributes`` are by position (a path of indices), as in Triton.
     """
 
     kernel: JITFunction[Any]
@@ -41,7 +41,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class PretendedDevice:
-    """``capability`` is that of an NVIDIA GPU; None for an accelerator of another maker."""
+    """``capability`` is that of an NVIDIA GPU; None for an accelerator of another vendor."""
 
     capability: tuple[int, int] | None
 
@@ -57,10 +57,10 @@ class PretendedDevice:
 
 @contextmanager
 def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launch]]:
-    """Inside, launchers run as on ``device``, and what they launch is gathered, once for each kind
-    of arguments.
+    """Within the context launchers run as on ``device``, and their launches are recorded, one for
+    each specialization.
 
-    Results of kernels are never computed: indices are 0, the rest is whatever memory held.
+    Results of kernels are not computed: integers are 0, all other values are undefined.
     Raises: RuntimeError if the kernels of this process are interpreted.
     """
     launches: dict[tuple[object, str], Launch] = {}
@@ -76,7 +76,7 @@ def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launc
     as_triton_does = relaunch._launch
 
     def launch_new(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-        """Nearly all launches are like one before, which takes Triton long to find out."""
+        """Skips launches that are equal to an earlier one, which is slow in Triton itself."""
         key, _ = relaunch.launch_key(kernel, args, named, active_driver.active.get_current_device())
         if key is None or key not in known:
             as_triton_does(kernel, grid, *args, **named)
@@ -92,7 +92,7 @@ def rehearse(device: PretendedDevice) -> Iterator[dict[tuple[object, str], Launc
 
 @contextmanager
 def pretend(device: PretendedDevice) -> Iterator[None]:
-    """Inside, CPU tensors say that they are on ``device``, and Triton that this is its device.
+    """Within the context CPU tensors claim to be on ``device``, and Triton that this is its device.
 
     Raises: RuntimeError if the kernels of this process are interpreted.
     """
@@ -100,7 +100,7 @@ def pretend(device: PretendedDevice) -> Iterator[None]:
         raise RuntimeError("TRITON_INTERPRET is set: start a process without it to compile kernels")
 
     def capability(index: Any = None) -> tuple[int, int]:
-        assert device.capability is not None, "asked of a device that is not NVIDIA's"
+        assert device.capability is not None, "not an NVIDIA device"
         return device.capability
 
     with ExitStack() as stack:
@@ -112,12 +112,12 @@ def pretend(device: PretendedDevice) -> Iterator[None]:
 
 
 def _properties(index: Any = None) -> SimpleNamespace:
-    """Those of an H200; kernels do not depend on them, only how many blocks of them are started."""
+    """Those of an H200; only grids depend on them, not the kernels."""
     return SimpleNamespace(multi_processor_count=132)
 
 
 class _Driver:
-    """As much of a driver as a launch asks for before it compiles."""
+    """The part of a driver that a launch needs before it compiles."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -133,7 +133,7 @@ class _Driver:
 
 
 class _Pretence(TorchFunctionMode):
-    """Every tensor is on the CPU and says that it is on ``device``."""
+    """Every tensor is on the CPU but claims to be on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _Pretence(TorchFunctionMode):
 
 
 def _without_junk(x: Tensor) -> Tensor:
-    """Numbers that may become indices must be valid ones."""
+    """Zero integers, which may be used as indices and must be valid."""
     return x.zero_() if x.dtype in (torch.int32, torch.int64) else x
 
 

@@ -1,9 +1,8 @@
-"""Launches of kernels, without most of what Triton does for each where one like it was launched
-before.
+"""Kernel launches with less host overhead than Triton's.
 
-Triton finds the compiled kernel of a launch by a description of every argument, which takes a host
-longer than many kernels take a GPU.  Here a launch is known by the few things that such a
-description depends on, and what Triton found for them the first time is launched at once.
+Triton looks up the compiled kernel by a description of every argument, which takes longer than many
+kernels run.  Here the key consists only of what that description depends on, and the compiled
+kernel that Triton found the first time is launched directly.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from deepinfer.errors import TensorError
 from .launch import describe
 
 _WORD = 1 << 31
-_MOST_PROGRAMS = _WORD - 1, 65535, 65535  # of a launch on NVIDIA's GPUs, by axis
+_MOST_PROGRAMS = _WORD - 1, 65535, 65535  # of a grid on NVIDIA GPUs, by axis
 _NO_HOOKS = (None, None, None)
 _NEVER_COMPILED_IN = (float, bool, type(None))
-# For each device and key how to launch, and what comes before and after the arguments by position.
+# By device and key: the launch function, and what precedes and follows the positional arguments.
 _known: dict[tuple[int, Hashable], tuple[Callable[..., None], tuple[Any, ...], list[Any]]] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """``kernel[grid]``, to be called with what the kernel computes with by position, and with its
-    compile-time arguments and options by name.
+    """``kernel[grid]``; takes runtime arguments by position, and constexpr arguments and options by
+    name.
 
-    Raises: TypeError if an argument comes in the other way; TensorError for a tensor of another
-    device, for one that TMA should copy and cannot, and for more programs than a launch has.
+    Raises: TypeError if an argument is passed the other way; TensorError for a tensor on another
+    device, for one that TMA cannot copy, and for a grid that is too large.
     """
     return partial(_launch, kernel, grid)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    if not isinstance(kernel, JITFunction):  # the interpreter's
+    if not isinstance(kernel, JITFunction):  # interpreted
         kernel[grid](*args, **named)
         return
     active = driver.active
@@ -55,11 +54,11 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Non
             return
         _check_names(kernel, len(args), named)
         compiled = kernel[grid](*args, **named)
-    except RuntimeError:  # of the driver, which names none of the tensors
+    except RuntimeError:  # the driver's, which does not name the tensor
         _check_grid(kernel, grid)
         _check_copied(kernel, args)
         raise
-    # A rehearsal has nothing to launch; launchers of other makers were not tried.
+    # A rehearsal has nothing to launch; launchers of other vendors were not tested.
     is_ours = isinstance(compiled, CompiledKernel) and compiled.metadata.target.backend == "cuda"
     if is_ours and key is not None:
         before = compiled.function, compiled.packed_metadata, *_NO_HOOKS
@@ -70,12 +69,12 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> Non
 def launch_key(
     kernel: Any, args: Sequence[Any], named: Mapping[str, Any], device: int
 ) -> tuple[tuple[Hashable, ...] | None, list[Any]]:
-    """What launches with the same compiled kernel may share, and those with another never, None if
-    there are arguments of other kinds; and ``args`` with addresses in the place of tensors.
+    """A key that is equal only for launches of the same compiled kernel, None if there are
+    arguments of unknown types; and ``args`` with addresses instead of tensors.
 
-    Triton compiles in which pointers and integers are multiples of 16, which integers are 1, and
-    which take more than 32 bits; nothing of floating-point numbers.
-    Raises: TensorError for a tensor of another device than number ``device``, where it would run.
+    Triton specializes on whether pointers and integers are multiples of 16, whether integers are 1,
+    and whether they exceed 32 bits; not on floating-point values.
+    Raises: TensorError for a tensor that is not on ``device``, where the kernel would run.
     """
     key: list[Any] = [kernel.fn, *named, *named.values()]
     values: list[Any] = []
@@ -87,7 +86,7 @@ def launch_key(
             place = arg.get_device()
             if place >= 0 and place != device:
                 raise _elsewhere(kernel, len(values), arg, device)
-            # Where memory of the host lies for a GPU is for Triton to ask.
+            # For host memory Triton asks the driver for the device address.
             values.append(arg if place < 0 else address)
             continue
         values.append(arg)
@@ -96,7 +95,7 @@ def launch_key(
             key.append(number if -_WORD <= arg < _WORD else (number,))
         elif kind in _NEVER_COMPILED_IN:
             key.append(kind)
-        elif hasattr(arg, "key"):  # described tiles; shapes and strides are passed, not compiled in
+        elif hasattr(arg, "key"):  # TMA descriptors; not specialized on shapes and strides
             key.append(arg.key)
             if arg.base.get_device() not in (-1, device):
                 raise _elsewhere(kernel, len(values), arg.base, device)
@@ -107,14 +106,14 @@ def launch_key(
 
 def _elsewhere(kernel: Any, place: int, x: Tensor, device: int) -> TensorError:
     return TensorError(
-        f"{kernel.arg_names[place]}: expected a tensor of device {device}, where "
-        f"{kernel.fn.__name__} would run, found one of {x.device}: launch it within "
+        f"{kernel.arg_names[place]}: expected a tensor on device {device}, where "
+        f"{kernel.fn.__name__} would run, found one on {x.device}: launch it within "
         f"torch.cuda.device({x.get_device()})"
     )
 
 
 def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
-    """Raises: TensorError for more programs along an axis than there may be."""
+    """Raises: TensorError if the grid is too large along an axis."""
     if any(count > most for count, most in zip(grid, _MOST_PROGRAMS, strict=False)):
         raise TensorError(
             f"{kernel.fn.__name__}: expected a grid of at most {list(_MOST_PROGRAMS)} programs, "
@@ -123,16 +122,16 @@ def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
 
 
 def _check_copied(kernel: Any, args: Sequence[Any]) -> None:
-    """Raises: TensorError for tiles of a tensor that TMA cannot copy."""
+    """Raises: TensorError for a tensor that TMA cannot copy."""
     for name, arg in zip(kernel.arg_names, args, strict=False):
         if not hasattr(arg, "key"):
             continue
         x, past = arg.base, arg.base.data_ptr() % 16
         if past or any(x.element_size() * step % 16 for step in x.stride()[:-1]):
             raise TensorError(
-                f"{name}: {kernel.fn.__name__} has it copied by TMA, for which its address and its "
-                f"strides but for the last must be multiples of 16 bytes, found {describe(x)}, "
-                f"{past} bytes past one"
+                f"{name}: {kernel.fn.__name__} copies it by TMA, for which the address and all "
+                f"strides but the last must be multiples of 16 bytes, found {describe(x)} at "
+                f"{past} bytes past such an address"
             )
 
 
@@ -143,6 +142,6 @@ def _check_names(kernel: JITFunction[Any], count: int, named: Mapping[str, Any])
         param.is_constexpr != (param.name in named) for param in params
     ):
         raise TypeError(
-            f"{kernel.fn.__name__}: expected its compile-time arguments by name, and all others "
+            f"{kernel.fn.__name__}: expected its constexpr arguments by name, and all others "
             f"by position, found {count} and {', '.join(named)}"
         )

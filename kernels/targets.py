@@ -1,4 +1,4 @@
-"""What kernels are compiled for, by the names that users give."""
+"""Targets that kernels are compiled for, by their names on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NVIDIA_TARGETS: Mapping[str, tuple[int, int]] = {
     "sm103a": (10, 3),
 }
 ASCEND_TARGETS: Sequence[str] = ("ascend950",)
-# Why a kernel for Ascend was not taken to machine code on a machine without CANN.
+# Why no machine code for Ascend was generated on a machine without CANN.
 NO_CODE_GENERATOR = "CANN is not installed"
 _DEVICES: Mapping[str, str] = {
     "h100": "sm90a",
@@ -25,7 +25,7 @@ _DEVICES: Mapping[str, str] = {
 
 
 def nvidia_target(capability: tuple[int, int]) -> str | None:
-    """The name for a GPU's compute capability; None if there are no kernels for it."""
+    """The target for a GPU's compute capability; None if there are no kernels for it."""
     names = {value: name for name, value in NVIDIA_TARGETS.items()}
     return names.get(capability)
 

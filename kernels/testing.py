@@ -1,4 +1,4 @@
-"""Comparisons for tests: they say where two tensors differ and by how much."""
+"""Comparisons for tests that report where two tensors differ and by how much."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def assert_bitwise_equal(actual: Tensor, expected: Tensor, what: str = "tensor")
 def assert_close(
     actual: Tensor, expected: Tensor, *, atol: float, rtol: float, what: str = "tensor"
 ) -> None:
-    """``|actual - expected| <= atol + rtol * |expected|`` everywhere, non-finite values equal.
+    """``|actual - expected| <= atol + rtol * |expected|`` everywhere, non-finite in the same
+    places.
 
-    Raises: AssertionError with the worst place, the worst excess and the RMS error.
+    Raises: AssertionError with the position of the largest excess, and the RMS error.
     """
     _assert_same_form(actual, expected, what)
     a, e = actual.double(), expected.double()
@@ -54,7 +55,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
-    """``1 - 2 <x, y> / (<x, x> + <y, y>)``; infinite where that is not a number.
+    """``1 - 2 <x, y> / (<x, x> + <y, y>)``; infinite if that is NaN.
 
     Source: the similarity measure of DeepGEMM's tests.
     """

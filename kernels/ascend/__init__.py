@@ -1,1 +1,1 @@
-"""Kernels for Ascend 950: the vendor's front end and compiler, in an environment of their own."""
+"""Kernels for Ascend 950: the vendor's Triton and compiler, in an environment of their own."""

@@ -1,4 +1,4 @@
-"""The vendor's tools, in a folder that is put before the installed packages.
+"""The vendor's tools, in a folder that precedes the installed packages on the path.
 
 triton-ascend replaces the package ``triton``, so it must not be installed beside it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from deepinfer.errors import EngineError
 from deepinfer.kernels.bundle import cache_folder
 
-# Tried together.  triton-ascend needs pybind11 where it is imported.
+# Tested together.  triton-ascend imports pybind11.
 PINS: Mapping[str, str] = {
     "triton-ascend": "3.2.0",
     "ascendnpu-ir": "1.2.0",
@@ -26,9 +26,9 @@ _MARK = "complete"
 
 
 def ascend_environment(on_install: Callable[[], None] = lambda: None) -> Path:
-    """The folder with the tools; made on first use, with pip (220 MB of downloads).
+    """The folder with the tools; installed on first use with pip (220 MB of downloads).
 
-    Raises: EngineError with the command to run by hand, if that fails.
+    Raises: EngineError with the command to run manually, if that fails.
     """
     if sys.version_info[:2] != _PYTHON:
         found = ".".join(map(str, sys.version_info[:2]))
@@ -44,18 +44,18 @@ def ascend_environment(on_install: Callable[[], None] = lambda: None) -> Path:
 
 
 def environment_folder() -> Path:
-    """Where the tools lie or will lie; another set of versions is another folder."""
+    """The folder of the tools, one for each set of versions."""
     return cache_folder() / "-".join(["ascend", *PINS.values()])
 
 
 def install_command(folder: Path) -> list[str]:
-    """What fills the folder."""
+    """The command that installs the tools to ``folder``."""
     packages = [f"{name}=={version}" for name, version in PINS.items()]
     return [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), *packages]
 
 
 def worker_environment(folder: Path) -> dict[str, str]:
-    """Variables for a process whose Triton is the one in ``folder``."""
+    """Environment variables of a process that uses the Triton in ``folder``."""
     path = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {
         "PYTHONPATH": os.pathsep.join(entry for entry in path if entry),
@@ -64,7 +64,7 @@ def worker_environment(folder: Path) -> dict[str, str]:
 
 
 def code_generator() -> str | None:
-    """CANN's closed last stage, if it is installed."""
+    """The path of CANN's closed-source code generator, if it is installed."""
     return shutil.which("hivmc-a5")
 
 
@@ -79,7 +79,7 @@ def _install(folder: Path) -> None:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             reason = lines[-1] if lines else done.stderr.strip()[-300:]
             raise EngineError(
-                f"the tools for Ascend cannot be installed ({reason}); where the network is, run: "
+                f"the tools for Ascend cannot be installed ({reason}); with network access, run: "
                 f"{by_hand}"
             )
         (partial / _MARK).touch()

@@ -1,7 +1,7 @@
-"""From a kernel to Linalg, in a process whose Triton is triton-ascend's.
+"""Lowers a kernel to Linalg, in a process whose Triton is triton-ascend.
 
-That Triton is older than ours: it takes constants by name, and types of arguments without those of
-constants.  The stages are its own.
+That Triton is older: it takes constants by name, and signatures without constants.  The stages are
+its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPTIONS = {"compile_on_910_95": True, "multibuffer": False, "enable_auto_bind_s
 
 
 def linalg_of(task: Json) -> str:
-    """The kernel's Linalg.  Raises: what the front end finds wrong."""
+    """The kernel's Linalg.  Raises: errors of the compiler's front end."""
     backend = make_backend(GPUTarget("npu", CHIP, 0))
     source = _source(task)
     options = backend.parse_options(_OPTIONS)

@@ -1,7 +1,7 @@
-"""A process that takes kernels as far towards an Ascend 950 as this machine can.
+"""A compiler process for Ascend 950, which goes as far as the tools on this machine allow.
 
-Stages: ``linalg`` (triton-ascend), ``middle-end`` (the vendor's open compiler: on-chip memory is
-laid out and its limits are enforced), ``binary`` (CANN's code generator).
+Stages: ``linalg`` (triton-ascend), ``middle-end`` (the vendor's open-source compiler, which
+allocates on-chip memory and enforces its limits), ``binary`` (CANN's code generator).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from deepinfer.kernels.targets import NO_CODE_GENERATOR
 from .environment import PINS, code_generator
 from .front_end import CHIP, linalg_of
 
-# Stands where the code generator is looked for and keeps what that is given.  It makes nothing but
-# reports success: on failure the compiler would try everything four times more.
+# Stub in place of the code generator that saves its input.  It generates nothing but reports
+# success:
+# on failure the compiler would retry four times.
 _CAPTURE = """#!/bin/sh
 for name in "$@"; do case "$name" in *.mlir) cp "$name" "$CAPTURED";; esac; done
 """
@@ -34,7 +35,7 @@ _TIMED_OUT = f"not done in {_SECONDS} s"
 
 
 def lower(task: Json) -> Json:
-    """The stage that a kernel reached, the files it left, and why it went no further."""
+    """The stage that a kernel reached, its output files, and why it went no further."""
     started = time.perf_counter()
     folder = Path(task["objects"]) / _key(task)
     known = folder / "result.json"
@@ -45,7 +46,7 @@ def lower(task: Json) -> Json:
     result = _lower(task, folder) | {"key": folder.name}
     result["seconds"] = round(time.perf_counter() - started, 2)
     if result["reason"] == _TIMED_OUT:
-        return result  # not kept: on a machine with less to do it may be done in time
+        return result  # not cached: with less load it may finish in time
     partial = folder / f"result-{os.getpid()}"
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.rename(known)
@@ -53,7 +54,7 @@ def lower(task: Json) -> Json:
 
 
 def _key(task: Json) -> str:
-    """All that the result depends on; CANN may come or go."""
+    """Digest of everything that the result depends on, including whether CANN is installed."""
     known = [task, kernel_of(task).cache_key, dict(PINS), code_generator()]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -63,7 +64,7 @@ def _lower(task: Json, folder: Path) -> Json:
         text = linalg_of(task)
     except OSError:  # of the disk, not of the kernel
         raise
-    except Exception as error:  # whatever the front end may find wrong
+    except Exception as error:  # the front end raises all kinds
         return {"stage": "none", "reason": _words(error), "files": {}}
     linalg = folder / "kernel.linalg.mlir"
     linalg.write_text(text, encoding="utf-8")
@@ -104,7 +105,7 @@ def _compile(text: str, folder: Path, files: dict[str, str]) -> Json:
 
 
 def _compiler() -> str:
-    """The build of the compiler that knows the 950; in the folder that holds this Triton."""
+    """The compiler build that supports the 950, in the folder of this Triton."""
     import triton
 
     return str(Path(triton.__file__).parents[1] / "ascendnpuir" / "bin" / "bishengir-compile-a5")

@@ -133,7 +133,7 @@ def test_second_launch_passes_what_the_first_did(in_own_process: Callable[..., A
     assert compiles == ["cuda", "other"]
     assert described == ["cuda", *["other"] * 3, *["cuda"] * 2]
     assert len(set(passed)) == 1
-    assert "row_kernel: expected its compile-time arguments by name" in error
+    assert "row_kernel: expected its constexpr arguments by name" in error
 
 
 _ELSEWHERE = (
@@ -165,7 +165,7 @@ def test_a_tensor_of_another_gpu_is_refused(in_own_process: Callable[..., Any]) 
     assert found[0] == ["int", "int", "int"] and found[3] == ["int", "Tiles", "int"]
     assert found[1] == ["Tensor", "int", "Tensor"] and found[4] == ["int", "Tiles", "Tensor"]
     for elsewhere in found[2], found[5]:
-        assert "expected a tensor of device 1, where row_kernel would run" in elsewhere
+        assert "expected a tensor on device 1, where row_kernel would run" in elsewhere
         assert elsewhere.endswith("launch it within torch.cuda.device(0)")
 
 
@@ -231,7 +231,7 @@ def test_what_the_driver_refuses_is_named(in_own_process: Callable[..., Any]) ->
     assert "found [1, 65536]" in grid[1]
     assert address[0] == stride[0] == "TensorError"
     for message in address[1], stride[1]:
-        assert ": row_kernel has it copied by TMA" in message
+        assert ": row_kernel copies it by TMA" in message
         assert "multiples of 16 bytes" in message
     assert address[1].endswith("4 bytes past one") and "strides [258, 1]" in stride[1]
     assert others == [["RuntimeError", "Triton Error [CUDA]: invalid argument"]] * 3
