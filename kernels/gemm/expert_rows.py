@@ -11,8 +11,7 @@ from torch import Tensor
 class ExpertRows:
     """P (token, expert) pairs sorted by expert; each expert starts at a new tile.
 
-    R is the number of rows for the worst-case routing of P pairs, so that no size depends on the
-    routing.
+    R is the number of rows for the worst-case routing, so that no size depends on the routing.
     pair [R] i32: the pair of each row, -1 for padding rows, whose values are undefined.
     row [P] i32: the row of each pair, -1 if its expert is not on this device.
     expert [R / tile_rows] i32: the expert of each tile, -1 for unused tiles, which come last.

@@ -38,9 +38,8 @@ def narrow_kernel(
     """x [R, K] e4m3, w [E N, K] e4m3 (FORMAT 1) or [E N, K / 8] i32 of eight E2M1 (FORMAT 2); out
     [R, N] bf16.
 
-    GROUPED: grouped GEMM, ``tile_expert`` is the expert of each row tile, negative if unused;
-    PAGED:
-    it also has the position of the tile's rows, see ``ExpertRows``.
+    GROUPED: grouped GEMM, ``tile_expert`` is the expert of each row tile, negative if unused.
+    PAGED: it also has the position of the tile's rows, see ``ExpertRows``.
     GATE, unless it is UNGATED: SwiGLU and quantization, see ``activate_last``.
     TOP_K, unless it is 0: results are stored where their tokens came from, see ``home_of``.
     GROUP_COLUMNS, unless it is 0: grouped linear layer, group g of so many columns uses inputs g K

@@ -38,8 +38,7 @@ class HopperWeight:
 
     values [E N, K] e4m3fn, or FP4: [E N, K / 8] i32 of eight values, with ``exponents``
     [E N / 64, K / 256, 128] i32 of blocks of 32 relative to their row, see ``_pack_exponents``.
-    row_scales [E N + 256] f32: scales of output channels, padded since a tile may read past the
-    end.
+    row_scales [E N + 256] f32: scales of output channels; padded, as tiles may read past the end.
     order: of each 128 along K, here and in the activations.
     counters [32768] i32, only if gate and up rows alternate in runs of 64, instead of all gates
     followed by all ups: zeros, with which the programs of a kernel find out which of them finishes

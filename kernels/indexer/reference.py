@@ -58,8 +58,7 @@ def candidate_blocks_reference(
 ) -> Tensor:
     """The blocks of entries that later indexers search, in ascending order.
 
-    The score of a block is that of its best visible entry; the block of the newest entry is always
-    included.
+    A block has the score of its best visible entry; that of the newest entry is always included.
     Shapes: scores [..., N] float, num_visible [...] i64; returns [..., num_blocks] i64, padded with
     -1.  The lower block wins a tie, and NaN counts as -inf.
     """

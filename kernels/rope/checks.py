@@ -13,8 +13,7 @@ def check_rope(
     rope: tuple[Tensor, Tensor], width: int, like: Tensor, tokens: int | None = None
 ) -> None:
     """Check cos and sin [T, R] f32 of ``rope_table`` on the device of ``like``, for rows of
-    ``width``;
-    T is ``tokens`` if given.
+    ``width``; T is ``tokens`` if given.
 
     Raises: TensorError that names the table, what was expected and what was found.
     """
