@@ -27,7 +27,7 @@ def gather_kernel(
     most_tokens,
     capacity,
     rank,
-    CHOICES: tl.constexpr,
+    TOP_K: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HEAD_BYTES: tl.constexpr,
@@ -45,7 +45,7 @@ def gather_kernel(
         row = tile * ROWS + tl.arange(0, ROWS)
         is_row = (row < end)[:, None]
         pair = tl.load(row_pair + row, mask=row < end, other=-1)
-        token = tl.maximum(pair, 0) // CHOICES  # padding rows copy any token
+        token = tl.maximum(pair, 0) // TOP_K  # padding rows copy any token
         source, number = token // most_tokens, token % most_tokens
         arrival = (source * capacity + number).to(tl.int64)
         start = tl.where(

@@ -39,16 +39,17 @@ def heads_kernel(
     scale_stride,
     rank,
     most_replicas,
-    CHOICES: tl.constexpr,
-    PADDED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_PADDED: tl.constexpr,
     SCALES: tl.constexpr,
     BLOCKS: tl.constexpr,
     HEAD_BYTES: tl.constexpr,
     PATH: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Write the headers of TOKENS tokens per program, and the round number.  PADDED and BLOCKS are
-    CHOICES and SCALES rounded up to powers of two.  Headers beyond num_tokens have no owners."""
+    """Write the headers of TOKENS tokens per program, and the round number.  TOP_K_PADDED and
+    BLOCKS are TOP_K and SCALES rounded up to powers of two.  Headers beyond num_tokens have no
+    owners."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]
     is_token = token < num_tokens
     head = heads + token.to(tl.int64) * HEAD_BYTES
@@ -61,9 +62,9 @@ def heads_kernel(
     else:
         exponent = tl.load(scales + token.to(tl.int64) * SCALES + block, mask=is_scale, other=0)
     tl.store(head + block, exponent.to(tl.uint8), mask=is_scale)
-    choice = tl.arange(0, PADDED)[None, :]
-    is_choice = is_token & (choice < CHOICES)
-    source = token.to(tl.int64) * CHOICES + choice
+    choice = tl.arange(0, TOP_K_PADDED)[None, :]
+    is_choice = is_token & (choice < TOP_K)
+    source = token.to(tl.int64) * TOP_K + choice
     expert = tl.load(ids + source, mask=is_choice, other=0)
     factor = tl.load(weights + source, mask=is_choice, other=0.0).to(tl.int32, bitcast=True)
     # Round robin over the replicas of an expert; ranks start with different ones.
@@ -74,9 +75,9 @@ def heads_kernel(
     tl.store(result_row + source, tl.where(owner >= 0, source, -1).to(tl.int32), mask=is_choice)
     owner = tl.where(is_choice & (owner >= 0), owner * 65536 + place, -1)
     words = words_at(head, tl.int32) + (SCALES + 3) // 4 + choice
-    is_head = (token < most_tokens) & (choice < CHOICES)
+    is_head = (token < most_tokens) & (choice < TOP_K)
     tl.store(words, owner, mask=is_head)
-    tl.store(words + CHOICES, factor, mask=is_head)
+    tl.store(words + TOP_K, factor, mask=is_head)
     if tl.program_id(0) == 0:
         tl.store(sent + rank, tl.load(rounds) + 1)
 
@@ -92,8 +93,8 @@ def receive_tokens_kernel(
     capacity,
     rank,
     RANKS: tl.constexpr,
-    CHOICES: tl.constexpr,
-    PADDED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_K_PADDED: tl.constexpr,
     SCALES: tl.constexpr,
     HEAD_BYTES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -103,13 +104,13 @@ def receive_tokens_kernel(
     _wait(sent, tl.load(rounds) + 1, RANKS, FLAGS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     arrival = (row // most_tokens * capacity + row % most_tokens).to(tl.int64)[:, None]
-    choice = tl.arange(0, PADDED)[None, :]
-    inside = (row < RANKS * most_tokens)[:, None] & (choice < CHOICES)
+    choice = tl.arange(0, TOP_K_PADDED)[None, :]
+    inside = (row < RANKS * most_tokens)[:, None] & (choice < TOP_K)
     source = words_at(heads, tl.int32) + arrival * (HEAD_BYTES // 4) + (SCALES + 3) // 4 + choice
     owner = tl.load(source, mask=inside, other=-1)
     place = tl.where(owner >> 16 == rank, owner & 65535, -1)
-    factor = tl.load(source + CHOICES, mask=inside, other=0)
-    target = row.to(tl.int64)[:, None] * CHOICES + choice
+    factor = tl.load(source + TOP_K, mask=inside, other=0)
+    target = row.to(tl.int64)[:, None] * TOP_K + choice
     tl.store(places + target, place.to(tl.int64), mask=inside)
     tl.store(weights + target, factor.to(tl.float32, bitcast=True), mask=inside)
 
@@ -121,7 +122,7 @@ def send_rows_kernel(
     used,
     homes,
     most_tokens,
-    CHOICES: tl.constexpr,
+    TOP_K: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -137,9 +138,9 @@ def send_rows_kernel(
         inside = is_here[:, None] & (column < WIDTH)
         source = outputs + row.to(tl.int64)[:, None] * WIDTH + column
         bits = tl.load(source, mask=inside, other=0)
-        token = pair // CHOICES
+        token = pair // TOP_K
         home = tl.load(homes + token // most_tokens, mask=is_here, other=0)
-        result = (token % most_tokens * CHOICES + pair % CHOICES).to(tl.int64)
+        result = (token % most_tokens * TOP_K + pair % TOP_K).to(tl.int64)
         target = (home + result * (2 * WIDTH))[:, None].to(tl.pointer_type(tl.int16))
         tl.store(tl.multiple_of(target, [16, 16]) + column, bits, mask=inside)
 

@@ -22,10 +22,10 @@ _PLACES = gl.constexpr(gl.SliceLayout(2, _FOURS))
 @gluon.jit
 def make_coefficients(
     tile, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr, num_tokens,
-    inverse_size, eps, PIECES: gl.constexpr, ROUNDS: gl.constexpr,
+    inverse_size, eps, SLICES: gl.constexpr, ROUNDS: gl.constexpr,
 ):  # fmt: skip
-    """``HyperMix`` of 16 tokens, from partial dot products [PIECES, T, 24] and sums of squares
-    [PIECES, T], f32."""
+    """``HyperMix`` of 16 tokens, from partial dot products [SLICES, T, 24] and sums of squares
+    [SLICES, T], f32."""
     half = gl.arange(0, _HALVES, gl.SliceLayout(1, _PLACES))[:, None]
     row = gl.arange(0, 4, gl.SliceLayout(0, _PLACES))[None, :]
     four = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, _FOURS)))[None, None, :]
@@ -34,18 +34,18 @@ def make_coefficients(
     # 0 is pre, 1 post, 2 to 5 comb; the rest is unused.
     part = (half % 2 * 4 + row + 2) % 8
     squares = gl.zeros([_HALVES, 4], gl.float32, _PLACES)
-    for first in gl.static_range(0, PIECES, 4):
-        piece = first + row
-        place = squares_ptr + (piece.to(gl.int64) * num_tokens + token)
-        mask = is_token & (piece < PIECES)
+    for first in gl.static_range(0, SLICES, 4):
+        index = first + row
+        place = squares_ptr + (index.to(gl.int64) * num_tokens + token)
+        mask = is_token & (index < SLICES)
         squares += gl.load(place, mask=mask, other=0.0, eviction_policy="evict_first")
     factor = gl.rsqrt(gl.sum(squares, 1) * inverse_size + _NORM_EPS)[:, None][:, :, None]
     place = (part * 4)[:, :, None] + four
     is_product = (is_token & (part < 6))[:, :, None]
     products = gl.zeros([_HALVES, 4, 4], gl.float32, _FOURS)
     source = products_ptr + ((token * _ROWS)[:, :, None] + place)
-    for piece in gl.static_range(PIECES):
-        place_of = source + piece * (num_tokens.to(gl.int64) * _ROWS)
+    for index in gl.static_range(SLICES):
+        place_of = source + index * (num_tokens.to(gl.int64) * _ROWS)
         products += gl.load(place_of, mask=is_product, other=0.0, eviction_policy="evict_first")
     scale = gl.load(scale_ptr + gl.minimum(part, 2))[:, :, None]
     logits = products * factor * scale + gl.load(base_ptr + place, mask=is_product, other=0.0)

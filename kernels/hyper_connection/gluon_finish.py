@@ -21,7 +21,7 @@ def finish_gluon_kernel(
     rows_ptr, weight_ptr, values_ptr, scales_ptr, scale_stride, norm_eps,
     products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
     num_tokens, inverse_size, eps,
-    D: gl.constexpr, BLOCKS: gl.constexpr, ORDER: gl.constexpr, PIECES: gl.constexpr,
+    D: gl.constexpr, BLOCKS: gl.constexpr, ORDER: gl.constexpr, SLICES: gl.constexpr,
     ROUNDS: gl.constexpr,
 ):  # fmt: skip
     """The first programs compute coefficients of 16 tokens each, the rest normalize one token each
@@ -35,7 +35,7 @@ def finish_gluon_kernel(
     if program < num_tiles:
         make_coefficients(
             num_tiles - 1 - program, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr,
-            post_ptr, comb_ptr, num_tokens, inverse_size, eps, PIECES, ROUNDS,
+            post_ptr, comb_ptr, num_tokens, inverse_size, eps, SLICES, ROUNDS,
         )  # fmt: skip
     else:
         row = (num_tokens - 1 - (program - num_tiles)).to(gl.int64)

@@ -25,16 +25,16 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from deepinfer.kernels.gemm.gluon_pipeline import barriers
 from deepinfer.kernels.gluon_names import store_tile, thread_barrier
 
-from .gluon_fetch import (
+from .gluon_producer import (
     PADDED_ROWS,
     PARTS,
     ROWS,
     STREAMS,
     TOKENS,
     WIDTH,
-    fetch,
     first_column,
     num_tiles,
+    produce,
 )
 from .gluon_values import four_of_tokens, mix_values, values_layout
 
@@ -46,7 +46,7 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 # Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_tokens"])
 def advance_kernel(
-    x, added, fn, expanded, collapsed, post, comb, pre, products, squares, meetings, num_tokens, D,
+    x, added, fn, expanded, collapsed, post, comb, pre, products, squares, counters, num_tokens, D,
     EXPAND: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Outputs for streams x [T, 4 D] bf16: expanded [T, 4 D] and collapsed [T, D] bf16; for each
@@ -79,7 +79,7 @@ def advance_kernel(
         [
             (_advance_even, (memory, coefficients, results, num_tokens, D, EXPAND)),
             (_advance_odd, (memory, coefficients, results, num_tokens, D, EXPAND)),
-            (fetch, (x, added, fn, memory, meetings, num_tokens, D, EXPAND)),
+            (produce, (x, added, fn, memory, counters, num_tokens, D, EXPAND)),
         ],
         [4, 1],
         [216, 24],

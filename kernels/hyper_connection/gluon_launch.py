@@ -13,11 +13,11 @@ from deepinfer.kernels.launch import cdiv, multiprocessors, next_power_of_2
 from deepinfer.kernels.norm.triton_kernel import norm_operands
 from deepinfer.kernels.relaunch import launch
 
+from .gluon_barrier import COUNTER_STRIDE
 from .gluon_coefficients import MADE_TOKENS
-from .gluon_fetch import PADDED_ROWS, TOKENS, WIDTH
 from .gluon_finish import finish_gluon_kernel
 from .gluon_kernel import advance_kernel
-from .gluon_meetings import COUNTER_STRIDE
+from .gluon_producer import PADDED_ROWS, TOKENS, WIDTH
 from .reference import Entrance, HyperMix, Mixer
 
 # With more, programs drift further apart: slower, although more loads are in flight.
@@ -44,10 +44,10 @@ def pass_streams_gluon(
     x = described_tiles(streams.reshape(tokens, -1), *tile)
     kept = described_tiles(collapsed, *tile)
     fn = mixer.fn.bf16_parts.flatten(0, 1)
-    pieces = squares.shape[0]
+    slices = squares.shape[0]
     # As many programs as fit on the device at once, the same number for each slice.
-    most = max(1, multiprocessors(streams.device) // pieces)
-    launch(advance_kernel, (pieces, min(most, cdiv(tokens, tile_tokens))))(
+    most = max(1, multiprocessors(streams.device) // slices)
+    launch(advance_kernel, (slices, min(most, cdiv(tokens, tile_tokens))))(
         x,
         kept if output is None else described_tiles(output, *tile),
         described_tiles(fn, PADDED_ROWS.value, WIDTH.value),
@@ -58,11 +58,11 @@ def pass_streams_gluon(
         pre,
         products,
         squares,
-        meeting_counters(streams.device, pieces, most),
+        barrier_counters(streams.device, slices, most),
         tokens,
         width,
         EXPAND=expanded is not None,
-        STEPS=width // pieces // WIDTH.value,
+        STEPS=width // slices // WIDTH.value,
         STAGES=_STAGES,
         num_warps=4,
         enable_fp_fusion=True,
@@ -70,9 +70,9 @@ def pass_streams_gluon(
 
 
 @cache
-def meeting_counters(device: torch.device, pieces: int, most: int) -> Tensor:
-    """Barrier counters, one for each of ``most`` groups of ``pieces`` programs that process the
-    same tiles.  They only grow: all launches with as many pieces share them."""
+def barrier_counters(device: torch.device, slices: int, most: int) -> Tensor:
+    """Barrier counters, one for each of ``most`` groups of ``slices`` programs that process the
+    same tiles.  They only grow: all launches with as many slices share them."""
     return torch.zeros(most, COUNTER_STRIDE.value, dtype=torch.int64, device=device)
 
 
@@ -105,7 +105,7 @@ def finish_streams_gluon(
         D=width,
         BLOCKS=next_power_of_2(width // GROUP),
         ORDER=int(acts.order),
-        PIECES=squares.shape[0],
+        SLICES=squares.shape[0],
         ROUNDS=mixer.iterations,
         num_warps=4,
         launch_pdl=True,

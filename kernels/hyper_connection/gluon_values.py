@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .gluon_fetch import STREAMS, WIDTH
+from .gluon_producer import STREAMS, WIDTH
 
 
 @gluon.constexpr_function

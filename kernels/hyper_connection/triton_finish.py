@@ -14,8 +14,8 @@ _NORM_EPS = tl.constexpr(1e-20)
 def finish_kernel(
     collapsed_ptr, weight_ptr, normed_ptr, values_ptr, scales_ptr, scale_stride, norm_eps,
     products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
-    num_tokens, num_pieces, inverse_size, eps,
-    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
+    num_tokens, num_slices, inverse_size, eps,
+    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_SLICES: tl.constexpr,
     D: tl.constexpr, BLOCKS: tl.constexpr, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     PATH: tl.constexpr, ORDER: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -35,32 +35,32 @@ def finish_kernel(
     else:
         _coefficients(
             num_tiles - 1 - program, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr,
-            post_ptr, comb_ptr, num_tokens, num_pieces, inverse_size, eps, S, ROUNDS, TILE_T,
-            TILE_PIECES,
+            post_ptr, comb_ptr, num_tokens, num_slices, inverse_size, eps, S, ROUNDS, TILE_T,
+            TILE_SLICES,
         )  # fmt: skip
 
 
 @triton.jit
 def _coefficients(
     tile, products_ptr, squares_ptr, scale_ptr, base_ptr, pre_ptr, post_ptr, comb_ptr,
-    num_tokens, num_pieces, inverse_size, eps,
-    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_PIECES: tl.constexpr,
+    num_tokens, num_slices, inverse_size, eps,
+    S: tl.constexpr, ROUNDS: tl.constexpr, TILE_T: tl.constexpr, TILE_SLICES: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = S * (2 + S)
     token = tile.to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
     is_token = token < num_tokens
     stream = tl.arange(0, S)
     pair = (stream[:, None] * S + stream[None, :])[None, :, :]
-    piece = tl.arange(0, TILE_PIECES)
-    is_piece = is_token[:, None] & (piece < num_pieces)[None, :]
-    place = piece[None, :] * num_tokens + token[:, None]
-    squares = tl.sum(tl.load(squares_ptr + place, mask=is_piece, other=0.0), 1)
+    index = tl.arange(0, TILE_SLICES)
+    is_slice = is_token[:, None] & (index < num_slices)[None, :]
+    place = index[None, :] * num_tokens + token[:, None]
+    squares = tl.sum(tl.load(squares_ptr + place, mask=is_slice, other=0.0), 1)
     products = products_ptr + (place * ROWS)[:, :, None]
-    is_piece = is_piece[:, :, None]
-    pre = tl.sum(tl.load(products + stream[None, None, :], mask=is_piece, other=0.0), 1)
-    post = tl.sum(tl.load(products + S + stream[None, None, :], mask=is_piece, other=0.0), 1)
+    is_slice = is_slice[:, :, None]
+    pre = tl.sum(tl.load(products + stream[None, None, :], mask=is_slice, other=0.0), 1)
+    post = tl.sum(tl.load(products + S + stream[None, None, :], mask=is_slice, other=0.0), 1)
     all_pairs = tl.arange(0, S * S)[None, None, :]
-    comb = tl.sum(tl.load(products + 2 * S + all_pairs, mask=is_piece, other=0.0), 1)
+    comb = tl.sum(tl.load(products + 2 * S + all_pairs, mask=is_slice, other=0.0), 1)
     comb = tl.reshape(comb, (TILE_T, S, S))
     factor = tl.rsqrt(squares * inverse_size + _NORM_EPS)
     base = base_ptr + stream

@@ -36,7 +36,7 @@ from .reference import Entrance, Entry, HyperMix, Mixer
 from .triton_finish import finish_kernel
 from .triton_pairs import added_up
 
-_PIECE, _HOPPER_PIECE = 64, 160
+_SLICE, _HOPPER_SLICE = 64, 160
 _TILE_TOKENS = 16
 _TILE_TOKENS_MIX = 64
 _TILE_TOKENS_SUM = 8
@@ -90,11 +90,11 @@ def _enter(
     rows, pre = num_streams * (2 + num_streams), _checked_pre(streams, pre)
     check_tensor("fn", mixer.fn.values, torch.float32, (rows, num_streams * width), streams)
     collapsed = streams.new_empty(tokens, width)
-    piece = _hopper_piece(streams, entrance)
-    pieces = cdiv(width, piece or _PIECE)
-    products = pre.new_empty(pieces, tokens, rows)
-    squares = pre.new_empty(pieces, tokens)
-    if tokens and piece:
+    columns = _hopper_slice(streams, entrance)
+    slices = cdiv(width, columns or _SLICE)
+    products = pre.new_empty(slices, tokens, rows)
+    squares = pre.new_empty(slices, tokens)
+    if tokens and columns:
         from .gluon_launch import pass_streams_gluon
 
         pass_streams_gluon(streams, output, mix, expanded, pre, collapsed, mixer, products, squares)
@@ -104,7 +104,7 @@ def _enter(
     return _finish(streams, collapsed, products, squares, mixer, entrance)
 
 
-def _hopper_piece(streams: Tensor, entrance: Entrance) -> int | None:
+def _hopper_slice(streams: Tensor, entrance: Entrance) -> int | None:
     """Columns per slice if the Gluon kernels support these: four streams, blocks of 128; else None.
 
     Slices of 160 divide the model's width among 32 programs; four times as many fill 132 SMs.
@@ -113,7 +113,7 @@ def _hopper_piece(streams: Tensor, entrance: Entrance) -> int | None:
     fits = num_streams == 4 and width % GROUP == 0 and entrance.linear.order is not KOrder.SPLIT
     if not fits or not is_hopper(streams.device):
         return None
-    return GROUP if width % _HOPPER_PIECE else _HOPPER_PIECE
+    return GROUP if width % _HOPPER_SLICE else _HOPPER_SLICE
 
 
 def _check_streams(streams: Tensor) -> None:
@@ -155,7 +155,7 @@ def _pass_streams(
     bits = streams.view(torch.int16)
     if tokens:
         # Slices of the same tokens are adjacent in the grid, so that whole rows are read.
-        launch(stream_kernel, (cdiv(width, _PIECE), cdiv(tokens, _TILE_TOKENS)))(
+        launch(stream_kernel, (cdiv(width, _SLICE), cdiv(tokens, _TILE_TOKENS)))(
             bits, bits if output is None else output.view(torch.int16),
             bits if mix is None else mix.post,
             bits if mix is None else mix.comb,
@@ -164,22 +164,22 @@ def _pass_streams(
             bits if collapsed is None else collapsed.view(torch.int16),
             tokens, width, streams.stride(0), streams.stride(1),
             S=num_streams, EXPAND=expanded is not None,
-            COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_PIECE, num_warps=4,
+            COLLAPSE=collapsed is not None, TILE_T=_TILE_TOKENS, TILE_D=_SLICE, num_warps=4,
             enable_fp_fusion=True,
         )  # fmt: skip
 
 
 def _mix(streams: Tensor, mixer: Mixer, products: Tensor, squares: Tensor) -> None:
     """Fill, for each slice of the streams, its dot products with the rows of the mixing weights,
-    ``products`` [pieces, T, rows], and its sum of ``squares`` [pieces, T], f32."""
-    pieces, tokens, rows = products.shape
+    ``products`` [slices, T, rows], and its sum of ``squares`` [slices, T], f32."""
+    slices, tokens, rows = products.shape
     # With more rows, the interpreter's dot of a row depends on its position.
     tile = 16 if is_interpreted() else _TILE_TOKENS_MIX
-    launch(mix_kernel, (cdiv(tokens, tile), pieces))(
+    launch(mix_kernel, (cdiv(tokens, tile), slices))(
         streams.view(torch.int16), mixer.fn.bf16_parts.view(torch.int16), products, squares,
         tokens, streams.shape[2], streams.stride(0), streams.stride(1),
         S=streams.shape[1], ROWS=rows, TILE_ROWS=max(16, next_power_of_2(rows)),
-        PIECE=_PIECE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
+        SLICE=_SLICE, TILE_T=tile, DOT=matrix_dtype(), num_warps=4, num_stages=3,
         enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _finish(
     comb = squares.new_empty(tokens, num_streams, num_streams)
     mix = HyperMix(pre, torch.empty_like(pre), comb)
     acts = Activations.empty_for(entrance.linear, tokens, width)
-    if tokens and _hopper_piece(streams, entrance):
+    if tokens and _hopper_slice(streams, entrance):
         from .gluon_launch import finish_streams_gluon
 
         finish_streams_gluon(collapsed, products, squares, mixer, entrance, mix, acts)
@@ -216,7 +216,7 @@ def _finish(
             products, squares, mixer.scale, mixer.base, *mix,
             tokens, len(squares), 1.0 / (num_streams * width), mixer.eps,
             S=num_streams, ROUNDS=mixer.iterations, TILE_T=_TILE_TOKENS_SUM,
-            TILE_PIECES=next_power_of_2(len(squares)), **norm_layout(width, acts),
+            TILE_SLICES=next_power_of_2(len(squares)), **norm_layout(width, acts),
             num_warps=norm_warps(width), enable_fp_fusion=True,
         )  # fmt: skip
     return Entry(mix, NormedRows(normed, acts))
@@ -264,19 +264,19 @@ def stream_kernel(
 @triton.jit(do_not_specialize=["num_tokens"])
 def mix_kernel(
     streams_ptr, fn_ptr, products_ptr, squares_ptr, num_tokens, width, token_stride, stream_stride,
-    S: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, PIECE: tl.constexpr,
+    S: tl.constexpr, ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, SLICE: tl.constexpr,
     TILE_T: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """A slice of the streams times the rows of ``fn``, and its sum of squares."""
     token = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)
     is_token = token < num_tokens
-    place = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    place = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     is_place = place < width
     is_value = is_token[:, None] & is_place[None, :]
     fn_row = tl.arange(0, TILE_ROWS)
     is_weight = (fn_row < ROWS)[:, None] & is_place[None, :]
     products = tl.zeros([TILE_T, TILE_ROWS], tl.float32)
-    squares = tl.zeros([TILE_T, PIECE], tl.float32)
+    squares = tl.zeros([TILE_T, SLICE], tl.float32)
     source = streams_ptr + token[:, None] * token_stride + place[None, :]
     for stream in range(S):
         bits = tl.load(source + stream * stream_stride, mask=is_value, other=0)

@@ -213,9 +213,9 @@ def _indexer(arch: int) -> dict[str, Case]:
 
 def _streams(arch: int) -> dict[str, Case]:
     streams = {"S": 4, "EXPAND": True, "COLLAPSE": True, "TILE_T": 16, "TILE_D": 64}
-    mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "PIECE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
+    mix = {"S": 4, "ROWS": 24, "TILE_ROWS": 32, "SLICE": 64, "TILE_T": 64, "DOT": tl.bfloat16}
     block = _activations(arch)["BLOCK"]
-    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 8, "TILE_PIECES": 128, "D": 5120}
+    finish = {"S": 4, "ROUNDS": 20, "TILE_T": 8, "TILE_SLICES": 128, "D": 5120}
     finish |= _activations(arch) | {"BLOCKS": 8192 // block, "NUM_BLOCKS": 5120 // block}
     return {
         "streams": Case(
@@ -293,7 +293,7 @@ def _sampling() -> dict[str, Case]:
 
 
 def _exchange() -> dict[str, Case]:
-    sizes = {"CHOICES": 6, "PADDED": 8, "SCALES": 40, "HEAD_BYTES": 96}
+    sizes = {"TOP_K": 6, "TOP_K_PADDED": 8, "SCALES": 40, "HEAD_BYTES": 96}
     return {
         "heads": Case(
             heads_kernel,
@@ -309,7 +309,7 @@ def _exchange() -> dict[str, Case]:
             gather_kernel,
             "*u8 *u8 *u8 *i32 *i32 *i32 *fp32 i32 i32 i32 i32",
             {
-                "CHOICES": 6,
+                "TOP_K": 6,
                 "WIDTH": 5120,
                 "BLOCK": 128,
                 "HEAD_BYTES": 96,
@@ -323,7 +323,7 @@ def _exchange() -> dict[str, Case]:
         "send_rows": Case(
             send_rows_kernel,
             "*i16 *i32 *i32 *i64 i32",
-            {"CHOICES": 6, "WIDTH": 5120, "COLUMNS": 8192, "ROWS": 4},
+            {"TOP_K": 6, "WIDTH": 5120, "COLUMNS": 8192, "ROWS": 4},
             8,
         ),
         "end_round": Case(end_round_kernel, "*i32 *i64 *i32 i32 i32", {"RANKS": 8, "FLAGS": 32}, 1),

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from deepinfer.kernels.gemm.gluon_pipeline import wait_empty
 from deepinfer.kernels.gluon_names import load_tile
 
-from .gluon_meetings import COUNTER_STRIDE, arrive, wait_for_mates
+from .gluon_barrier import COUNTER_STRIDE, arrive, wait_for_all
 
 # M of the MMA: the maximum number of tokens per tile.
 TOKENS = gl.constexpr(64)
@@ -36,7 +36,7 @@ def first_column(step):
 
 
 @gluon.jit
-def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
+def produce(x, added, fn, memory, counters, num_tokens, D, EXPAND: gl.constexpr):
     """Two tiles at a time, alternating their steps.  After every STEPS of these the programs of all
     slices of the tiles synchronize, so that a program is at most a few steps ahead of the others.
     After a timeout it does not wait any more."""
@@ -46,9 +46,9 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
     STEP_BYTES: gl.constexpr = STREAMS * x.block_type.nbytes + EXPAND * added.block_type.nbytes
     TILE: gl.constexpr = x.block_type.shape[0]
     count = num_tiles(num_tokens, TILE)
-    counter = meetings + gl.program_id(1) * COUNTER_STRIDE
+    counter = counters + gl.program_id(1) * COUNTER_STRIDE
     expected = gl.to_tensor(0).to(gl.int64)
-    all_came = True
+    all_arrived = True
     for pair in range(0, count, 2):
         in_turn = gl.minimum(count - pair, 2)
         for i in range(in_turn * STEPS):
@@ -60,8 +60,8 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
             wait_empty(empty, step)
             if (step > 0) & (i % STEPS == 0):
                 expected = arrive(counter, gl.num_programs(0))
-            if (step > STEPS) & (i % STEPS == _STEPS_AHEAD) & all_came:
-                all_came = wait_for_mates(counter, expected)
+            if (step > STEPS) & (i % STEPS == _STEPS_AHEAD) & all_arrived:
+                all_arrived = wait_for_all(counter, expected)
             mbarrier.expect(bar, STEP_BYTES)
             for stream in gl.static_range(STREAMS):
                 place = [tile * TILE, stream * D + column]
@@ -70,11 +70,11 @@ def fetch(x, added, fn, memory, meetings, num_tokens, D, EXPAND: gl.constexpr):
                 load_tile(added, [tile * TILE, column], bar, o_tiles.index(stage).slice(0, TILE))
             # Issued before the streams of the next step, as the first MMA needs them.
             if (pair == 0) & (i % in_turn == 0):
-                _fetch_weights(fn, w_tiles, ready, D, i // in_turn)
+                _load_weights(fn, w_tiles, ready, D, i // in_turn)
 
 
 @gluon.jit
-def _fetch_weights(fn, w_tiles, ready, D, inner):
+def _load_weights(fn, w_tiles, ready, D, inner):
     """Load the mixing weights of one step, which stay in shared memory."""
     bar = ready.index(inner)
     mbarrier.expect(bar, STREAMS * PARTS * fn.block_type.nbytes)

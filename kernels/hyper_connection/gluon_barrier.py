@@ -10,23 +10,23 @@ from triton.experimental.gluon import language as gl
 # Distance of counters in 64-bit integers: 128 bytes.
 COUNTER_STRIDE = gl.constexpr(16)
 # About 50 microseconds.
-_MOST_LOOKS = gl.constexpr(70)
+_MOST_POLLS = gl.constexpr(70)
 
 
 @gluon.jit
-def arrive(counter, mates):
-    """Arrive at the barrier of ``mates`` programs, which all arrive equally often; returns the
+def arrive(counter, programs):
+    """Arrive at the barrier of ``programs`` programs, which all arrive equally often; returns the
     count at which all have arrived.  ``counter`` i64 starts at 0 and is never reset."""
     before = gl.atomic_add(counter, 1, sem="relaxed")
-    return before - before % mates + mates
+    return before - before % programs + programs
 
 
 @gluon.jit
-def wait_for_mates(counter, expected):
+def wait_for_all(counter, expected):
     """Wait until all programs have arrived, or time out; returns whether they have."""
-    looks = 0
+    polls = 0
     count = gl.load(counter, volatile=True)
-    while (looks < _MOST_LOOKS) & (count < expected):
+    while (polls < _MOST_POLLS) & (count < expected):
         count = gl.load(counter, volatile=True)
-        looks += 1
+        polls += 1
     return count >= expected
