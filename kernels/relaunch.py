@@ -130,8 +130,8 @@ def _check_copied(kernel: Any, args: Sequence[Any]) -> None:
         if past or any(x.element_size() * step % 16 for step in x.stride()[:-1]):
             raise TensorError(
                 f"{name}: {kernel.fn.__name__} copies it by TMA, for which the address and all "
-                f"strides but the last must be multiples of 16 bytes, found {describe(x)} at "
-                f"{past} bytes past such an address"
+                f"strides but the last must be multiples of 16 bytes, found {describe(x)}, "
+                f"{past} bytes past a multiple of 16"
             )
 
 

@@ -233,5 +233,5 @@ def test_what_the_driver_refuses_is_named(in_own_process: Callable[..., Any]) ->
     for message in address[1], stride[1]:
         assert ": row_kernel copies it by TMA" in message
         assert "multiples of 16 bytes" in message
-    assert address[1].endswith("4 bytes past one") and "strides [258, 1]" in stride[1]
+    assert address[1].endswith("4 bytes past a multiple of 16") and "strides [258, 1]" in stride[1]
     assert others == [["RuntimeError", "Triton Error [CUDA]: invalid argument"]] * 3
