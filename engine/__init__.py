@@ -1,1 +1,1 @@
-"""Token ids in, token ids out: requests, scheduler, caches, workers.  Knows no text, no files."""
+"""Token ids in, token ids out: requests, scheduler, caches, workers.  No text, no files."""

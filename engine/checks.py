@@ -6,15 +6,15 @@ from collections.abc import Sequence, Set
 
 
 def is_whole(value: object, low: float, high: float) -> bool:
-    """An ``int`` from ``low`` to ``high``."""
+    """Whether ``value`` is an ``int`` from ``low`` to ``high``."""
     return type(value) is int and low <= value <= high
 
 
 def is_number(value: object, low: float, high: float) -> bool:
-    """An ``int`` or ``float`` from ``low`` to ``high``; never NaN."""
+    """Whether ``value`` is an ``int`` or ``float`` from ``low`` to ``high``; NaN is not."""
     return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
 
 def is_list(value: object, kind: type) -> bool:
-    """A list, tuple or set of ``kind`` only."""
+    """Whether ``value`` is a sequence or set whose items are all exactly of type ``kind``."""
     return isinstance(value, Sequence | Set) and all(type(item) is kind for item in value)

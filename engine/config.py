@@ -80,8 +80,8 @@ class EngineConfig:
             )
         if self.batch_invariant and self.device.startswith("npu"):
             raise ConfigError(
-                f"batch_invariant=True on {self.device}: Ascend has no such mode; leave it off and "
-                f"unset {BATCH_INVARIANT_VARIABLE}, or take device='cpu' or 'cuda'"
+                f"batch_invariant=True on {self.device}: not supported on Ascend; disable it and "
+                f"unset {BATCH_INVARIANT_VARIABLE}, or use device='cpu' or 'cuda'"
             )
 
     @property
@@ -127,7 +127,7 @@ def check_fields(fields: Mapping[str, object]) -> None:
     if "gpu_memory" in fields:
         share = fields["gpu_memory"]
         ok = is_number(share, 0, 1) and share != 0
-        _check(ok, "gpu_memory", share, "a share above 0 and up to 1")
+        _check(ok, "gpu_memory", share, "a fraction above 0 and up to 1")
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:

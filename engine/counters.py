@@ -92,5 +92,5 @@ class Counters:
 
 
 def _decoded(state: RequestState) -> int:
-    """Tokens after the first, which a prefill draws."""
+    """Tokens drawn by decode steps: all but the first, which prefill draws."""
     return max(state.num_output_tokens - 1, 0)

@@ -1,4 +1,4 @@
-"""``LLMEngine``: requests in, completions out, one step at a time.  Single-threaded."""
+"""``LLMEngine``: takes requests, runs one step at a time, returns completions.  Single-threaded."""
 
 from __future__ import annotations
 
@@ -47,25 +47,27 @@ Result = TypeVar("Result")
 
 
 class LLMEngine:
-    """The engine of one device.
+    """Inference engine for one device.
 
-    ``model`` is ``engine.model.model.Model`` (or anything with its ``forward``).  Without ``cache``
-    one is allocated from the model's sizes; with it, ``config.num_blocks`` must say its size.
-    ``calibration`` and ``profile`` are for planning drafts; if the configuration needs a profile
-    and none is given, it is measured.  ``observer`` is called with every decode step's result.
-    ``is_alone``: False for ranks that run every pass together.  An engine that is alone undoes a
-    step that does not fit into memory and continues with smaller ones.
-    ``remote_prefill`` is given the local prefill worker and returns one that uses other ranks.
-    ``overlaps_steps``: launch a decode step before the results of the previous one are read, if
-    that cannot change an answer; by default on a GPU only.
-    ``captures``: capture decode steps as CUDA graphs on a GPU, unless the model's turn forbids it.
+    model           ``engine.model.model.Model``, or anything with its ``forward``
+    cache           allocated from the model's sizes if None; if given, ``config.num_blocks`` must
+                    be its number of blocks
+    calibration     acceptance estimates for draft scheduling
+    profile         step times for draft scheduling; measured if needed and not given
+    observer        called with the result of every decode step
+    is_alone        False for ranks that run every forward pass in lockstep.  When True, a step that
+                    runs out of memory is undone and retried in smaller steps
+    remote_prefill  maps the local prefill worker to one that sends prompts to prefill ranks
+    overlaps_steps  launch a decode step before the previous one is read, where that cannot change
+                    an answer; None: on a GPU only
+    captures        capture decode steps as CUDA graphs on a GPU, unless the ranks' ``Turn`` forbids
 
         engine = LLMEngine(model, EngineConfig(max_num_seqs=8))
         engine.add_request(Request(...))
         while engine.has_unfinished():
             for completion in engine.step(): ...
 
-    Raises: ConfigError if the sizes do not fit the model or the memory.
+    Raises: ConfigError if the sizes contradict the model or exceed the memory.
     """
 
     def __init__(
@@ -326,7 +328,7 @@ class LLMEngine:
 
     def _open_workers(self) -> tuple[PrefillWorker | RemotePrefill, DecodeWorker]:
         if self._workers is None:
-            raise EngineError("this engine is closed: make a new one")
+            raise EngineError("this engine is closed: create a new one")
         return self._workers
 
 

@@ -174,17 +174,20 @@ class Completion:
 class EngineStats:
     """Counters since the engine was created.
 
-    Drafts: ``num_proposed_tokens`` were drafted in ``num_draft_blocks`` blocks, one per request and
-    drafting step; ``num_draft_tokens`` of them were verified, ``num_accepted_tokens`` accepted.
-    ``calibration_error`` is the mean difference between predicted and actual survival.
-    ``verify_lengths``: drafts verified per request, over equal stretches of decode steps.
-    Batches: ``num_decode_rows`` sums the requests of all ``num_decode_steps`` decode steps;
-    ``decode_batches`` is the mean batch size, over equal stretches of decode steps.
-    Start: decode steps of ``num_graphs`` sizes were captured so far; capturing before the first
-    request took ``capture_s`` seconds.
-    Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` requests may run at a time.
-    Expert parallelism: ``expert_imbalance_*`` is the largest load of a rank over the mean, the
-    worst before any rebalancing and that after the last; ``num_expert_moves`` counts layers moved.
+    Speculation: ``num_proposed_tokens`` were drafted in ``num_draft_blocks`` blocks (one per
+    request and drafting step); ``num_draft_tokens`` of them were verified and
+    ``num_accepted_tokens`` accepted.  ``calibration_error`` is the mean distance between expected
+    and actual acceptance.  ``verify_lengths``: drafts verified per request, averaged over
+    successive intervals of equally many decode steps.
+    Batching: ``num_decode_rows`` is the sum of the batch sizes of ``num_decode_steps`` decode
+    steps; ``decode_batches`` their mean over such intervals.
+    CUDA graphs: ``num_graphs`` captured so far; preparing step sizes before the first request took
+    ``capture_s`` seconds.
+    Memory: ``num_out_of_memory`` steps did not fit; ``most_running`` is the present limit of
+    concurrent requests.
+    Expert parallelism: imbalance is the largest load of a rank divided by the mean, the worst
+    before experts were rebalanced and the one after the last rebalancing; ``num_expert_moves``
+    counts rebalanced layers.
     """
 
     num_steps: int = 0
@@ -238,7 +241,7 @@ class MemoryPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Blocks, rings and snapshots together."""
+        """Blocks, rings and snapshots."""
         blocks = self.num_blocks * self.block_bytes
         return blocks + self.max_num_seqs * self.slot_bytes + self.snapshot_bytes
 

@@ -65,7 +65,7 @@ class BlockManager:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Take one more reference to each of ``blocks`` found by ``match``."""
+        """Add a reference to each of ``blocks``, as found by ``match``."""
         for block in blocks:
             if self._holders[block] == 0:
                 del self._cached[block]
@@ -73,9 +73,12 @@ class BlockManager:
         self._note_peak()
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` blocks for one holder, empty ones first.  Raises: EngineError if too few."""
+        """``count`` blocks with one reference each, empty ones first.
+        Raises: EngineError if fewer are free."""
         if count > self.num_free:
-            raise EngineError(f"{count} blocks asked for, {self.num_free} free: ask num_free first")
+            raise EngineError(
+                f"{count} blocks requested, {self.num_free} free: check num_free first"
+            )
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._holders[block] = 1
@@ -83,7 +86,7 @@ class BlockManager:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block.  The end of a prefix becomes evictable first."""
+        """Drop a reference to each block.  The end of a prefix is evicted before its start."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -104,14 +107,14 @@ class BlockManager:
         for block in range(self.num_blocks):
             if self._holders[block] != held[block]:
                 raise EngineError(
-                    f"block {block} counts {self._holders[block]} holders, but {held[block]} "
-                    "requests hold it"
+                    f"block {block} has a reference count of {self._holders[block]}, but is held "
+                    f"by {held[block]} requests"
                 )
         unheld = sorted(block for block in range(self.num_blocks) if not held[block])
         if sorted([*self._free, *self._cached]) != unheld:
-            raise EngineError("free and cached blocks are not exactly those without a holder")
+            raise EngineError("free and cached blocks are not exactly those without references")
         if any(self._digest[block] is not None for block in self._free):
-            raise EngineError("an empty block still offers a prefix")
+            raise EngineError("an empty block is still in the prefix index")
         published = {d: b for b, d in enumerate(self._digest) if d is not None}
         if published != self._block_of:
             raise EngineError("the prefix index and the blocks' digests differ")

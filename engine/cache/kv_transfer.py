@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KVTransfer(Protocol):
-    """Moves a request's packed state from where it was prefilled to where it is decoded."""
+    """Moves a request's cache from where it was prefilled to where it is decoded."""
 
     def arrived(self, transferring: Sequence[RequestState]) -> list[RequestState]:
         """The transferring requests whose state has arrived completely: they can be decoded."""

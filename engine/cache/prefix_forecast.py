@@ -24,7 +24,7 @@ class PrefixForecast:
         self._snapshots = SnapshotStore(config.most_snapshots)
 
     def hit(self, token_ids: Sequence[int]) -> PrefixHit:
-        """The hit of the next prompt; its blocks can then be shared."""
+        """The hit of the next prompt; later prompts can then hit its blocks."""
         config, length = self._config, len(token_ids)
         if not config.enable_prefix_caching:
             return PrefixHit()

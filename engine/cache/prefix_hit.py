@@ -16,7 +16,7 @@ from .snapshots import SnapshotStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixHit:
-    """``num_tokens`` are taken from the cache; computing starts at ``start`` (at most that)."""
+    """``num_tokens`` come from the cache; computation starts at ``start`` <= ``num_tokens``."""
 
     num_tokens: int = 0
     start: int = 0
@@ -43,7 +43,7 @@ def restored_hit(
     block_size: int,
     snapshots: SnapshotStore,
 ) -> PrefixHit:
-    """The longest matched boundary up to ``limit`` whose rings were saved."""
+    """The longest hit that ends at a block boundary with a snapshot, at most at ``limit``."""
     for count in range(min(num_matched_tokens, limit) // block_size, 0, -1):
         digest = digests[count - 1]
         if digest in snapshots:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 
 class SnapshotStore:
-    """Keeps at most ``capacity`` snapshots (opaque, made by the cache) by prefix digest."""
+    """At most ``capacity`` snapshots (opaque, made by the cache), by prefix digest."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -19,7 +19,7 @@ class SnapshotStore:
         return len(self._snapshots)
 
     def get(self, digest: bytes) -> object:
-        """The snapshot of a digest that is present; it becomes the most recently used."""
+        """The snapshot of a digest, which must be present; marks it as most recently used."""
         self._snapshots.move_to_end(digest)
         return self._snapshots[digest]
 
@@ -30,5 +30,5 @@ class SnapshotStore:
             self._snapshots.popitem(last=False)
 
     def discard(self, digest: bytes) -> None:
-        """Forget a snapshot whose block is gone."""
+        """Drop a snapshot whose block was evicted."""
         self._snapshots.pop(digest, None)

@@ -1,4 +1,4 @@
-"""Slots of the ring pools (window rings, partial groups, histories): one per running request."""
+"""State slots: one per running request, for its rings (window, partial groups, history)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from deepinfer.errors import EngineError
 
 
 class StateSlots:
-    """Hands out ``num_slots`` slots, the lowest free one first."""
+    """Allocator of ``num_slots`` slots; the lowest free one first."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -21,7 +21,7 @@ class StateSlots:
     def allocate(self) -> int:
         """A slot for one request.  Raises: EngineError if none is free."""
         if not self._free:
-            raise EngineError("no free state slot: ask num_free first")
+            raise EngineError("no free state slot: check num_free first")
         return self._free.pop()
 
     def release(self, slot: int) -> None:
@@ -31,4 +31,4 @@ class StateSlots:
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise EngineError unless every slot is either free or held by exactly one request."""
         if sorted([*self._free, *held]) != list(range(self.num_slots)):
-            raise EngineError("state slots: one is lost, or free and held, or held twice")
+            raise EngineError("a state slot leaked, or is both free and held, or is held twice")

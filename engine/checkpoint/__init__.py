@@ -1,1 +1,1 @@
-"""Weights in the official format: read, written, checked."""
+"""Checkpoints in the official format: reading, writing, validation."""

@@ -34,7 +34,7 @@ def write_checkpoint(
     folder = Path(folder)
     check_tensors(expected_tensors(config), tensors, where=lambda name: f"writing {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / INDEX_NAME).unlink(missing_ok=True)  # an older one would hide the new files
+    (folder / INDEX_NAME).unlink(missing_ok=True)  # an old index would refer to old shards
     shards = _split(tensors, max_shard_bytes)
     names = [SINGLE_NAME]
     if len(shards) > 1:
@@ -52,7 +52,7 @@ def write_checkpoint(
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """One file.  Wide dtypes come first, so that every tensor is aligned to its own size."""
+    """Write one file.  Wide dtypes come first, so that every tensor is aligned to its dtype."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -75,7 +75,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Names in order, cut before a shard would pass the limit."""
+    """Tensor names of each shard, in order, so that no shard exceeds the limit."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():

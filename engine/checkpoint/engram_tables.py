@@ -18,7 +18,7 @@ from deepinfer.engine.model.tensors import is_engram_table
 
 from .weights import Checkpoint
 
-# Larger tables would take the room of weights and caches on a GPU.
+# Larger tables would take memory that a GPU needs for weights and caches.
 MOST_DEVICE_BYTES = 4 * 2**30
 # Host memory left for the rest of a run, since pages of pinned tables cannot be swapped or dropped.
 _HOST_SPARE_BYTES = 8 * 2**30
@@ -26,7 +26,7 @@ _HOST_SPARE_BYTES = 8 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class PlacedTables:
-    """``tensors`` by name; ``note`` says where they are, None if on the device."""
+    """``tensors`` by name; ``note`` describes where they are, None if on the device."""
 
     tensors: dict[str, Tensor]
     note: str | None = None
@@ -70,7 +70,7 @@ def _has_room(size: int) -> bool:
 def _mapped(
     checkpoint: Checkpoint, tables: Mapping[str, Tensor], device: torch.device | str
 ) -> dict[str, Tensor] | None:
-    """The same tables in registered pages of their files."""
+    """The tables in registered pages of their mapped files; None if that is refused."""
     found = {}
     for name, table in tables.items():
         file = checkpoint.files[name]

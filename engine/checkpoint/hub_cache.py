@@ -15,9 +15,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def resolve_model_folder(model: Path | str) -> Path:
-    """The checkpoint folder that ``model`` means: an existing folder, else a cached Hub id.
+    """The checkpoint folder of ``model``: an existing folder, else a cached Hub id.
 
-    Raises: CheckpointError that says how to get the model.
+    Raises: CheckpointError that says how to download the model.
     """
     if not isinstance(model, Path | str):
         raise CheckpointError(f"model={model!r}: expected a path or a name")
@@ -52,7 +52,7 @@ def _cached_snapshot(hub_id: str) -> Path:
         revision = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
         candidates = [snapshots / revision] if revision else []
     except (OSError, UnicodeDecodeError):
-        # Downloads of a fixed revision leave no ref; one snapshot is still unambiguous.
+        # Downloads of a fixed revision leave no ref; a single snapshot is still unambiguous.
         candidates = sorted(snapshots.iterdir()) if snapshots.is_dir() else []
     if len(candidates) == 1 and candidates[0].is_dir():
         return candidates[0]

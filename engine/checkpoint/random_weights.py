@@ -25,7 +25,7 @@ def random_tensors(
     wanted: Callable[[str], bool] = lambda name: True,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    """The ``wanted`` tensors of a random checkpoint, made on ``device`` one linear at a time.
+    """The ``wanted`` tensors of a random checkpoint, created on ``device`` one linear at a time.
 
     ``wanted`` must treat ``X.weight`` and ``X.scale`` alike.  Values differ between device types.
     """
@@ -33,7 +33,7 @@ def random_tensors(
     tensors: dict[str, Tensor] = {}
     for name, spec in specs.items():
         if spec.is_scale:
-            continue  # comes with its weight
+            continue  # created with its weight
         if spec.dtype.itemsize > 1:
             tensors[name] = random_tensor(config, name, spec, seed, device)
         else:
@@ -45,7 +45,7 @@ def random_tensors(
 def random_tensor(
     config: ModelConfig, name: str, spec: TensorSpec, seed: int, device: torch.device | str
 ) -> Tensor:
-    """One tensor of a plain format (bf16 or fp32) of ``random_tensors``."""
+    """One unquantized (bf16 or fp32) tensor of ``random_tensors``."""
     return _plain(config, name, spec, _generator(seed, name, device))
 
 
@@ -88,7 +88,7 @@ def _plain(config: ModelConfig, name: str, spec: TensorSpec, generator: torch.Ge
     elif name.endswith("attn_sink"):
         value = noise
     elif ".gate.bias" in name:
-        value = 0.1 * noise  # a tenth of the spread of the scores: changes some choices
+        value = 0.1 * noise  # a tenth of the scores' spread, so it changes some choices
     elif "embed." in name:
         value = noise
     else:

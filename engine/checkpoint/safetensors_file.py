@@ -57,7 +57,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A file whose header has been checked; see ``open_safetensors``."""
+    """A file with a validated header; see ``open_safetensors``."""
 
     path: Path
     num_bytes: int
@@ -78,7 +78,7 @@ class SafetensorsFile:
         return torch.frombuffer(mapped, dtype=torch.uint8)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor ``name`` on the CPU, without a copy unless the file misaligns it.
+        """The tensor ``name`` on the CPU, without a copy unless it is misaligned in the file.
 
         Valid until the file is changed; treat it as read-only.
         """
@@ -90,7 +90,8 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Read and check the header: valid JSON, known dtypes, data that fills the file exactly once.
+    """Read and validate the header: valid JSON, known dtypes, and data that covers the file without
+    gaps or overlaps.
 
     Raises: CheckpointError naming the file, the tensor and the fault.
     """
@@ -174,7 +175,7 @@ def _check_layout(
     position = data_start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
         if entry.begin != position:
-            fault = "overlaps the one before it" if entry.begin < position else "follows a hole"
+            fault = "overlaps the previous one" if entry.begin < position else "follows a gap"
             raise CheckpointError(f"{path}: corrupt header: data of tensor {name!r} {fault}")
         position += entry.num_bytes
         if position > num_bytes:

@@ -26,7 +26,7 @@ SINGLE_NAME = "model.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint; ``files`` says which shard holds each text tensor."""
+    """An opened checkpoint; ``files`` maps each text tensor to its shard."""
 
     folder: Path
     config: ModelConfig
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def open_checkpoint(model: Path | str) -> Checkpoint:
-    """Open a folder, or a Hub id in the local cache, and check everything but the values.
+    """Open a folder, or a Hub id in the local cache; validates everything but the values.
 
     Raises: CheckpointError naming the tensor or field, the file and the expectation.
     """

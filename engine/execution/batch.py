@@ -88,7 +88,7 @@ class ForwardBatch:
         rows = np.repeat(np.arange(len(lens)), lens)
         positions = begins[rows] + np.arange(len(rows)) - np.repeat(np.cumsum(lens) - lens, lens)
         if (positions[wanted] < starts[rows[wanted]]).any():
-            raise ValueError("logits are asked for a token before its request's decoder_start")
+            raise ValueError("logits are requested for a token before its request's decoder_start")
         arrays = {
             "token_ids": ids,
             "positions": positions,
@@ -128,10 +128,10 @@ def last_tokens(query_lens: Sequence[int], counts: Sequence[int]) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
-    """logits [N, V] f32 for ``logit_rows``.
-
-    main_hidden [M, taps * d] bf16 and main_rows [M] i64: the draft stages' input for the M tokens
-    that went through the decoder layers (``decoder_lens``), and their indices into the T tokens.
+    """logits       [N, V] f32          of the tokens ``logit_rows``
+    main_hidden  [M, taps * d] bf16  input of the draft stages for the M tokens that ran through the
+                                     decoder layers (``decoder_lens``)
+    main_rows    [M] i64             indices of these M tokens in the batch
     """
 
     logits: Tensor

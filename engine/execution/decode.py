@@ -65,7 +65,7 @@ class DecodeWorker:
         self._finished = self._clock()
 
     def run(self, batch: DecodeBatch, depth: int | None = None) -> DecodeResult:
-        """A whole step; ``depth`` as in ``plan``."""
+        """Run a whole step; ``depth`` as in ``plan``."""
         depth = self.drafter.depth(batch) if depth is None else depth
         if depth and not self.waits_for_drafts and all(map(_is_unruled, batch.states)):
             budget = self.drafter.planner.budget(batch.num_drafts, depth)
@@ -104,7 +104,7 @@ class DecodeWorker:
         states, counts = plan.batch.states, plan.counts
         used = self.sampler.adjust(output.logits, states, counts, plan.drafts, masks)
         drawn = self.sampler.draw(used, output.slots, output.positions)
-        if plan.block is None:  # a row without usable logits ends, but the next step may run it
+        if plan.block is None:  # -1 (no usable logits) ends a row, but the next step may be running
             self.step.newest[output.slots] = drawn.clamp(min=0)
         return DrawnDecode(
             plan=plan, output=output, used=used, drawn=drawn, returned=HostCopy(drawn)
@@ -213,7 +213,7 @@ def _num_drawn(ids: list[int]) -> int:
 
 
 def _is_free(state: RequestState) -> bool:
-    """Whether a request's drafts may be verified by rejection."""
+    """Whether a request's drafts may be verified by rejection sampling."""
     return state.request.sampling.temperature > 0 and state.constraint is None
 
 

@@ -216,9 +216,9 @@ class DecodeStep:
         most = len(self.newest)
         if num_requests > most or num_tokens > most * (1 + self.num_drafts):
             raise EngineError(
-                f"a decode step of {num_requests} requests and {num_tokens} tokens: this engine is "
-                f"made for {most} requests with {self.num_drafts} drafts each; make it with a "
-                "larger max_num_seqs"
+                f"a decode step of {num_requests} requests and {num_tokens} tokens exceeds this "
+                f"engine's limit of {most} requests with {self.num_drafts} drafts each; "
+                "raise max_num_seqs"
             )
 
     def _may_have_images(

@@ -16,18 +16,18 @@ class Cache(Protocol):
     """Packed state of one device."""
 
     def snapshot(self, slot: int) -> object:
-        """A copy of the rings of one slot."""
+        """A copy of one slot's rings."""
         ...
 
     def restore(self, slot: int, snapshot: Any) -> None:
-        """Put the rings of a snapshot into a slot."""
+        """Overwrite a slot's rings with a snapshot."""
         ...
 
 
 class Runner(Protocol):
-    """A model bound to its weights; ``cache`` is the one it reads and writes.
+    """A model with its weights; ``cache`` is read and written.
 
-    The draft methods are called only if the configuration has draft stages and asks for drafts.
+    The draft methods are called only if the model has draft stages and speculation is on.
     """
 
     @property

@@ -73,7 +73,7 @@ class SlotTable:
         )
 
     def starts(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Encoder, decoder and write start of the slots' requests, [3, n]."""
+        """``encoder_start``, ``decoder_start`` and ``write_start`` of n slots, [3, n]."""
         return self._starts[:, slots]
 
     def context_bound(self, length: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def send(values: ArrayLike, device: torch.device | str, dtype: Any = np.int64) -> Tensor:
-    """Values as a tensor on the device, i64 unless another dtype is given."""
+    """``values`` as a tensor on the device, i64 by default."""
     host = torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
     if torch.device(device).type == "cpu":
         return host
@@ -77,7 +77,7 @@ def _joined(*arrays: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _split(flat: Tensor, *arrays: NDArray[np.int64] | Tensor) -> list[Tensor]:
-    """Views of the beginning of ``flat``, one of each array's shape."""
+    """Views of the start of ``flat``, one for each array, in its shape."""
     shapes = [array.shape for array in arrays]
     rooms = [_room(shape) for shape in shapes]
     pieces = torch.split(flat[: sum(rooms)], rooms)

@@ -22,7 +22,7 @@ from .decode_step import DecodeStep
 from .padded_sizes import padded_size, padded_sizes
 from .staging import wait_for
 
-STRIDE = 7919  # a prime, for tokens from all over the vocabulary
+STRIDE = 7919  # a prime, to spread token ids over the vocabulary
 BUDGET_S = 4.0
 _POSITION = 160
 _WARM_RUNS = 2  # the first compiles, the second captures
@@ -30,9 +30,13 @@ _IN_A_ROW = 4
 
 
 class StepSize(NamedTuple):
-    """``kind`` is plain, a step of ``size`` requests without drafts; verify, a step of ``size``
-    tokens that the draft stages see; draft, ``depth`` drafts for each of ``size`` requests; or
-    host, the additional time of a step with drafts."""
+    """Kind and padded size of a step.
+
+    plain   ``size`` requests without drafts
+    verify  ``size`` tokens, which the draft stages process as well
+    draft   ``depth`` drafts for each of ``size`` requests
+    host    the rest of a step with drafts: all but drafting and verification
+    """
 
     kind: str
     size: int

@@ -82,7 +82,7 @@ def padded(columns: NDArray[np.int64], size: int) -> NDArray[np.int64]: ...
 @overload
 def padded(columns: Tensor, size: int) -> Tensor: ...
 def padded(columns: NDArray[np.int64] | Tensor, size: int) -> NDArray[np.int64] | Tensor:
-    """[n, count] with the last column repeated: [n, size]."""
+    """``columns`` [n, count] padded to [n, size] by repeating the last column."""
     last = columns.shape[1] - 1
     if isinstance(columns, Tensor):
         return columns[:, torch.arange(size, device=columns.device).clamp_(max=last)]

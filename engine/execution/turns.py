@@ -1,4 +1,4 @@
-"""Passes that several ranks make together: each is a turn, agreed upon before it begins."""
+"""Forward passes that ranks run in lockstep: each is a turn, agreed upon before it starts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What ranks agreed upon.  ``key``: what a graph of the pass depends on beside its shapes; None
-    if it cannot be one.  ``epoch`` changes when weights moved: no graph made before is right then.
+    """What the ranks agreed on.  ``key``: what a CUDA graph of the pass depends on besides its
+    shapes; None if it cannot be captured.  ``epoch`` changes when weights move, which invalidates
+    all earlier graphs.
     """
 
     key: Hashable
@@ -23,17 +24,17 @@ ALONE = Turn(0)
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """A model whose passes are made by several ranks at a time."""
+    """A model whose forward passes are run by several ranks in lockstep."""
 
     def turn(self, num_tokens: int, *, is_draft: bool = False) -> AbstractContextManager[Turn]:
-        """Wait until this pass is the one that all make; within it, the pass does not ask again."""
+        """Wait until all ranks agree to run this pass; within the context it is not asked again."""
         ...
 
 
 def turn_of(
     model: object, num_tokens: int, *, is_draft: bool = False
 ) -> AbstractContextManager[Turn]:
-    """The turn for a pass of any model; one that is alone has it at once."""
+    """The turn of a pass; immediate for a model on a single rank."""
     if isinstance(model, TakesTurns):
         return model.turn(num_tokens, is_draft=is_draft)
     return nullcontext(ALONE)

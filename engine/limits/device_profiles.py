@@ -77,7 +77,7 @@ DEVICE_PROFILES = {device.name: device for device in (H200, B200, GB300, ASCEND9
 
 
 def device_profile(name: str) -> DeviceProfile:
-    """The profile called ``name``, in any case.  Raises: ConfigError naming the known ones."""
+    """The profile called ``name``, case-insensitive.  Raises: ConfigError naming the known ones."""
     known = DEVICE_PROFILES.get(name.lower())
     if known is None:
         hint = nearest(name.lower(), DEVICE_PROFILES)

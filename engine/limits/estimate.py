@@ -22,7 +22,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """``num_decode_rows`` counts each request once per decode step."""
+    """``num_decode_rows``: sum of the batch sizes of all decode steps."""
 
     num_prefill_steps: int
     num_decode_steps: int

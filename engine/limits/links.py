@@ -67,7 +67,7 @@ LINKS = {link.name: link for link in (NVLINK, NVLINK5, RDMA400, RDMA800)}
 
 
 def link(name: str) -> Link:
-    """The link called ``name``.  Raises: ConfigError naming the known ones."""
+    """The link called ``name``.  Raises: ConfigError naming the known links."""
     known = LINKS.get(name.lower())
     if known is None:
         hint = nearest(name.lower(), LINKS)

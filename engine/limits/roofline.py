@@ -26,9 +26,12 @@ from .step_work import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """``overlap_s``: compute, memory and link run concurrently; ``serial_s``: each computation only
-    hides its own reads.  ``local_s`` is ``overlap_s`` without the link, ``link_s`` the link alone.
-    ``num_tokens``: tokens that the step yields."""
+    """overlap_s   with compute, memory and link fully overlapped
+    serial_s    with each computation overlapping only its own reads
+    local_s     ``overlap_s`` without the link
+    link_s      the link alone
+    num_tokens  tokens that the step yields
+    """
 
     work: Work
     num_tokens: float
@@ -156,7 +159,7 @@ def _limit(passes: list[Work], num_tokens: float, device: DeviceProfile, link: L
 
 
 def _times(work: Work, device: DeviceProfile, link: Link) -> tuple[float, float, float, float]:
-    """(without the link, the link, both at once, one after the other) in seconds."""
+    """(local, link, overlapped, serial) seconds of one pass; see ``Limit``."""
     gemm_s = work.gemm_flops / device.fp8_flops
     attention_s = work.attention_flops / device.bf16_flops + work.index_flops / device.fp4_flops
     weights_s, kv_s, streams_s = (

@@ -56,8 +56,8 @@ def size_cache(
         )
     if capacity < 2:
         raise ConfigError(
-            "the memory for caches does not hold one block: raise cache_memory_gib, or gpu_memory "
-            "on a GPU"
+            "the cache memory is too small for a single block: raise cache_memory_gib, or "
+            "gpu_memory on a GPU"
         )
     return replace(config, num_blocks=num_blocks, max_model_len=min(context, capacity))
 

@@ -60,7 +60,7 @@ def bytes_for_blocks(sizes: ModelConfig, config: EngineConfig, memory: DeviceMem
 
 
 def step_bytes(sizes: ModelConfig, config: EngineConfig) -> int:
-    """An upper estimate of what the largest prefill or decode step allocates."""
+    """Upper estimate of the bytes that the largest prefill or decode step allocates."""
     rows = config.max_num_seqs * (1 + config.num_speculative_tokens)
     # The results of a step are copied out of the graphs' memory: twice the logits.
     logits = 2 * 4 * sizes.vocab_size * rows

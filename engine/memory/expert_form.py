@@ -51,7 +51,7 @@ def is_worth_fp8(sizes: ModelConfig, tokens: int) -> bool:
 def more_bytes_as_fp8(sizes: ModelConfig) -> int:
     """Additional bytes of FP8 over FP4 for the routed experts of all ranks."""
     experts = (spec for name, spec in expected_tensors(sizes).items() if ".experts." in name)
-    # Twice the codes, and no scales of 32 inputs each.
+    # Twice as many code bytes, and no scales per 32 inputs.
     return sum(-spec.num_bytes if spec.is_scale else spec.num_bytes for spec in experts)
 
 

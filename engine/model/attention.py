@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Attention:
-    """T tokens, H heads, D latent width.  What the layer produces and reads is in ``plan``."""
+    """T tokens, H heads, D latent width.  ``plan`` says what the layer stores and reads."""
 
     def __init__(self, config: ModelConfig, plan: LayerPlan, tensors: LayerTensors) -> None:
         self.plan = plan

@@ -1,4 +1,4 @@
-"""One layer: attention and MoE, each between a collapse and an expansion of the streams."""
+"""One layer: attention and MoE, each between collapsing and expanding the residual streams."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Block:
             self.attention.compressor.write(x, tokens, kv)
 
     def run(self, entered: Entered, tokens: Tokens, ring: Tensor, kv: GlobalKV | None) -> Pending:
-        """Attention and MoE; new global KV must have been written."""
+        """Attention and MoE; new global KV must have been written before."""
         attended = self.attention(entered.rows, tokens, ring, kv)
         streams, entry = advance_streams(entered.streams, attended, entered.mix, *self._ffn)
         return Pending(streams, self.moe(entry.rows, tokens.is_image), entry.mix)

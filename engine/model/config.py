@@ -24,7 +24,7 @@ from .schedule import LayerPlan, plan_draft_stages, plan_layers
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Immutable and validated.  Raises: ConfigError when the values contradict each other."""
+    """Immutable and validated.  Raises: ConfigError if values contradict each other."""
 
     vocab_size: int
     hidden_size: int
@@ -120,19 +120,19 @@ class ModelConfig:
 
     @classmethod
     def from_file(cls, folder: Path | str, *, tensor_names: Collection[str] = ()) -> ModelConfig:
-        """The config of a checkpoint folder (or of a path to the JSON file itself)."""
+        """The config of a checkpoint folder (or path of the JSON file)."""
         path = Path(folder)
         path = path / "config.json" if path.is_dir() else path
         return cls.from_dict(read_json_object(path), where=str(path), tensor_names=tensor_names)
 
     @classmethod
     def flash(cls) -> ModelConfig:
-        """DeepSeek-V4.1-Flash as released; for planning, benchmarks and tests at full size."""
+        """DeepSeek-V4.1-Flash as released; for planning, benchmarks and full-size tests."""
         text = (files("deepinfer.engine.model") / "flash.json").read_text(encoding="utf-8")
         return cls.from_dict(json.loads(text), where="flash.json")
 
     def to_dict(self) -> dict[str, Any]:
-        """The nested official form; ``from_dict`` gives this config back."""
+        """The nested official form; ``from_dict`` restores this config."""
         return official_json({field.name: getattr(self, field.name) for field in fields(self)})
 
     @cached_property
@@ -191,6 +191,6 @@ class ModelConfig:
 
     @property
     def global_kv_bytes_per_token(self) -> float:
-        """Bytes of global KV per token over all producers (a half when a ratio is 2)."""
+        """Bytes of global KV per token over all producers (fractional with a ratio of 2)."""
         entry = self.main_entry_bytes + self.index_entry_bytes
         return sum(entry / self.compress_ratios[layer] for layer in self.kv_source_layer_ids)

@@ -1,4 +1,4 @@
-"""Consistency of a ``ModelConfig``: one short function per part of the model.
+"""Consistency checks of ``ModelConfig``, one function per part of the model.
 
 Each message names the field, its value and what was expected.
 """
@@ -53,7 +53,7 @@ def _check_sizes(config: ModelConfig) -> None:
         _require(config, 0 <= getattr(config, name) < config.vocab_size, name, _vocab(config))
     image = config.image_token_id
     _require(config, image is None or 0 <= image < config.vocab_size, "image_token_id", "a token")
-    _require(config, config.n_shared_experts == 1, "n_shared_experts", "1 (the only form there is)")
+    _require(config, config.n_shared_experts == 1, "n_shared_experts", "1 (no other is supported)")
     for name in ("n_routed_experts", "dspark_n_routed_experts"):
         _require(config, getattr(config, name) <= _MOST_EXPERTS, name, f"at most {_MOST_EXPERTS:,}")
     experts = config.n_routed_experts

@@ -155,7 +155,7 @@ def _nested(raw: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in text.items() if name not in ("rope_scaling",)}
     for name, value in _section(text, "rope_scaling").items():
         settings[ROPE_SCALING_NAMES.get(name, name)] = value
-    if "type" in settings:  # older spelling of rope_type
+    if "type" in settings:  # older name of rope_type
         settings.setdefault("rope_type", settings.pop("type"))
     settings.update(_section(raw, "quantization_config"))
     # The text part defines the model; from the root only the special token ids matter.

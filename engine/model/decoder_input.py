@@ -18,12 +18,15 @@ from .tokens import Tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderInput:
-    """T tokens, d width.  batch: a batch of these tokens; main_rows [T] i64: their indices in the
-    whole pass; lookback [T, n-gram size] i64; entered: the split layer's input, whose compressed
-    entries are stored already; taps by position, [T, d] bf16.
+    """T tokens, d width.
 
-    begun: if all tokens of the pass remain, its tokens and its view of the global KV, to be reused;
-    else None, since both can be derived from the batch.
+    batch      of these tokens
+    main_rows  [T] i64, their indices in the whole pass
+    lookback   [T, n-gram size] i64
+    entered    the split layer's input, whose compressed entries are stored already
+    taps       [T, d] bf16, by position in ``dspark_target_layer_ids``
+    begun      tokens and global KV view of the whole pass if no token was dropped, else None;
+               both follow from the batch
     """
 
     batch: ForwardBatch

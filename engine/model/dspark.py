@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 DraftSampler = Callable[[Tensor, Tensor], Tensor]
-"""Logits [R, V] f32 and positions [R] i64 of the tokens drawn -> token ids [R] i64."""
+"""Logits [R, V] f32 and positions [R] i64 of the tokens to draw -> token ids [R] i64."""
 
 
 def greedy_sampler(logits: Tensor, positions: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Engram of one layer: n-grams of compressed token ids read rows of a large table."""
+"""Engram of one layer: n-grams of compressed token ids look up rows of a large table."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Engram:
 def hash_multipliers(
     config: ModelConfig, layer_id: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """One odd factor per place in an n-gram, [G] i64; products with compressed ids fit in i64."""
+    """One odd factor per position in an n-gram, [G] i64; products with compressed ids fit in i64.
+
+    Deterministic in ``layer_id``.
+    """
     bound = (2**63 - 1) // config.engram_compressed_vocab_size // 2
     generator = np.random.default_rng(_SEED_FACTOR * layer_id)
     return 2 * generator.integers(0, bound, size=config.engram_max_ngram_size, dtype=np.int64) + 1

@@ -1,4 +1,4 @@
-"""Bucket counts of the Engram hash tables: primes, found by the rule of the official code."""
+"""Bucket counts of the Engram hash tables: primes, chosen as in the official code."""
 
 from __future__ import annotations
 

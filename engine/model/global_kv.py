@@ -27,8 +27,8 @@ _MOST_ROWS_PER_TOKEN = 32
 class NewEntries:
     """The compressed entries of one ratio that the T tokens of a pass complete.
 
-    rows [T] i64 in the flat pool, -1 if a token completes none or its entry is cached already;
-    positions [T] i64 of the group's first token, at which the entry is rotated.
+    rows       [T] i64 in the flat pool; -1 if a token completes none, or its entry is cached
+    positions  [T] i64 of the group's first token, whose rotary position the entry gets
     """
 
     rows: Tensor
@@ -37,10 +37,10 @@ class NewEntries:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """The entries among which later indexers may select, for each of T tokens.
+    """The entries that later indexers may select from, for each of T tokens.
 
-    blocks [T, L] i64 blocks of entries, ascending, padded with -1; num_places [T] i64 how many of
-    their entries the token may see.
+    blocks      [T, L] i64 blocks of entries, ascending, padded with -1
+    num_places  [T] i64 how many of the entries in these blocks the token sees
     """
 
     blocks: Tensor
@@ -133,7 +133,7 @@ class GlobalKV:
         return {}
 
     def rows_of(self, entries: Tensor, request_rows: Tensor, ratio: int) -> Tensor:
-        """Rows in the flat pool of entries [n] of requests [n]; -1 stays -1."""
+        """Rows in the flat pool of the given entries [n] of requests [n]; -1 stays -1."""
         per_block = self.cache.block_size // ratio
         blocks = self.batch.block_table[request_rows, entries.clamp(min=0) // per_block]
         return torch.where(entries < 0, -1, blocks * per_block + entries % per_block)

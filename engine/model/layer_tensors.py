@@ -1,4 +1,4 @@
-"""Access to the tensors of one layer by their official names."""
+"""Access to one layer's tensors by their official names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayerTensors:
         """The tensor ``name`` without moving it."""
         full_name = self.prefix + name
         if full_name not in self.tensors:
-            raise CheckpointError(f"tensor {full_name} is missing: the model cannot be built")
+            raise CheckpointError(f"tensor {full_name} is missing from the checkpoint")
         return self.tensors[full_name]
 
     def get(self, name: str) -> Tensor | None:

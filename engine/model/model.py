@@ -1,4 +1,4 @@
-"""The whole text model: one forward pass over any mix of prompt chunks, decode and verify steps."""
+"""The text model: one forward pass over any mix of prompt chunks, decode and verify steps."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ class Model:
         experts_as_fp8: bool = False,
         output_as_fp8: bool = False,
     ) -> None:
-        """``tensors``: by official name, as stored on disk; moved to ``device`` one by one, except
-        for Engram tables, which are used where they are.
+        """tensors         by official name, as stored on disk; moved to ``device`` one by one, but
+                        Engram tables are used where they are
+        token_map       [V] int, the compressed id of each token; required by models with Engram
+        share           this rank's part of each layer; ``tensors`` may lack the rest
+        experts_as_fp8  store the routed experts' FP4 weights as FP8 on NVIDIA SM90: twice the
+                        memory, faster with many rows per expert, bit-identical results
+        output_as_fp8   quantize the input of the first projection after attention to FP8; results
+                        differ
 
-        ``token_map`` [V] int: the compressed id of each token, for models with Engram.
-        ``share``: the part of each layer that this rank computes; other tensors may be missing.
-        ``experts_as_fp8``: store FP4 weights of routed experts as FP8, which takes twice the memory
-        and is faster for large batches on NVIDIA SM90; the results are the same bits.
-        ``output_as_fp8``: quantize the inputs of attention's output projection; results differ.
-        Raises: ConfigError without a valid ``token_map``; CheckpointError for a missing tensor.
+        Raises: ConfigError without a matching ``token_map``; CheckpointError for a missing tensor.
         """
         device = torch.device(device)
         root = LayerTensors(tensors, "", device, share, experts_as_fp8, output_as_fp8)
@@ -268,7 +269,7 @@ class Model:
         if self.draft_model is None:
             raise ConfigError(
                 "this checkpoint has no draft stages (num_nextn_predict_layers is 0): "
-                "run it without speculation"
+                "disable speculation"
             )
         return self.draft_model
 
@@ -285,7 +286,7 @@ def _checked_token_map(
     if not config.engram_layer_ids:
         return torch.arange(config.vocab_size, device=device)
     if token_map is None:
-        raise ConfigError("token_map is missing: this model has Engram layers, which hash it")
+        raise ConfigError("token_map is missing: this model's Engram layers need it")
     token_map = torch.as_tensor(token_map)
     if token_map.shape != (config.vocab_size,):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Mixture of experts of one layer: router, routed experts, shared expert."""
+"""Mixture of experts (MoE) of one layer: router, routed experts, shared expert."""
 
 from __future__ import annotations
 

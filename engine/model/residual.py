@@ -36,7 +36,7 @@ class Pending:
     mix: HyperMix
 
     def settle(self) -> Settled:
-        """Mix it in."""
+        """Merge the output into the streams."""
         return Settled(expand_streams(self.streams, self.output, self.mix), self.mix.pre)
 
 
@@ -53,6 +53,6 @@ class Entered:
     rows: NormedRows
 
     def at(self, kept: Tensor) -> Entered:
-        """Only the tokens ``kept`` [K] i64."""
+        """The same for the tokens ``kept`` [K] i64 only."""
         mix = HyperMix(*(part[kept] for part in self.mix))
         return Entered(self.streams[kept], mix, self.rows.at(kept))

@@ -1,4 +1,4 @@
-"""Rotary tables of a model: one set of frequencies per (theta, YaRN or not) in its schedule."""
+"""Rotary tables: one set of frequencies per (theta, with or without YaRN) of the schedule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rotary:
         return {key: rope_table(f, positions) for key, f in self._frequencies.items()}
 
     def table(self, plan: LayerPlan, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables of one layer for positions other than the tokens' own."""
+        """The table of one layer for arbitrary positions."""
         return rope_table(self._frequencies[rope_key(plan)], positions)
 
 

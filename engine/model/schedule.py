@@ -1,4 +1,4 @@
-"""The per-layer schedule: what each layer computes, stores and reads, from the config alone."""
+"""The layer schedule: what each layer computes, stores and reads, derived from the config."""
 
 from __future__ import annotations
 

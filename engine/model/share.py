@@ -36,7 +36,7 @@ Steps = Callable[[], Callable[[], Outputs]]
 
 
 def added_up(outputs: Outputs, num_tokens: int) -> Tensor:
-    """[T, d] f32."""
+    """The summed outputs, [T, d] f32."""
     if isinstance(outputs, Tensor):
         return outputs
     rows, row = outputs
@@ -54,7 +54,7 @@ def only(compute: Callable[[], Outputs]) -> Steps:
 
 
 class RoutedExperts(Protocol):
-    """The routed experts of one layer, wherever they are."""
+    """The routed experts of one layer, on this rank or others."""
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, d] bf16, ids [T, K] i64 ascending, weights [T, K] f32 -> [T, d] f32."""
@@ -72,10 +72,10 @@ class RoutedExperts(Protocol):
 
 
 class Share(Protocol):
-    """One rank's part of every layer."""
+    """One rank's share of every layer."""
 
     def has_layer(self, plan: LayerPlan) -> bool:
-        """Whether this layer of the backbone is here."""
+        """Whether this rank has this backbone layer."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Share(Protocol):
         ...
 
     def gather_groups(self, groups: Tensor) -> Tensor:
-        """[T, G / tensor_size, r] of every rank, in the order of ranks: [T, G, r]."""
+        """All-gather: [T, G / tensor_size, r] of every rank, in rank order -> [T, G, r]."""
         ...
 
     def routed_experts(
@@ -96,7 +96,7 @@ class Share(Protocol):
 
 
 class WholeModel:
-    """Everything on this rank."""
+    """The share of a single rank: everything."""
 
     tensor_rank = 0
     tensor_size = 1

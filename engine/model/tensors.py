@@ -25,7 +25,7 @@ VISION_PREFIXES = ("vision.", "aligner.", "image_")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """``is_optional``: text inference works without it (the router bias of image tokens)."""
+    """``is_optional``: not needed for text (the router bias of image tokens)."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class TensorSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Values of the model: two per byte of packed FP4, none for scales."""
+        """Number of parameters: two per byte of packed FP4, none for scales."""
         if self.is_scale:
             return 0
         return prod(self.shape) * (2 if self.dtype == torch.int8 else 1)
@@ -77,7 +77,7 @@ def layer_tensors(config: ModelConfig, plan: LayerPlan, prefix: str) -> dict[str
 
 
 def is_engram_table(name: str) -> bool:
-    """Whether a tensor is an Engram table or its scales: huge, and read a few rows at a time."""
+    """Whether a tensor is an Engram table or its scales: large, and read a few rows at a time."""
     return ".engram.embed." in name
 
 
@@ -212,7 +212,7 @@ def check_tensors(
     if missing:
         name = missing[0]
         near = difflib.get_close_matches(name, extra[:1000], n=1)
-        hint = f"; is {near[0]!r} meant to be it?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise CheckpointError(
             f"{where(name)}: tensor {name!r} is missing{_others(missing)}; config.json requires it "
             f"as {_layout(expected[name])}{hint}"

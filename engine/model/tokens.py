@@ -51,7 +51,7 @@ class Tokens:
         return {}
 
     def starting_at(self, window: Window) -> Tokens:
-        """The same tokens with another window."""
+        """These tokens with another window."""
         return replace(self, window=window)
 
     def first_of_each(self, size: int, count: int) -> tuple[Tokens, Tensor]:
@@ -113,17 +113,18 @@ class Tokens:
 
 
 def newest_tokens(query_lens: Sequence[int], count: int, device: torch.device) -> Tensor | None:
-    """Indices, in a pass of these lengths, of each request's last ``count``; None if all are."""
+    """Indices of each request's last ``count`` tokens in a pass of these lengths; None if these
+    are all tokens."""
     if max(query_lens, default=0) <= count:
         return None
     return send(last_tokens(query_lens, [count] * len(query_lens)), device)
 
 
 def narrow_batch(batch: ForwardBatch) -> tuple[ForwardBatch, Tensor | None]:
-    """The tokens that go through the decoder layers.
+    """Reduce a batch to the tokens that the decoder layers run on.
 
-    Returns the smaller batch and the kept tokens' indices, or the batch itself and None if all
-    stay.  ``logit_rows`` of the smaller batch point into it.
+    Returns the smaller batch and the kept tokens' indices, or the batch itself and None if all are
+    kept.  ``logit_rows`` of the smaller batch are indices into it.
     """
     if batch.decoder_lens == batch.query_lens:
         return batch, None

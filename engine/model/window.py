@@ -17,9 +17,12 @@ from deepinfer.engine.execution.staging import send
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Copies:
-    """Indices for a pass that copies rows out of the ring: previous [R * (W - 1)] i64 into the flat
-    ring, the rows before this pass, which are placed first; own_rows [T] i64, the rows of the
-    pass's tokens; newest_rows [n] i64, those that stay in the ring.
+    """Indices for a pass that copies rows out of the ring.
+
+    previous     [R * (W - 1)] i64 into the flat ring: the rows before this pass, which come first
+                 in the copy
+    own_rows     [T] i64 in the copy: the rows of this pass's tokens
+    newest_rows  [n] i64 in the copy: the rows to be written to the ring
     """
 
     previous: Tensor

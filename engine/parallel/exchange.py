@@ -149,7 +149,7 @@ class PresentExperts:
 
 
 def add_choices(rows: Tensor) -> Tensor:
-    """[T, K, d] -> [T, d] f32, added in the order of choices."""
+    """[T, K, d] -> [T, d] f32, summed in the order of choices."""
     total = rows[:, 0].float()
     for choice in range(1, rows.shape[1]):
         total = total + rows[:, choice].float()

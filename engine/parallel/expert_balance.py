@@ -48,7 +48,7 @@ class Placement:
         return np.add.reduceat(by_replica, bounds, axis=1)
 
     def imbalance(self, loads: Floats | Ints) -> Floats:
-        """[L]: the largest device load over the mean; 1 where there is no load."""
+        """[L]: the largest device load divided by the mean; 1 without load."""
         devices = self.device_loads(loads)
         mean = devices.mean(1)
         ratio: Floats = np.where(mean > 0, devices.max(1) / np.where(mean > 0, mean, 1), 1.0)
@@ -56,7 +56,7 @@ class Placement:
 
 
 def capacities(num_items: int, num_packs: int) -> list[int]:
-    """Items per pack, as even as possible, the larger packs first."""
+    """Items per pack, as even as possible; larger packs first."""
     return [num_items // num_packs + (pack < num_items % num_packs) for pack in range(num_packs)]
 
 

@@ -22,7 +22,7 @@ from deepinfer.errors import ConfigError, EngineError
 from .mailbox import PeerLostError
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
-TIMEOUT_S = 600.0  # for a rank that waits while another one compiles or reads weights
+TIMEOUT_S = 600.0  # long enough for another rank to compile kernels or read weights
 
 
 def host_store(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
@@ -180,7 +180,7 @@ class Group:
         return received
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[size, ...]: the tensors of all ranks, of one shape."""
+        """[size, ...]: the tensors of all ranks, which must have equal shapes."""
         if self.handle is None:
             return tensor[None]
         sent = self._movable(tensor).contiguous()
@@ -231,7 +231,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"the exchange with other ranks broke: {_first_line(error)}") from error
+        raise PeerLostError(f"lost the connection to another rank: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

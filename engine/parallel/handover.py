@@ -46,7 +46,7 @@ class Prefilled:
 
 
 def read_blocks(cache: KVCache, blocks: Sequence[int]) -> bytes:
-    """The entries of all layers in some blocks, block by block."""
+    """Serialize ``blocks``: the entries of all layers, block by block."""
     pools = _pools(cache)
     index = torch.tensor(list(blocks), dtype=torch.int64, device=pools[0].device)
     return to_bytes(torch.cat([pool[index].flatten(1) for pool in pools], dim=1))

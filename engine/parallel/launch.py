@@ -162,7 +162,7 @@ class RankProcesses:
         if not isinstance(message.error, _Gone):
             return f"{name}: {message.error}"
         if process is None:
-            return f"{name} is gone: look at what the launcher says about it"
+            return f"{name} is gone: check the launcher's output"
         process.join(_GRACE_S)
         code = process.exitcode
         if code is not None and code < 0:

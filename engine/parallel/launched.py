@@ -53,7 +53,7 @@ def launched_place(environment: Mapping[str, str], world_size: int) -> Place | N
         )
     host = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR")
     if not host:
-        raise ConfigError("MASTER_ADDR is not set: say where rank 0 runs")
+        raise ConfigError("MASTER_ADDR is not set: set it to the host of rank 0")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else _PORT
     has_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     per_node = environment.get("LOCAL_WORLD_SIZE", environment.get("SLURM_NTASKS_PER_NODE", "0"))
@@ -78,7 +78,7 @@ def meeting_place(place: Place) -> Store:
 
 
 def accept_ranks(place: Place, store: Store, timeout_s: float) -> dict[int, Connection]:
-    """Rank 0: a connection to each other rank.  Raises: EngineError naming the missing ones."""
+    """On rank 0: a connection to each other rank.  Raises: EngineError naming missing ranks."""
     # Imported here and below, so that a run of one rank starts faster.
     import secrets
     from multiprocessing.connection import Listener
@@ -105,7 +105,7 @@ def reach_driver(place: Place, store: Store) -> Connection | None:
         found = store.get(_DRIVER)
     except RuntimeError as error:
         raise EngineError(
-            f"rank {place.rank}: rank 0 at {place.host}:{place.port} did not start its part"
+            f"rank {place.rank}: rank 0 at {place.host}:{place.port} did not accept connections"
         ) from error
     if found == _OVER.encode():
         return None

@@ -69,7 +69,7 @@ class Mailbox:
             return None
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """The next message; None after ``timeout_s``."""
+        """Wait for the next message; None after ``timeout_s``."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queue.Empty:

@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a tensor: ``table`` [B, n] u8, contiguous, and ``rows`` [M] i64."""
+    """M rows of a tensor: ``table`` [B, n] u8, contiguous; ``rows`` [M] i64."""
 
     table: Tensor
     rows: Tensor

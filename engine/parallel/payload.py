@@ -24,7 +24,7 @@ def quantize_rows(x: Tensor) -> Tensor:
 
 
 def pack(quantized: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """[N, bytes] u8 of rows from ``quantize_rows``, places [N, K] i64 and weights [N, K] f32."""
+    """Rows [N, bytes] u8 from ``quantize_rows`` output, places [N, K] i64, weights [N, K] f32."""
     return torch.cat([quantized, _bytes(places.int()), _bytes(weights)], dim=-1)
 
 

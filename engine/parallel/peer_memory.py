@@ -14,11 +14,13 @@ from .groups import Group, translated
 
 
 class PeerMemory:
-    """A zeroed buffer of ``num_bytes`` on each rank of ``group``, mapped into all of them.
+    """A buffer of ``num_bytes`` zeros on each rank of ``group``, mapped on all of them.
 
-    own [num_bytes] u8: this rank's buffer; addresses [R] i64: all ranks' buffers, for kernels here;
-    peers: the other ranks' buffers [num_bytes] u8 as tensors, for copies from this GPU.
-    Created by all ranks at once.  NVLink multicast is not used.
+    own        [num_bytes] u8, this rank's buffer
+    addresses  [R] i64, addresses of all ranks' buffers for kernels on this GPU
+    peers      by rank, the others' buffers as tensors [num_bytes] u8, for copies
+
+    Creation is collective.  NVLink multicast is not used.
     Raises: EngineError if the GPUs cannot access each other's memory.
     """
 
@@ -33,8 +35,8 @@ class PeerMemory:
             self._mapping: Any = symmetric.rendezvous(buffer, group.handle)
         except RuntimeError as error:
             raise EngineError(
-                f"the GPUs of ranks {', '.join(map(str, group.ranks))} cannot open their memory to "
-                f"each other ({str(error).strip().splitlines()[0]}): look at 'nvidia-smi topo -m'"
+                f"the GPUs of ranks {', '.join(map(str, group.ranks))} cannot access each other's "
+                f"memory ({str(error).strip().splitlines()[0]}): see 'nvidia-smi topo -m'"
             ) from error
         self.own = buffer
         self.addresses = torch.tensor(self._mapping.buffer_ptrs, device=device)

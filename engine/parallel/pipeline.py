@@ -27,7 +27,7 @@ from .on_device import on_device
 if TYPE_CHECKING:
     from deepinfer.engine.model.config import ModelConfig
 
-_FIRST, _SECOND = 0, 1  # places in the groups
+_FIRST, _SECOND = 0, 1  # ranks in the groups
 _Order = tuple[Literal["forward", "snapshot", "restore", "end"], Any]
 
 
@@ -138,5 +138,5 @@ def _handed_over(encoded: EncoderOutput, model: PipelineModel) -> Sequence[Tenso
 
 
 def _encoder_taps(config: ModelConfig) -> list[int]:
-    """The draft taps of encoder layers."""
+    """Positions in ``dspark_target_layer_ids`` of encoder layers."""
     return [plan.tap for plan in config.layers if plan.tap is not None and not plan.is_decoder]

@@ -22,16 +22,15 @@ Half = Literal["encoder", "decoder"]
 
 
 class RankShare:
-    """``experts``: the ranks that split the routed experts; ``heads``: those that split the
-    attention heads and have the same tokens.
-
-    num_redundant     replicas beyond one per expert, in each layer
-    is_exact          the form of combine: see ``exchange``
-    capacity          tokens of the exchange without host waits, 0 for none
+    """experts           expert-parallel group
+    heads             tensor-parallel group, whose ranks have the same tokens
+    num_redundant     redundant expert replicas per layer
+    is_exact          exact or reduced combine: see ``exchange``
+    capacity          tokens per rank of the exchange without host synchronization; 0: do not use it
     uses_peer_memory  that exchange goes through peer memory
-    nodes             the nodes of the ranks, None for one node
-    half              the layers of this rank in a pipeline
-    layers            the experts created so far
+    nodes             distribution of ranks over nodes; None for one node
+    half              which half of the layers this rank of a pipeline has
+    layers            the ``PlacedExperts`` created so far
     """
 
     def __init__(

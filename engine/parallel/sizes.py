@@ -56,13 +56,13 @@ class ParallelSizes:
         experts, heads = self.expert_parallel_size, self.tensor_parallel_size
         if self.pipeline_parallel_size > 2:
             raise ConfigError(
-                f"pipeline_parallel_size={self.pipeline_parallel_size}: a model has two halves, "
-                "encoder and decoder layers; use 2, or share experts (expert_parallel_size)"
+                f"pipeline_parallel_size={self.pipeline_parallel_size}: a pipeline has two stages, "
+                "encoder and decoder layers; use 2, or expert_parallel_size instead"
             )
         if self.pipeline_parallel_size > 1 and (experts > 1 or heads > 1 or self.has_roles):
             raise ConfigError(
-                f"pipeline_parallel_size={self.pipeline_parallel_size} goes with no other way to "
-                "share a model: leave the other sizes at 1, and without prefill_ranks and "
+                f"pipeline_parallel_size={self.pipeline_parallel_size} cannot be combined with "
+                "other parallelism: leave the other sizes at 1, and omit prefill_ranks and "
                 "decode_ranks"
             )
         if self.ranks_per_node and experts > self.ranks_per_node and experts % self.ranks_per_node:
@@ -82,22 +82,22 @@ class ParallelSizes:
             )
         if self.has_roles and (experts > 1 or heads > 1):
             raise ConfigError(
-                "prefill_ranks and decode_ranks already say how many ranks share experts; leave "
-                "expert_parallel_size and tensor_parallel_size at 1"
+                "prefill_ranks and decode_ranks already set how many ranks divide the experts; "
+                "leave expert_parallel_size and tensor_parallel_size at 1"
             )
 
         if not (experts > 1 or self.has_roles):
             for name in ("num_redundant_experts", "expert_rebalance_interval"):
                 if getattr(self, name):
                     raise ConfigError(
-                        f"{name}={getattr(self, name)}: no ranks share experts; set "
+                        f"{name}={getattr(self, name)} needs expert parallelism; set "
                         "expert_parallel_size, or leave it at 0"
                     )
         for ranks in self.engines:
             if (self.num_redundant_experts or 0) % len(ranks):
                 raise ConfigError(
                     f"num_redundant_experts={self.num_redundant_experts} is not a multiple of the "
-                    f"{len(ranks)} ranks that share experts: each has room for as many"
+                    f"{len(ranks)} ranks that divide the experts: each holds equally many"
                 )
 
     @property

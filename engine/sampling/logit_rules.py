@@ -37,7 +37,7 @@ class LogitRules:
 
     @classmethod
     def of(cls, sampling: SamplingParams, end_token_ids: Sequence[int]) -> LogitRules | None:
-        """The rules of a request, or None when it has none."""
+        """The rules of a request; None if it has none."""
         penalties = (
             sampling.presence_penalty,
             sampling.frequency_penalty,

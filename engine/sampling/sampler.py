@@ -90,10 +90,10 @@ class Sampler:
         return logits
 
     def draw(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """One token id per row, -1 for a row without usable logits.
+        """Sample one token id per row, -1 for a row without usable logits.
 
-        Shapes: logits [N, V] f32, slots [N] i64 (whose parameters and seed), positions [N] i64 (of
-        the tokens drawn); returns [N] i64.
+        Shapes: logits [N, V] f32; slots [N] i64, for parameters and seed; positions [N] i64 of the
+        tokens to draw; returns [N] i64.
         """
         row = self.params(slots)
         return sample(
@@ -101,7 +101,7 @@ class Sampler:
         )
 
     def params(self, slots: Tensor) -> RowParams:
-        """The parameters of the slots [N] i64."""
+        """The parameters of ``slots`` [N] i64."""
         temperature, top_p, min_p = self._floats[:, slots]
         return RowParams(
             temperature=temperature,
@@ -119,10 +119,10 @@ def new_logprobs(
     row_counts: Sequence[int],
     tokens: Sequence[Sequence[int]],
 ) -> list[list[TokenLogprobs]]:
-    """Log-probabilities of each request's new tokens, empty for those that did not ask.
+    """Log-probabilities of each request's new tokens; empty if not requested.
 
     Request i has ``row_counts[i]`` consecutive rows of raw logits [N, V] and drawn ids [N]; its new
-    tokens are those of the first rows.
+    tokens belong to the first of these rows.
     """
     if not any(state.request.sampling.logprobs for state in states):
         return [[] for _ in states]

@@ -1,4 +1,4 @@
-"""The masks of one step: computed by a thread while the model computes the logits."""
+"""Constraint masks of one step, computed by a thread while the model computes the logits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StepMasks:
         self._held: list[AnswerConstraint] = []
         held_drafts: list[Sequence[int]] = []
         rows: list[int] = []
-        failed_rows: list[int] = []  # theirs stay empty
+        failed_rows: list[int] = []  # their masks stay zero
         first = 0
         for i, (constraint, count) in enumerate(zip(constraints, row_counts, strict=True)):
             if constraint is not None and constraint.error is not None:
@@ -66,7 +66,7 @@ class StepMasks:
             wait([self._filled])
 
     def __bool__(self) -> bool:
-        """Whether there is a constraint at all."""
+        """Whether any request has a constraint."""
         return bool(self._rows)
 
     def apply(self, logits: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""Which requests run next: policy only, no tensors."""
+"""Scheduling: which requests run in the next step.  Policy only, no tensors."""

@@ -73,14 +73,14 @@ def detached_state(number: int, token_ids: Sequence[int] = (0,)) -> RequestState
 
 
 def _problem(request: Request, max_model_len: int, vocab_size: int) -> str | None:
-    """Why a request can never run, or None."""
+    """Why a request is invalid, or None."""
     prompt, sampling = request.prompt_token_ids, request.sampling
     if not prompt:
         return "the prompt is empty: at least one token is needed"
     if len(prompt) >= max_model_len:
         return (
             f"the prompt has {len(prompt)} tokens; with max_model_len={max_model_len} at most "
-            f"{max_model_len - 1} leave room for an answer"
+            f"{max_model_len - 1} leave space for an answer"
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         wrong = next(t for t in prompt if not 0 <= t < vocab_size)
@@ -95,5 +95,5 @@ def _problem(request: Request, max_model_len: int, vocab_size: int) -> str | Non
                     f"{name}: token id {token_id} is not in the vocabulary of {vocab_size} tokens"
                 )
     if sampling.n != 1:
-        return f"n={sampling.n}: the engine answers one sample per request; split it outside"
+        return f"n={sampling.n}: the engine takes n=1; add one request per sample"
     return None

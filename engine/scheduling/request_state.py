@@ -1,4 +1,4 @@
-"""``RequestState``: everything the engine knows about one request, from arrival to completion."""
+"""``RequestState``: all the engine knows about one request, from arrival to completion."""
 
 from __future__ import annotations
 
@@ -120,13 +120,11 @@ class RequestState:
         min_tokens = self.request.sampling.min_tokens
         if self.num_output_tokens < min_tokens and len(self.stop_token_ids) > 1:
             return self.fail(
-                f"no token may come here: min_tokens={min_tokens} rules out those of "
-                "stop_token_ids, and there are no others; lower one of the two",
+                f"no token is allowed here: min_tokens={min_tokens} forbids those in "
+                "stop_token_ids, and there are no others; reduce one of the two",
                 "invalid_value",
             )
-        return self.fail(
-            "the model gave logits that are not numbers; the weights or the cache are damaged"
-        )
+        return self.fail("the model's logits are not numbers: the weights or the cache are corrupt")
 
     def completion(self, now_s: float) -> Completion:
         assert self.finish_reason is not None

@@ -9,9 +9,11 @@ from .request_state import Phase, RequestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:
-    """Tokens ``start`` to ``end`` of one request.  The first chunk sets up the slot, and restores
-    the rings in ``restore`` if there are any; ``is_saved`` asks for a snapshot of the rings at
-    ``end``; the last chunk yields a token."""
+    """Tokens ``start`` to ``end`` (exclusive) of one request.
+
+    The first chunk initializes the slot and restores the ring snapshot ``restore`` unless None.
+    ``is_saved``: take a ring snapshot at ``end``.  The last chunk yields the first output token.
+    """
 
     state: RequestState
     start: int

@@ -61,7 +61,7 @@ class Scheduler:
         return [*self.prefilling, *self.transferring, *self.decoding]
 
     def schedule(self) -> Batch | None:
-        """The next step, or None when nothing can run before a transfer arrives."""
+        """The batch of the next step; None if nothing can run until a transfer arrives."""
         self._receive()
         chunks = self._schedule_prefill()
         if chunks:
@@ -104,8 +104,8 @@ class Scheduler:
             self.max_running = len(states) // 2
         else:
             raise EngineError(
-                f"the memory does not hold the step of a single request ({reason}); give the "
-                "caches less (cache_memory_gib), or take a shorter max_model_len"
+                f"out of memory in a step of a single request ({reason}); reduce the caches "
+                "(cache_memory_gib) or max_model_len"
             )
         for state in sorted(states, key=lambda s: -s.arrival):
             self._preempt(state)

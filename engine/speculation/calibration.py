@@ -21,7 +21,7 @@ SCHEMA = "deepinfer.dspark_calibration/1"
 _LEAST = 1e-6  # probabilities are clamped away from 0 and 1, where logits are infinite
 
 Scales = tuple[tuple[float, float], ...]
-"""For each draft position a factor (one over the temperature) and an offset of the logit."""
+"""Per draft position, a factor (inverse temperature) and an offset applied to the logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Calibration:
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"{path}: {type(error).__name__}: {error}; make it again with "
+                f"{path}: {type(error).__name__}: {error}; create it again with "
                 "training/calibrate.py, or delete it to draft without calibration"
             ) from error
 
@@ -106,5 +106,5 @@ def _scales(stored: Any, block_size: int) -> Scales:
 def _survival(stored: Any, block_size: int) -> tuple[float, ...]:
     chances = tuple(map(float, stored))
     if chances and (len(chances) != block_size or not all(0 <= c <= 1 for c in chances)):
-        raise ValueError(f"expected {block_size} chances, one per draft position")
+        raise ValueError(f"expected {block_size} probabilities, one per draft position")
     return chances

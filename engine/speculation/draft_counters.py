@@ -77,5 +77,5 @@ class Stretches:
         self._sums[-1] = (last_amount + amount, last_weight + weight)
 
     def means(self) -> tuple[float, ...]:
-        """The mean of each stretch, oldest first."""
+        """The mean of each interval, oldest first."""
         return tuple(round(amount / weight, 3) if weight else 0.0 for amount, weight in self._sums)

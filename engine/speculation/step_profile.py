@@ -78,7 +78,7 @@ class StepProfile:
         return num_steps * self._at(self.seed_s, num_requests)
 
     def save(self, path: Path) -> None:
-        """Write the profile as JSON.  Raises: ConfigError if the place cannot be written."""
+        """Write the profile as JSON.  Raises: ConfigError if ``path`` cannot be written."""
         try:
             text = json.dumps({"schema": SCHEMA} | asdict(self), indent=1)
             path.write_text(text + "\n", encoding="utf-8")
@@ -97,7 +97,7 @@ class StepProfile:
             profile._check()
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                f"{path} is not a step profile ({error}): delete it, and it is measured again"
+                f"{path} is not a step profile ({error}): delete it to have it measured again"
             ) from error
         return profile
 

@@ -104,7 +104,7 @@ def test_what_an_npu_has_and_lacks(tmp_path: Path) -> None:
     for question, words in {
         "too many": "torch sees 2 such devices, numbered from 0; deepinfer doctor",
         "four ranks": "need 4 NPUs, and this machine has 2",
-        "invariant": "batch_invariant=True on npu: Ascend has no such mode",
+        "invariant": "batch_invariant=True on npu: not supported on Ascend",
         "by variable": "unset DEEPINFER_BATCH_INVARIANT",
         "plain": "enable_flash_mla=False on npu",
         "cluster": "replicas take GPUs or CPUs, not NPUs",

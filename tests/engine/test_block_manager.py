@@ -38,7 +38,7 @@ class Blocks(RuleBasedStateMachine):
         self.manager.hold(shared)
         needed = -(-len(prompt) // BLOCK_SIZE) - len(shared)
         if needed > self.manager.num_free:
-            with pytest.raises(EngineError, match="ask num_free first"):
+            with pytest.raises(EngineError, match="check num_free first"):
                 self.manager.allocate(needed)
             self.manager.release(shared)
             return
@@ -105,7 +105,7 @@ def test_damage_is_noticed() -> None:
     table = manager.allocate(2)
     manager.check_integrity([table])
     for tables in ([], [table, table[:1]], [table[:1]]):
-        with pytest.raises(EngineError, match="holders"):
+        with pytest.raises(EngineError, match="reference count"):
             manager.check_integrity(tables)
     slots = StateSlots(2)
     slot = slots.allocate()

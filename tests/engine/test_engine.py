@@ -175,7 +175,7 @@ def test_logprobs_are_those_of_the_raw_logits(drafts: int) -> None:
         ([-1], {}, "prompt token id -1"),
         ([5], {"logit_bias": {99: 1.0}}, "logit_bias: token id 99"),
         ([5], {"stop_token_ids": (50,)}, "stop_token_ids: token id 50"),
-        ([5], {"n": 2}, "one sample per request"),
+        ([5], {"n": 2}, "one request per sample"),
     ],
 )
 def test_a_request_that_can_never_run_becomes_an_error_completion(
@@ -300,4 +300,4 @@ def test_min_tokens_that_leave_no_token_are_named() -> None:
     every = tuple(range(FakeConfig().vocab_size))
     done = ask(request("a", PROMPT, min_tokens=3, stop_token_ids=every))
     assert done.finish_reason == "error" and done.error_kind == "invalid_value"
-    assert done.error is not None and "min_tokens=3 rules out those of stop_token_ids" in done.error
+    assert done.error is not None and "min_tokens=3 forbids those in stop_token_ids" in done.error

@@ -106,7 +106,7 @@ def entry(begin: int, end: int) -> dict[str, object]:
     ("header", "message"),
     [
         ({"a": entry(0, 6), "b": entry(4, 8)}, "'b' overlaps"),
-        ({"a": entry(0, 3), "b": entry(5, 8)}, "'b' follows a hole"),
+        ({"a": entry(0, 3), "b": entry(5, 8)}, "'b' follows a gap"),
         ({"a": entry(0, 3), "b": entry(3, 9)}, "truncated: tensor 'b' ends at byte"),
         ({"a": entry(0, 8) | {"shape": [9]}}, "needs 9 bytes, data_offsets hold 8"),
         ({"a": entry(0, 8) | {"data_offsets": [8, 0]}}, "data_offsets"),

@@ -133,5 +133,7 @@ def test_a_graph_keeps_only_what_is_read_after_it(model) -> None:
 def test_more_than_the_plan_has_room_for_is_refused(model) -> None:
     steps = Steps(model, Padding())
     states = [*steps.states, steps.states[0]]
-    with pytest.raises(EngineError, match=r"8 requests and 8 tokens: this engine is made for 7"):
+    with pytest.raises(
+        EngineError, match=r"8 requests and 8 tokens exceeds this engine's limit of 7"
+    ):
         steps.step.run(states, [state.next_position for state in states])

@@ -163,8 +163,8 @@ class Killer:
         ({"prefill_ranks": 2}, "prefill_ranks=2 and decode_ranks=0: each role needs"),
         ({"prefill_ranks": 1, "decode_ranks": 3}, "decode_ranks=3 does not divide"),
         ({"prefill_ranks": 1, "decode_ranks": 1, "expert_parallel_size": 2}, "leave expert"),
-        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size=3: a model has two halves"),
-        ({"pipeline_parallel_size": 2, "expert_parallel_size": 2}, "goes with no other way"),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size=3: a pipeline has two stages"),
+        ({"pipeline_parallel_size": 2, "expert_parallel_size": 2}, "cannot be combined with other"),
         ({"expert_parallel_size": 3, "tensor_parallel_size": 2}, "is not a multiple of tensor"),
     ],
 )  # fmt: skip
