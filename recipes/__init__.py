@@ -1,1 +1,1 @@
-"""Text <-> token ids: row formats, prompt encoding, answer parsing, the embedded model's files."""
+"""Between text and token ids: row formats, prompt encoding, answer parsing, constraints."""

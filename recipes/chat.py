@@ -1,6 +1,7 @@
-"""Chat requests through the official recipe: body in, prompt ids, answer format, constraint out.
+"""Chat requests through the official ``deepseek-recipe`` wheel: from a request body to prompt ids,
+answer format and constraint.
 
-The wheel renders and encodes in one step, so that user text can never forge a control token.
+The wheel renders and encodes in one step, so user text can never become a control token.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ T = TypeVar("T")
 
 
 def convert(body: Mapping[str, Any]) -> ConversationRequest:
-    """Check a chat body as the official API does.  Raises: RowError with the API's own message."""
+    """Validate a chat body as the official API does.  Raises: RowError with the API's message."""
     try:
-        # Text keeps deep nesting and odd values inside the wheel's own, guarded JSON reader.
+        # Passed as text: the wheel's JSON reader guards against deep nesting and odd values.
         text = json.dumps({**body, "model": MODEL_NAME}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RowError("invalid_value", f"not a JSON value: {str(error)[:200]}") from error
@@ -64,7 +65,7 @@ def encode(encoding: DeepseekV41Encoding, request: ConversationRequest) -> tuple
 
 
 def answer_format(options: ParsingOptions) -> AnswerFormat:
-    """How the answer to this prompt is read, as plain data."""
+    """How to parse the answer to this prompt, as plain data."""
     stage = options.thinking_initial_stage
     return AnswerFormat(
         is_chat=True,
@@ -76,7 +77,7 @@ def answer_format(options: ParsingOptions) -> AnswerFormat:
 
 
 def parsing_options(form: AnswerFormat) -> ParsingOptions:
-    """The wheel's form of ``form``, for its streamed parser."""
+    """``form`` as the options of the wheel's streaming parser."""
     return ParsingOptions(
         parse_tool_calls=form.has_tools,
         starts_in_tool_calls=form.starts_in_tool_calls,
@@ -88,7 +89,7 @@ def parsing_options(form: AnswerFormat) -> ParsingOptions:
 
 
 def constraint(request: ConversationRequest, body: Mapping[str, Any]) -> ConstraintSpec | None:
-    """What ``body``, converted to ``request``, wants its answer to match.  Raises: RowError."""
+    """The constraint that ``body``, converted to ``request``, asks for.  Raises: RowError."""
     wanted = request.inference_options.output_constraint
     check_is_kept(None if wanted is None else wanted.kind, body)
     return None if wanted is None else official_constraint(wanted.kind, wanted.schema, body)
@@ -96,9 +97,9 @@ def constraint(request: ConversationRequest, body: Mapping[str, Any]) -> Constra
 
 @lru_cache(maxsize=256)
 def thinking_sampling(temperature: float, top_p: float) -> tuple[float, float]:
-    """The temperature and top_p that the recipe really uses in thinking mode.
+    """The temperature and top_p that the recipe uses in thinking mode.
 
-    It fixes the temperature and bounds top_p from below, whatever was asked.
+    It fixes the temperature and sets a lower limit for top_p, whatever was requested.
     """
     message = {"role": "user", "content": "?"}
     thinking = {"type": "enabled"}
@@ -111,7 +112,7 @@ def thinking_sampling(temperature: float, top_p: float) -> tuple[float, float]:
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """Run a call into the wheel; every failure, even a Rust panic, becomes a RowError."""
+    """Call into the wheel; any failure, even a Rust panic, becomes a RowError."""
     try:
         return call()
     except ConversionError as error:
@@ -123,21 +124,21 @@ def guarded(call: Callable[[], T]) -> T:
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
             raise
-        raise RowError("unsupported", f"the recipe gave up on this row: {error}") from error
+        raise RowError("unsupported", f"the recipe failed on this row: {error}") from error
 
 
 def _check_surrogates(body: Mapping[str, Any]) -> None:
-    """Python and JSON take halves of surrogate pairs for text, Unicode and the wheel do not."""
+    """Refuse lone surrogates, which Python and JSON accept in text but the wheel does not."""
     try:
         json.dumps(body, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
-        message = f"half of a surrogate pair ({half}) is no text; mend or remove it"
+        message = f"a lone surrogate ({half}) is not valid Unicode text; correct or remove it"
         raise RowError("invalid_value", message) from None
 
 
 def _check_schema(body: Mapping[str, Any]) -> None:
-    """The official message names no place in the schema.  Raises: RowError that does."""
+    """Raises: RowError that names the place in the schema, as the official message does not."""
     form = body.get("response_format")
     asked = form.get("json_schema") if isinstance(form, Mapping) else None
     if isinstance(asked, Mapping) and "schema" in asked:

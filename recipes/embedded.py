@@ -1,4 +1,4 @@
-"""Where the small model lives that ships inside the package."""
+"""Location of the embedded model, which ships with the package."""
 
 from __future__ import annotations
 

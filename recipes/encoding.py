@@ -1,4 +1,4 @@
-"""``RowEncoder``: a row of a file to prompt ids, sampling overrides and the form of its answer."""
+"""``RowEncoder``: encodes a row as prompt ids, sampling overrides and answer format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .types import AnswerFormat, EncodedRow, Thinking
 class RowEncoder:
     """Encodes rows for one model.
 
-    ``max_model_len`` bounds prompt plus answer, ``vocab_size`` the ids a row may name.
+    ``max_model_len``: limit of prompt plus answer, in tokens; ``vocab_size``: limit of token ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_model_len: int, vocab_size: int) -> None:
@@ -39,9 +39,10 @@ class RowEncoder:
     ) -> EncodedRow:
         """Encode row ``number`` of the input.
 
-        ``raw``, ``thinking`` and ``constraint`` hold for rows that do not say otherwise; without
-        ``thinking`` a string prompt does not think and ``messages`` follow the recipe.
-        Raises: RowError, whatever the row holds.
+        ``raw``, ``thinking`` and ``constraint`` are defaults for rows that do not set them; if
+        ``thinking`` is None, a string prompt is answered without thinking and ``messages`` as the
+        recipe decides.
+        Raises: RowError for any invalid row, and no other error.
         """
         parsed = parse_row(row, number, raw=raw, thinking=thinking)
         if constraint is not None and not parsed.has_form:
@@ -59,7 +60,7 @@ class RowEncoder:
                 return self._plain(parsed, token_ids)
 
     def check_token_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        """Raise RowError if an id is not in the model's vocabulary; ``name`` says whose ids."""
+        """Raise RowError if an id is not in the vocabulary; ``name`` is the field."""
         wrong = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
         if wrong is not None:
             raise RowError(
@@ -75,7 +76,7 @@ class RowEncoder:
         if constraint is not None and parsed.constraint is not None:
             raise RowError(
                 "invalid_value",
-                "regex or grammar: the answer is held to response_format or tools; keep one",
+                "regex or grammar cannot be combined with response_format or tools; keep one",
             )
         return EncodedRow(
             row_id=parsed.row_id,
@@ -119,14 +120,14 @@ class RowEncoder:
                 self.check_token_ids(name, sampling[name])
 
     def _check_size(self, prompt: Any) -> None:
-        """Refuse a text that is too long whatever its tokens: finding them would take minutes."""
+        """Refuse a text whose length alone rules it out, as tokenizing it could take minutes."""
         num_characters = _num_characters(prompt)  # each is at least one byte
         at_least = num_characters // self._tokenizer.most_bytes
         if at_least >= self._max_model_len:
             raise RowError(
                 "too_long",
-                f"the prompt has {num_characters} characters, which are {at_least} tokens at the "
-                f"very least; prompt and answer together may have {self._max_model_len}",
+                f"the prompt has {num_characters} characters, which are at least {at_least} "
+                f"tokens; prompt and answer together may have {self._max_model_len}",
             )
 
     def _check_length(self, token_ids: tuple[int, ...]) -> None:
@@ -143,9 +144,9 @@ def _notes(parsed: ParsedRow) -> dict[str, str]:
 
 
 def _num_characters(prompt: Any) -> int:
-    """Of the text of a prompt: the string, or ``content`` of its messages and of their parts."""
+    """Characters of a prompt: of the string, or of the ``content`` of its messages and parts."""
     count, left = 0, [prompt]
-    while left:  # no recursion: a row may be nested as deep as the stack
+    while left:  # not recursive, as a row may be nested arbitrarily deep
         value = left.pop()
         if isinstance(value, str):
             count += len(value)

@@ -1,4 +1,4 @@
-"""``AnswerParser``: the ids of an answer to content, reasoning and tool calls."""
+"""``AnswerParser``: parses token ids into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class AnswerParser:
     def parse(
         self, token_ids: Sequence[int], answer_format: AnswerFormat, *, num_cut_chars: int = 0
     ) -> Answer:
-        """Parse a whole answer, without its end token.
+        """Parse a complete answer, without its end token.
 
-        ``num_cut_chars`` characters are taken from the end of the content: a stop string and what
-        came after it in the same token.
+        ``num_cut_chars`` characters are removed from the end of the content: a stop string, and
+        what follows it in the same token.
         """
         if not answer_format.is_chat:
             return Answer(content=_cut(self._tokenizer.decode(token_ids), num_cut_chars))
@@ -81,7 +81,7 @@ class AnswerParser:
         return message
 
     def _num_whole(self, token_ids: Sequence[int]) -> int:
-        """How many tokens end on a whole character; the official parser drops what follows them."""
+        """Number of tokens up to the last whole character; the official parser drops the rest."""
         data = b"".join(map(self._tokenizer.token_bytes, token_ids))
         if not data.decode("utf-8", "replace").endswith("\ufffd"):
             return len(token_ids)

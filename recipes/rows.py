@@ -1,6 +1,6 @@
-"""What a row of an input file asks for: which kind it is, its prompt, its own settings.
+"""Parses a row of an input file: its kind, its prompt, its own settings.
 
-Pure JSON in, plain data out; ids come later.  Every fault is a RowError with a stable kind:
+From JSON to plain data, before tokenization.  Every fault is a RowError with a stable kind:
 ``invalid_type missing_field unknown_kind ambiguous_kind unknown_url invalid_value unsupported
 empty_prompt``.
 """
@@ -39,7 +39,8 @@ _ID_FIELDS = ("custom_id", "id")
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text after begin-of-text.  ``parse_special`` lets control-token spellings be tokens."""
+    """Plain text after begin-of-text.  ``parse_special``: spellings of control tokens become
+    control tokens."""
 
     text: str
     parse_special: bool = False
@@ -47,25 +48,25 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Ids as given."""
+    """Token ids as given."""
 
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The body of a chat request as the recipe takes it, without the model's name."""
+    """The body of a chat request for the recipe, without the model name."""
 
     body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRow:
-    """A row understood, not yet encoded.
+    """A parsed row, not yet encoded.
 
-    ``constraint`` is that of its own fields; what a chat's ``response_format`` and ``tools`` mean,
-    the recipe says.  ``has_form``: one of these fields is there.  ``ignored`` names fields that
-    have no effect.
+    ``constraint``: from the row's own fields; a chat's ``response_format`` and ``tools`` are left
+    to the recipe.  ``has_form``: the row has one of these fields.  ``ignored``: the names of fields
+    without effect.
     """
 
     row_id: str
@@ -77,7 +78,7 @@ class ParsedRow:
     ignored: tuple[str, ...] = ()
 
     def held_to(self, spec: ConstraintSpec) -> ParsedRow:
-        """The same row as if its own fields stated this constraint."""
+        """The same row with this constraint."""
         if spec.kind == "json_schema" and isinstance(self.prompt, ChatPrompt):
             body = {**self.prompt.body, "response_format": schema_format(spec)}
             return replace(self, prompt=ChatPrompt(body))
@@ -87,7 +88,7 @@ class ParsedRow:
 def parse_row(
     row: Mapping[str, Any], number: int, *, raw: bool = False, thinking: Thinking | None = None
 ) -> ParsedRow:
-    """Read one row.  ``raw`` and ``thinking`` are the run's defaults for rows that say nothing.
+    """Parse one row.  ``raw`` and ``thinking``: defaults for rows that do not set them.
 
     Raises: RowError.
     """
@@ -115,7 +116,7 @@ def _parse(
 
 
 def row_id(row: object, number: int) -> str:
-    """``custom_id`` or ``id`` as text; the row's number when it has neither (or is no object)."""
+    """``custom_id`` or ``id`` as text; the row's number if it has neither or is not an object."""
     if isinstance(row, Mapping):
         for field in _ID_FIELDS:
             text = _id_text(row.get(field))
@@ -125,7 +126,7 @@ def row_id(row: object, number: int) -> str:
 
 
 def _id_text(value: object) -> str | None:
-    """Tables turn whole numbers into floats where one is missing."""
+    """An id as text; whole floats as integers, since tables convert columns with missing values."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
@@ -160,7 +161,7 @@ def _parse_batch_line(
 ) -> ParsedRow:
     present = [field for field in PROMPT_FIELDS if row.get(field) is not None]
     if present:
-        raise RowError("ambiguous_kind", f"{present[0]} beside the body of a batch line; keep one")
+        raise RowError("ambiguous_kind", f"{present[0]} besides the body of a batch line; keep one")
     beside = beside_body(row)
     parsed = _parse_body(row, identity, thinking)
     return replace(parsed, ignored=(*parsed.ignored, *beside))
@@ -189,7 +190,7 @@ def _parse_body(row: Mapping[str, Any], identity: str, thinking: Thinking | None
 def _completion_row(body: Mapping[str, Any], identity: str) -> ParsedRow:
     refuse_unsupported(body, is_completion=True)
     if body.get("best_of") not in (None, 1, body.get("n")):
-        raise RowError("unsupported", "best_of: only n answers are made, none is selected")
+        raise RowError("unsupported", "best_of is not supported; use n, which returns all answers")
     prompt: Any = body.get("prompt")
     if _is_list(prompt) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -232,7 +233,7 @@ def _chat_row(
     fields: Mapping[str, Any], identity: str, kind: RowKind, thinking: Thinking | None
 ) -> ParsedRow:
     if _flag(fields, "raw", False):
-        raise RowError("invalid_value", "raw goes with prompt, not with messages")
+        raise RowError("invalid_value", "raw applies to prompt, not to messages")
     if kind == "prompt":
         messages: Any = [{"role": "user", "content": _user_text(fields["prompt"])}]
         thinking = thinking or "off"

@@ -1,6 +1,6 @@
-"""Sampling fields of a row, under our names and OpenAI's, as overrides for ``SamplingParams``.
+"""Sampling fields of a row, with native and OpenAI names, as overrides for ``SamplingParams``.
 
-Types are checked here; ranges are checked where ``SamplingParams`` is made.
+Types are checked here, ranges by ``SamplingParams``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
 
 
 def sampling_overrides(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``fields`` ask of sampling; absent and null fields ask nothing.
+    """The sampling parameters set in ``fields``; absent and null fields are omitted.
 
     Raises: RowError ``invalid_type`` or ``invalid_value``.
     """
@@ -59,7 +59,7 @@ def _resolve_logprobs(fields: Mapping[str, Any], overrides: dict[str, Any]) -> N
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # columns with nulls reach us as floats
+        value = int(value)  # table columns with nulls arrive as floats
     if isinstance(value, float):
         raise RowError("invalid_type", f"{name}: expected a whole number, got {value!r}")
     if isinstance(value, bool) or not isinstance(value, int):

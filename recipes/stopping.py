@@ -1,4 +1,4 @@
-"""Stop strings: found in the answer's text as it grows, across token borders, token by token."""
+"""Detects stop strings in an answer, token by token and across token boundaries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .types import AnswerFormat
 
 
 class StopChecker:
-    """Watches one answer.  The engine feeds it every token that it emits.
+    """Checks one answer.  The engine passes it every output token.
 
-    Only the answer part counts: not the reasoning before it, not tool calls.  The stop string that
-    is complete first wins; of two that end on the same character, the longer.
+    Only the content is searched, not reasoning or tool calls.  The stop string that is complete
+    first wins; of two that end at the same character, the longer.
     """
 
     def __init__(
@@ -30,13 +30,14 @@ class StopChecker:
         self.num_cut_chars = 0
 
     def push(self, token_id: int) -> str | None:
-        """Take the next token; return the stop string that is now complete, else None.
+        """Add the next token; return the stop string that it completes, or None.
 
-        After a match ``num_cut_chars`` is how many characters the text has from its start on.
+        After a match, ``num_cut_chars`` is the number of characters of the text from the start of
+        the stop string on.
         """
         if token_id == self._silent_id:
             self._in_reasoning = False
-            self._tail = ""  # as in the official parser, nothing matches across this token
+            self._tail = ""  # as in the official parser, no match extends across this token
             return None
         if token_id == self._tool_marker_id and not self._in_reasoning:
             self._in_tool_calls = True
@@ -54,7 +55,7 @@ class StopChecker:
 
 
 def first_to_complete(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """Start and spelling of the stop string that ends first in ``text``; the longest of equals."""
+    """Start and text of the stop string that ends first in ``text``; the longest if several do."""
     matches = [
         (start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0
     ]

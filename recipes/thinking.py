@@ -1,4 +1,4 @@
-"""Whether a chat row thinks: its own fields, else the run's word, else what the recipe does."""
+"""Thinking mode of a chat row: from its own fields, else the run's default, else the recipe's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .types import THINKING_CHOICES, Thinking
 def thinking_fields(fields: Mapping[str, Any], default: Thinking | None) -> dict[str, Any]:
     """The recipe's ``thinking`` and ``reasoning_effort`` fields for a chat row.
 
-    ``default`` is for rows that say nothing; a row's own fields in the API's form stay as they are.
+    ``default``: for rows that set neither; a row's own fields in the API's form are kept.
     Raises: RowError ``invalid_type`` or ``invalid_value``.
     """
     own = fields.get("thinking")

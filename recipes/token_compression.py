@@ -1,6 +1,6 @@
-"""The Engram's token compression: ids whose texts differ only in case, accents or spacing are one.
+"""Engram's token compression: tokens that differ only in case, accents or spacing share one id.
 
-The engine takes the result as an array; only here is the text behind an id known.
+The engine gets the result as an array.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokenizers import Regex, normalizers
 from .tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_LONE_SPACE = "\ue000"  # keeps a token that is one space from being stripped to nothing
+_LONE_SPACE = "\ue000"  # placeholder, so that the token " " is not stripped to nothing
 
 
 def token_compression(tokenizer: Tokenizer) -> NDArray[np.int32]:

@@ -1,6 +1,6 @@
-"""A model's tokenizer: plain text to ids that cannot forge control tokens, ids to bytes to text.
+"""A model's tokenizer.  Plain text never encodes to control tokens.
 
-Control tokens are looked up by spelling in the model's own ``tokenizer.json``, never by number.
+Control tokens are looked up by their text in the model's ``tokenizer.json``, never by number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REQUIRED_TOKENS = {
 
 
 class Tokenizer:
-    """Text <-> ids of one model.  Make it with ``from_file`` or ``from_text``."""
+    """Encodes text and decodes ids of one model.  Create it with ``from_file`` or ``from_text``."""
 
     def __init__(self, definition: dict[str, Any], source: str) -> None:
         self._definition = definition
@@ -68,11 +68,11 @@ class Tokenizer:
 
     @classmethod
     def from_text(cls, text: str, source: str = "tokenizer.json") -> Tokenizer:
-        """The same from the contents of the file; ``source`` names it in errors."""
+        """Load the contents of a ``tokenizer.json``; ``source`` names it in errors."""
         try:
             definition = json.loads(text)
             tokenizer = cls(definition, source)
-            tokenizer.wheel  # noqa: B018  loading it is the check that the definition is sound
+            tokenizer.wheel  # noqa: B018  loading it validates the definition
         except CheckpointError:
             raise
         except Exception as error:
@@ -83,12 +83,12 @@ class Tokenizer:
 
     @cached_property
     def wheel(self) -> deepseek_recipe.Tokenizer:
-        """The same tokenizer in the form that the deepseek-recipe wheel takes."""
+        """This tokenizer for the deepseek-recipe wheel."""
         return deepseek_recipe.Tokenizer.from_str(json.dumps(self._definition))
 
     @cached_property
     def full(self) -> tokenizers.Tokenizer:
-        """The same tokenizer in the form of the ``tokenizers`` library."""
+        """This tokenizer for the ``tokenizers`` library."""
         return tokenizers.Tokenizer.from_str(json.dumps(self._definition))
 
     @cached_property
@@ -104,7 +104,7 @@ class Tokenizer:
         return tokenizers.Tokenizer.from_str(json.dumps(stripped))
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of ``text``; spellings of control tokens stay text.  No begin-of-text is added."""
+        """Ids of ``text``; spellings of control tokens are plain text.  Adds no begin-of-text."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def encode_with_control(self, text: str) -> list[int]:
@@ -112,30 +112,30 @@ class Tokenizer:
         return list(self.wheel.encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token: the spelling of a control token, nothing for an unused id."""
+        """The bytes of one token: the text of a control token, empty for an unused id."""
         table = self._token_bytes
         return table[token_id] if token_id < len(table) else b""
 
     @cached_property
     def most_bytes(self) -> int:
-        """The bytes of the longest token: a text needs at least its bytes divided by this."""
+        """The bytes of the longest token, for a lower bound of the tokens of a text."""
         return max(map(len, self._token_bytes))
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Text of ``token_ids``.
+        """The text of ``token_ids``.
 
-        Invalid bytes become U+FFFD; a character that is cut off at the end is left out.
+        Invalid bytes become U+FFFD; an incomplete character at the end is left out.
         """
         return new_byte_decoder().decode(b"".join(map(self.token_bytes, token_ids)))
 
     @property
     def size(self) -> int:
-        """One more than the highest id in use."""
+        """The highest id in use plus one."""
         return len(self._token_bytes)
 
 
 def new_byte_decoder() -> codecs.IncrementalDecoder:
-    """A streaming UTF-8 decoder: it holds back an unfinished character until its bytes arrive."""
+    """A streaming UTF-8 decoder, which holds back an incomplete character until it is complete."""
     return codecs.getincrementaldecoder("utf-8")("replace")
 
 
@@ -153,7 +153,8 @@ def _token_bytes_table(definition: dict[str, Any]) -> list[bytes]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 is itself, other bytes start at U+0100."""
+    """The alphabet of byte-level BPE: printable Latin-1 is unchanged, other bytes map to U+0100 and
+    following."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}

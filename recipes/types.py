@@ -1,4 +1,4 @@
-"""The nouns of the recipe: an encoded row, how its answer is read, the parsed answer."""
+"""Types of the recipe: an encoded row, the format of its answer, the parsed answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ THINKING_CHOICES: tuple[Thinking, ...] = ("off", "low", "default", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How the ids of an answer become text.
+    """How the ids of an answer are parsed.
 
-    ``is_chat=False`` is plain text: control tokens show as their spelling and nothing is parsed.
-    ``thinking_stage=None`` means that the prompt did not open a reasoning part.
+    ``is_chat=False``: plain text; control tokens appear as text and nothing is parsed.
+    ``thinking_stage=None``: the prompt did not open a reasoning part.
     """
 
     is_chat: bool = False
@@ -42,8 +42,8 @@ class AnswerFormat:
 class EncodedRow:
     """A row ready for the engine.
 
-    ``sampling`` holds only what the row itself asks, under the names of ``SamplingParams``.
-    ``notes`` says what was ignored or changed, and why.
+    ``sampling``: only the fields set by the row, with the names of ``SamplingParams``.
+    ``notes``: what was ignored or changed, and why.
     """
 
     row_id: str
@@ -57,7 +57,7 @@ class EncodedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedToolCall:
-    """``arguments`` is JSON text as generated; ``is_finished`` says whether it was closed."""
+    """``arguments``: JSON text as generated; ``is_finished``: whether the call was closed."""
 
     name: str
     arguments: str
@@ -66,7 +66,7 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A parsed answer: what was said, what was thought before (None without thinking), calls."""
+    """A parsed answer: content, reasoning (None without thinking) and tool calls."""
 
     content: str
     reasoning: str | None = None

@@ -103,7 +103,7 @@ def wait_for_all(
             names = ", ".join(map(str, missing))
             raise EngineError(
                 f"rank {rank} waited {timeout_s:g} s for rank {names} of {ranks[-1] + 1}, which "
-                "did not come: look at the output of that process, or whether it was started"
+                "did not arrive: check its output, and whether it was started"
             ) from error
 
 

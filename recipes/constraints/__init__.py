@@ -1,1 +1,1 @@
-"""Structured output outside the engine: what an answer must match, masks for it, its validation."""
+"""Structured output outside the engine: constraints, their compilation, masks, validation."""

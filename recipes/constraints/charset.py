@@ -12,7 +12,7 @@ EMPTY: CharSet = ()
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> CharSet:
-    """Every range, sorted and merged."""
+    """All ranges, sorted and merged."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(part for ranges in sets for part in ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -23,7 +23,7 @@ def union(*sets: Iterable[tuple[int, int]]) -> CharSet:
 
 
 def complement(ranges: CharSet) -> CharSet:
-    """All characters that are not in ``ranges``; surrogates are no characters."""
+    """All characters that are not in ``ranges``; surrogates do not count as characters."""
     outside: list[tuple[int, int]] = []
     start = 0
     for low, high in union(ranges, (_SURROGATES,)):
@@ -39,7 +39,7 @@ EVERYTHING: CharSet = complement(EMPTY)
 
 
 def is_disjoint(left: CharSet, right: CharSet) -> bool:
-    """Whether no character is in both."""
+    """Whether the two sets have no character in common."""
     i = j = 0
     while i < len(left) and j < len(right):
         if left[i][1] < right[j][0]:
@@ -52,7 +52,7 @@ def is_disjoint(left: CharSet, right: CharSet) -> bool:
 
 
 def to_regex(ranges: CharSet) -> str:
-    """A regex class; code points are escaped, so no character has a meaning of its own."""
+    """A regex character class; code points are escaped, so none is a metacharacter."""
     return "[" + "".join(f"{_escape(low)}-{_escape(high)}" for low, high in ranges) + "]"
 
 

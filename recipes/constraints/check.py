@@ -1,4 +1,4 @@
-"""Whether a constraint can be enforced, found out before there is a model or a vocabulary."""
+"""Checks that a constraint can be enforced, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .trial import Trial
 
 
 def check_compiles(spec: ConstraintSpec) -> None:
-    """Try ``spec``, which is not of tool calls, as its compilation will: in a process of its own.
+    """Compile ``spec`` in a child process, as a run does; not for constraints of tool calls.
 
     Raises: RowError that says what is wrong and where.
     """
-    assert spec.kind not in TOOL_KINDS  # which need the marker of a vocabulary
+    assert spec.kind not in TOOL_KINDS  # these need a vocabulary's marker token
     trial = Trial(ConstraintLimits())
     try:
         trial.check(spec.kind, to_grammar(spec, marker="", marker_id=0))

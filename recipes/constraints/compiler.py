@@ -1,4 +1,4 @@
-"""Compiles constraints beside the run: in threads, once per distinct spec, within limits."""
+"""Compiles constraints in background threads, once per distinct spec, within limits."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .spec import ConstraintSpec
 from .trial import Trial, compile_error
 from .vocabulary import ConstraintVocabulary
 
-# Masks of one prototype's answers are computed one after the other.
+# Masks of answers with the same prototype are computed sequentially.
 ROWS_OF_A_PROTOTYPE, MOST_PROTOTYPES = 8, 8
-# A grammar that takes longer is large, and rows should not wait for eight of it.
+# A grammar that takes longer is large; rows should not wait for eight prototypes of it.
 _LONG_S = 0.2
 
 
 class CompiledConstraint:
-    """A spec ready to make matchers.
+    """A compiled spec, from which matchers are created.
 
-    Those of one prototype share what its grammar has computed lazily, and llguidance locks that
-    while it computes a mask.  So a constraint of many rows has several prototypes, whose masks
-    threads can compute side by side.
+    Matchers of one prototype share the lazily computed state of its grammar, which llguidance locks
+    while it computes a mask.  A constraint of many rows therefore has several prototypes, whose
+    masks can be computed in parallel.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CompiledConstraint:
         return len(self._prototypes)
 
     def is_enough_for(self, num_rows: int) -> bool:
-        """Whether there are prototypes for so many rows, or for all threads."""
+        """Whether the prototypes suffice for ``num_rows`` rows, or for all threads."""
         most = min(self._most, num_threads())
         return self.num_prototypes >= min(-(-num_rows // ROWS_OF_A_PROTOTYPE), most)
 
@@ -63,7 +63,7 @@ class CompiledConstraint:
     def new_matcher(self, *, start_after: int | None = None) -> ConstraintMatcher:
         """A matcher for one answer.
 
-        ``start_after`` is the id that ends the reasoning, if the answer begins inside of it.
+        ``start_after``: the id that ends the reasoning, if the answer starts within it.
         """
         place = min(range(self.num_prototypes), key=self._num_made.__getitem__)
         self._num_made[place] += 1
@@ -73,17 +73,17 @@ class CompiledConstraint:
 
 @dataclass(slots=True)
 class _Entry:
-    """``num_rows``: how often this constraint was asked for."""
+    """``num_rows``: how often this constraint was requested."""
 
     num_rows: int = 0
     future: Future[CompiledConstraint] = field(init=False)
 
 
 class ConstraintCompiler:
-    """The constraints of one model.  Results, errors too, are kept for the last specs used.
+    """Compiles the constraints of one model.  Results, including errors, are cached (LRU).
 
-    Each worker tries a grammar in a child process first and compiles it here once it has passed,
-    so a hostile one costs its worker at most ``compile_timeout_s`` and nobody else anything.
+    Each worker tries a grammar in a child process first and compiles it here once it has passed, so
+    a hostile grammar blocks only its worker, for at most ``compile_timeout_s``.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class ConstraintCompiler:
         self._max_cached = max_cached
         self._cache: OrderedDict[ConstraintSpec, _Entry] = OrderedDict()
         self._lock = threading.Lock()
-        self._trials: queue.LifoQueue[Trial] = queue.LifoQueue()  # the last used is warm
+        self._trials: queue.LifoQueue[Trial] = queue.LifoQueue()  # the last used one is warm
         self.trials = [Trial(self._limits) for _ in range(num_workers)]
         for trial in self.trials:
             self._trials.put(trial)
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="constraint")
 
     def submit(self, spec: ConstraintSpec) -> Future[CompiledConstraint]:
-        """Start to compile ``spec`` for one more row, or find it.  The future raises RowError for
-        a bad one."""
+        """Start compiling ``spec`` for one more row, unless it is cached.  The future raises
+        RowError if it is invalid."""
         with self._lock:
             entry = self._cache.get(spec)
             if entry is None:
@@ -122,11 +122,11 @@ class ConstraintCompiler:
             return entry.future
 
     def compile(self, spec: ConstraintSpec) -> CompiledConstraint:
-        """The same, waiting.  Raises: RowError."""
+        """As ``submit``, but waits for the result.  Raises: RowError."""
         return self.submit(spec).result()
 
     def close(self) -> None:
-        """End the workers and their processes; what is not compiled yet is cancelled."""
+        """Stop the workers and their processes; pending compilations are cancelled."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         for trial in self.trials:
             trial.close()
@@ -158,14 +158,14 @@ class ConstraintCompiler:
             log_level=0,
             limits=llguidance.LLParserLimits(**self._limits.for_llguidance()),
         )
-        matcher.compute_bitmask()  # copies know it from then on: the first mask costs nothing
+        matcher.compute_bitmask()  # cached in copies, so that their first mask costs nothing
         if matcher.is_error():
             raise compile_error(spec.kind, matcher.get_error())
         return matcher
 
 
 def _is_small(entry: _Entry) -> bool:
-    """Whether it is compiled, with fewer prototypes than its rows want."""
+    """Whether it is compiled, but with too few prototypes for its rows."""
     future = entry.future
     if not future.done() or future.cancelled() or future.exception() is not None:
         return False
@@ -173,12 +173,12 @@ def _is_small(entry: _Entry) -> bool:
 
 
 def _grown(compiled: CompiledConstraint, entry: _Entry) -> CompiledConstraint:
-    """The same with enough prototypes for the rows that have asked until then."""
+    """The same constraint with enough prototypes for the rows that have requested it so far."""
     while not compiled.is_enough_for(entry.num_rows):
         compiled.grow()
     return compiled
 
 
 def _without_token_ids(grammar: str, vocabulary: ConstraintVocabulary) -> str:
-    """The same grammar for the trial, whose vocabulary knows only its end token."""
+    """The same grammar for the trial, whose only special token is the end token."""
     return grammar.replace(f"<[{vocabulary.marker_id}]>", "<[256]>")

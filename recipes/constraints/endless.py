@@ -1,4 +1,4 @@
-"""Finds schemas whose values would have to be nested without an end."""
+"""Finds schemas that only infinitely nested values would match."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from urllib.parse import unquote
 from .schema_places import all_schemas
 
 _CONTAINERS = frozenset({"object", "array"})
-# Of the search.  What takes more of them is let pass.
+# Limit of the search; schemas that need more rounds are accepted.
 _MOST_ROUNDS = 16
 
 
 def is_endless(schema: Any) -> bool:
-    """Whether no finite value can match, as what must come refers back to it.
+    """Whether no finite value can match, because required parts refer back to the schema.
 
-    ``schema`` is checked (``keywords.checked_schema``).  Other reasons for which nothing matches
-    are not looked for.
+    ``schema`` was checked by ``keywords.checked_schema``.  Other reasons for which nothing matches
+    are not detected.
     """
     nodes = list(all_schemas(schema))
     ending: set[int] = set()
@@ -26,14 +26,15 @@ def is_endless(schema: Any) -> bool:
         for node in nodes:
             if id(node) not in ending and _ends(node, schema, ending):
                 ending.add(id(node))
-        nodes.reverse()  # chains of references that lead forwards or backwards take one round
+        nodes.reverse()  # so that chains of references in either direction take one round
         if found == len(ending):
             return isinstance(schema, Mapping) and id(schema) not in ending
     return False
 
 
 def _ends(node: Mapping[str, Any], root: Any, ending: set[int]) -> bool:
-    """Whether a finite value matches if the schemas in ``ending`` have one."""
+    """Whether a finite value matches ``node``, given that one exists for the schemas in ``ending``
+    (ids)."""
 
     def ends(inner: Any) -> bool:
         return not isinstance(inner, Mapping) or id(inner) in ending
@@ -70,7 +71,7 @@ def _first_items(node: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _target(root: Any, reference: str) -> Any:
-    """What ``#/...`` points at; True if there is nothing, which others report."""
+    """The target of ``#/...``; True if it does not exist, which is reported elsewhere."""
     found = root
     for step in unquote(reference).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""The fields of a row that say what its answer must match."""
+"""The fields of a row that state a constraint."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ CONSTRAINT_FIELDS = ("regex", "grammar", "response_format")
 def field_constraint(
     fields: Mapping[str, Any], names: Iterable[str] = CONSTRAINT_FIELDS
 ) -> ConstraintSpec | None:
-    """The constraint that the fields ``names`` of a row state; None if they leave it free.
+    """The constraint stated by the fields ``names`` of a row; None if there is none.
 
-    Raises: RowError if a field is wrong, or if there is more than one constraint.
+    Raises: RowError if a field is invalid, or if there is more than one constraint.
     """
     given = {name: _READERS[name](fields[name]) for name in names if fields.get(name) is not None}
     specs = {name: spec for name, spec in given.items() if spec is not None}
     if len(specs) > 1:
         raise RowError(
-            "invalid_value", f"{' and '.join(specs)}: an answer is held to one of them; keep one"
+            "invalid_value", f"{' and '.join(specs)}: only one constraint is allowed; keep one"
         )
     return next(iter(specs.values()), None)
 
 
 def schema_format(spec: ConstraintSpec) -> dict[str, Any]:
-    """The ``response_format`` field that states a constraint of kind ``json_schema``."""
+    """The ``response_format`` field for a constraint of kind ``json_schema``."""
     schema = {"name": "answer", "schema": json.loads(spec.text)}
     return {"type": "json_schema", "json_schema": schema}
 
 
 def _response_format(wanted: Any) -> ConstraintSpec | None:
-    """The field as the official API takes it; its name alone is enough where it says all."""
+    """The field as in the official API; the name of the type alone is accepted if it suffices."""
     fields = wanted if isinstance(wanted, Mapping) else {"type": wanted}
     match fields.get("type"):
         case None | "text":

@@ -1,7 +1,8 @@
-"""GBNF text to a tree of rules.
+"""Parser for GBNF grammars.
 
-The dialect: ``name ::= alternatives``, quoted literals, classes, ``.``, groups, ``* + ? {m,n}`` and
-``#`` comments; the grammar starts at ``root``.  Every fault is a RowError with line and column.
+The dialect: ``name ::= alternatives``, quoted literals, character classes, ``.``, groups,
+``* + ? {m,n}`` and ``#`` comments; the start rule is ``root``.  Every fault is a RowError with line
+and column.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ MAX_DEPTH = 60
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character out of a set."""
+    """One character of a set."""
 
     ranges: CharSet
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other; the empty sequence is the empty text."""
+    """A concatenation; the empty sequence matches the empty text."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of them."""
+    """One of several alternatives."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """``minimum`` to ``maximum`` times; None is without end."""
+    """``minimum`` to ``maximum`` repetitions; None: unbounded."""
 
     item: Node
     minimum: int
@@ -51,23 +52,23 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Another rule."""
+    """A reference to another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """A regular expression, never empty, that is cut out of the text as one piece.
+    """A regular expression that is matched as one lexeme and never matches the empty text.
 
-    The parser makes none; they appear when a grammar is rewritten.
+    Not produced by the parser, only when a grammar is rewritten.
     """
 
     expression: Node
 
     @property
     def is_single(self) -> bool:
-        """Whether it is always exactly one character."""
+        """Whether it always matches exactly one character."""
         return isinstance(self.expression, Chars)
 
 
@@ -75,7 +76,7 @@ Node = Chars | Sequence | Choice | Repeat | Reference | Terminal
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The parts of a node; none for a leaf."""
+    """The children of a node; () for a leaf."""
     if isinstance(node, Sequence | Choice):
         return node.items
     return (node.item,) if isinstance(node, Repeat) else ()
@@ -83,19 +84,19 @@ def children(node: Node) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Rules by name, and where each rule first stands in the text."""
+    """Rules by name, and the position of each rule's first occurrence in the text."""
 
     rules: dict[str, Node]
     text: str
     offset_of: dict[str, int]
 
     def fail(self, rule: str, reason: str) -> NoReturn:
-        """Raise the RowError for a rule."""
+        """Raise a RowError at the position of a rule."""
         _fail(self.text, self.offset_of[rule], reason)
 
 
 def parse_gbnf(text: str) -> Grammar:
-    """Read a grammar and check that every name is defined.
+    """Parse a grammar and check that every name is defined.
 
     Raises: RowError ``invalid_grammar`` with line, column and reason.
     """
@@ -118,7 +119,7 @@ _SHORT_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {c: c for c in "\\\"'[]-^/.
 
 
 class _Parser:
-    """Recursive descent over the text; ``at`` is the offset of the next character."""
+    """Recursive-descent parser; ``at`` is the offset of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -228,7 +229,7 @@ class _Parser:
             self.fail("expected {m}, {m,} or {m,n}")
         low, comma, high = found.groups()
         if max(len(low), len(high or "")) > 9 or max(int(low), int(high or 0)) > MAX_REPEAT:
-            self.fail(f"a repetition of more than {MAX_REPEAT}")
+            self.fail(f"more than {MAX_REPEAT} repetitions")
         minimum = int(low)
         maximum = minimum if not comma else int(high) if high else None
         if maximum is not None and maximum < minimum:
@@ -267,7 +268,7 @@ class _Parser:
                 self.fail(f"range {chr(low)!r}-{chr(high)!r} runs backwards")
             ranges.append((low, high))
         self.at += 1
-        # Twice the complement: it leaves out surrogates, which are no characters.
+        # The double complement removes surrogates, which are not characters.
         allowed = complement(union(ranges))
         allowed = allowed if is_negated else complement(allowed)
         if not allowed:

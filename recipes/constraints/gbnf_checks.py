@@ -1,4 +1,4 @@
-"""What makes a well-formed GBNF grammar unusable: left recursion, rules that never end."""
+"""Refuses GBNF grammars with left recursion or with rules that never terminate."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from .gbnf import Chars, Choice, Grammar, Node, Reference, Repeat, Terminal, chi
 
 
 def nullable_rules(rules: Mapping[str, Node]) -> frozenset[str]:
-    """Names of the rules that match the empty text."""
+    """The names of the rules that match the empty text."""
     return _fixpoint(rules, is_nullable)
 
 
 def is_nullable(node: Node, nullable: frozenset[str] = frozenset()) -> bool:
-    """Whether ``node`` matches the empty text, given the names of the rules that do."""
+    """Whether ``node`` matches the empty text, given the ``nullable`` rules."""
     return _holds(node, nullable, characters=False)
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raises: RowError ``invalid_grammar`` at the rule that recurses on the left or never ends."""
+    """Raises: RowError ``invalid_grammar`` at a rule that is left-recursive or never terminates."""
     ending = _fixpoint(grammar.rules, _can_end)
     for name in grammar.rules:
         if name not in ending:
-            grammar.fail(name, f"rule {name!r} never ends: every alternative needs itself again")
+            grammar.fail(name, f"rule {name!r} never ends: every alternative contains itself again")
     nullable = nullable_rules(grammar.rules)
     starts = {name: _leftmost(node, nullable) for name, node in grammar.rules.items()}
     for name in grammar.rules:
@@ -33,7 +33,7 @@ def check_grammar(grammar: Grammar) -> None:
 
 
 def recursive_rules(grammar: Grammar) -> frozenset[str]:
-    """Names of the rules that can reach themselves."""
+    """The names of the rules that are directly or indirectly recursive."""
     uses = {name: _references(node) for name, node in grammar.rules.items()}
     return frozenset(name for name in grammar.rules if _path_back(name, uses))
 
@@ -50,12 +50,13 @@ def _fixpoint(
 
 
 def _can_end(node: Node, ending: frozenset[str]) -> bool:
-    """Whether ``node`` matches some finite text, given the names of the rules that do."""
+    """Whether ``node`` matches some finite text, given the rules that do (``ending``)."""
     return _holds(node, ending, characters=True)
 
 
 def _holds(node: Node, rules: frozenset[str], *, characters: bool) -> bool:
-    """Something that holds of the empty text, of the named rules, and of ``characters`` or not."""
+    """Whether a property holds for ``node``, if it holds for the empty text and for ``rules``, and
+    for single characters as ``characters`` says."""
     if isinstance(node, Chars | Terminal):
         return characters
     if isinstance(node, Reference):
@@ -67,7 +68,7 @@ def _holds(node: Node, rules: frozenset[str], *, characters: bool) -> bool:
 
 
 def _leftmost(node: Node, nullable: frozenset[str]) -> frozenset[str]:
-    """Rules that may stand at the very start of ``node``."""
+    """Rules that can occur at the very start of ``node``."""
     if isinstance(node, Reference):
         return frozenset({node.name})
     found: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ def _references(node: Node) -> frozenset[str]:
 
 
 def _path_back(name: str, edges: dict[str, frozenset[str]]) -> list[str]:
-    """The rules on a way from ``name`` to itself; empty if there is none."""
+    """The rules on a cycle from ``name`` to itself; [] if there is none."""
     came_from: dict[str, str] = {}
     queue = [name]
     for rule in queue:

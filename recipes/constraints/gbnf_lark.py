@@ -1,9 +1,9 @@
-"""GBNF to the Lark dialect of llguidance, without a change of language.
+"""Translates GBNF to the Lark dialect of llguidance, preserving the language.
 
-A GBNF grammar speaks of characters.  llguidance first cuts the text into terminals, greedily, so a
-terminal must never swallow a character that the grammar means for what follows.  One terminal per
-character is always right but slow; so whole regular expressions become terminals where
-``gbnf_lexemes`` shows that greed cannot go wrong, and are taken apart where it might.
+A GBNF grammar is defined over characters.  llguidance has a greedy lexer, so a terminal must never
+consume a character that the grammar needs for what follows.  One terminal per character is always
+correct but slow; therefore whole regular expressions become terminals where ``gbnf_lexemes`` shows
+that greedy lexing is exact, and are split where it might not be.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .gbnf import (
 from .gbnf_checks import check_grammar, is_nullable, recursive_rules
 from .gbnf_lexemes import greedy_conflicts
 
-# Beyond this an inlined rule is kept as a rule.
+# Larger rules are not inlined.
 _MAX_INLINED_NODES = 2_000
-# Beyond this the analysis costs more than it saves.
+# With more terminals the analysis costs more than it saves.
 _MAX_TERMINALS = 200
 
 
@@ -57,7 +57,7 @@ class _Reducer:
         self.is_by_character = False
 
     def rules(self) -> dict[str, Node]:
-        """Take terminals apart until greed cannot change the language."""
+        """Split terminals until greedy lexing cannot change the language."""
         while True:
             rules = self.reachable({n: self.reduce(node) for n, node in self.grammar.rules.items()})
             terminals = {t for node in rules.values() for t in _terminals_of(node)}
@@ -90,7 +90,7 @@ class _Reducer:
         return _rebuilt(node, [self.reduce(item) for item in children(node)])
 
     def inline(self, node: Node) -> Node | None:
-        """``node`` without references; None if it is recursive or grows too large."""
+        """``node`` with references inlined; None if it is recursive or becomes too large."""
         if isinstance(node, Chars):
             return node
         if isinstance(node, Reference):

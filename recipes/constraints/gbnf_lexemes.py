@@ -1,9 +1,10 @@
-"""Where greedy cutting into terminals could differ from the grammar.
+"""Finds terminals for which greedy lexing could deviate from the grammar.
 
-``extensions`` of a terminal are the characters that can prolong one of its words.  Greed is
-harmless if, wherever the parser stands, (1) no extension of a terminal can begin what follows it,
-and (2) the terminals that may come next begin with different characters, unless both are single
-characters.  The analysis ignores context, so it may find conflicts that are none; it misses none.
+The ``extensions`` of a terminal are the characters that can continue one of its words.  Greedy
+lexing is exact if at every position (1) no extension of a terminal can start what follows it, and
+(2) the terminals that may come next start with different characters, unless both are single
+characters.  The analysis ignores context, so it is conservative: it may report false conflicts, but
+misses none.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from .gbnf_checks import is_nullable, nullable_rules
 
 
 def greedy_conflicts(rules: Mapping[str, Node]) -> set[Node]:
-    """The expressions that must be taken apart; empty if greedy cutting is exact.
+    """The expressions that must be split; empty if greedy lexing is exact.
 
-    ``rules`` are over terminals and start at ``root``.
+    ``rules`` are over terminals, with start rule ``root``.
     """
     following_of, at_start = _following(rules)
     terminals = list(following_of)
@@ -45,10 +46,11 @@ def greedy_conflicts(rules: Mapping[str, Node]) -> set[Node]:
 def _share_following(
     following: list[set[int]], places: list[set[int]], alike: list[set[int]]
 ) -> None:
-    """Terminals that may be read at one place are followed by what follows either of them.
+    """Extend ``following``: of terminals that may be confused at a position, each can be followed
+    by whatever follows the other.
 
-    ``places`` are sets of terminals that are expected together, those of ``following`` among them;
-    ``alike[i]`` are the terminals that can begin like ``i``.
+    ``places``: sets of terminals expected at the same position, including those of ``following``;
+    ``alike[i]``: the terminals that can start with the same character as ``i``.
     """
     changed = True
     while changed:
@@ -64,7 +66,7 @@ def _share_following(
 def _following(
     rules: Mapping[str, Node],
 ) -> tuple[dict[Terminal, set[Terminal]], set[Terminal]]:
-    """For each terminal those that may come next; and those that may come first."""
+    """For each terminal, the terminals that may come next; and those that may come first."""
     nullable = nullable_rules(rules)
     starts: dict[str, set[Terminal]] = {name: set() for name in rules}
     after: dict[str, set[Terminal]] = {name: set() for name in rules}
@@ -92,7 +94,7 @@ def _following(
     while True:
         before = _count(starts, after, following)
         for name, node in rules.items():
-            # What follows a rule does not begin it, so the start set is taken with nothing behind.
+            # What follows a rule is not part of its start set, which is taken with nothing behind.
             starts[name] |= walk(node, set())
             walk(node, after[name])
         if before == _count(starts, after, following):
@@ -105,7 +107,7 @@ def _count(*tables: dict[str, set[Terminal]] | dict[Terminal, set[Terminal]]) ->
 
 @cache
 def first(node: Node) -> CharSet:
-    """Characters that can begin a word of a regular expression."""
+    """The characters that can start a word of a regular expression."""
     if isinstance(node, Chars):
         return node.ranges
     if isinstance(node, Repeat):
@@ -120,9 +122,9 @@ def first(node: Node) -> CharSet:
 
 @cache
 def extensions(node: Node) -> CharSet:
-    """Characters that can prolong a word of a regular expression towards another word.
+    """The characters that can continue a word of a regular expression towards a longer word.
 
-    Exact where the expression is deterministic; every character of it where it is not.
+    Exact if the expression is deterministic; otherwise all its characters.
     """
     if isinstance(node, Chars):
         return EMPTY
@@ -159,7 +161,7 @@ def _choice_extensions(node: Choice) -> CharSet:
 
 @cache
 def alphabet(node: Node) -> CharSet:
-    """Every character that a regular expression can hold."""
+    """All characters that can occur in a word of a regular expression."""
     if isinstance(node, Chars):
         return node.ranges
     if isinstance(node, Repeat):

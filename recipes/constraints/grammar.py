@@ -1,4 +1,4 @@
-"""A spec as a grammar of llguidance."""
+"""Translates a ``ConstraintSpec`` to an llguidance grammar."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .keywords import checked_schema
 from .spec import ConstraintSpec
 from .tool_calls import tool_call_grammar
 
-# One space, or a line break and its indent: what JSON writers emit.  Without a bound a model can
-# write blanks until it runs out of tokens.
+# One space, or a line break with indentation, as JSON writers emit.  Without a limit a model could
+# generate whitespace until it runs out of tokens.
 JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": r"(?: |\n[ \t]{0,40})?"}
 
 
 def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
-    """The grammar of ``spec``.  ``marker`` is the tool-call marker and its token id.
+    """The grammar of ``spec``.  ``marker``, ``marker_id``: the tool-call marker token.
 
     Raises: RowError.
     """
@@ -51,8 +51,8 @@ def to_grammar(spec: ConstraintSpec, *, marker: str, marker_id: int) -> str:
 def regex_as_lark(expression: str) -> str:
     """A grammar for one regular expression.
 
-    ``\\d \\w \\s`` mean ASCII, as in JSON Schema: what else is a digit or a letter depends on
-    the Unicode version of whoever reads the answer.
+    ``\\d \\w \\s`` match ASCII only, as in JSON Schema: other digits and letters depend on the
+    Unicode version of the reader of the answer.
 
     Raises: RowError ``invalid_regex``.
     """
@@ -62,7 +62,7 @@ def regex_as_lark(expression: str) -> str:
 
 
 def json_grammar(schema: Any) -> str:
-    """The grammar of JSON values that a checked schema allows."""
+    """The grammar of the JSON values that a checked schema allows."""
     if schema is False:
         raise RowError("invalid_schema", "json_schema: false matches no value")
     text = json.dumps({} if schema is True else schema)
@@ -76,13 +76,13 @@ _LARK_PIECES = re.compile(
 _NOT_ENFORCED = {
     "token": "the token {} is not text; write the text",
     "option": "{} sets options of a library; write the grammar without it",
-    "attribute": "the attribute {} cannot be enforced; say it as a regular expression",
+    "attribute": "the attribute {} cannot be enforced; use a regular expression instead",
 }
 
 
 def _check_pieces(lark: str) -> None:
-    """What a grammar may not say: control tokens, which would end the answer in its middle;
-    attributes that count the model's tokens or want another temperature; options."""
+    """Refuse control tokens, which would end the answer early, attributes that count tokens or set
+    a temperature, and options."""
     for found in _LARK_PIECES.finditer(lark):
         if found.lastgroup:
             line = lark.count("\n", 0, found.start()) + 1
@@ -91,12 +91,12 @@ def _check_pieces(lark: str) -> None:
 
 
 def _check_embedded_schemas(lark: str) -> None:
-    """A schema inside a Lark grammar loses no keyword in silence either."""
+    """Check the schemas inside a Lark grammar, so that no keyword is ignored silently."""
     for found in re.finditer(r"%json\s*", lark):
         try:
             schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
         except ValueError:
-            continue  # llguidance reports it with its place
+            continue  # llguidance reports it with its position
         checked_schema(schema)
         if _is_relaxed(schema):
             raise RowError(
@@ -106,7 +106,7 @@ def _check_embedded_schemas(lark: str) -> None:
 
 
 def _is_relaxed(schema: Any) -> bool:
-    """Whether an option of llguidance somewhere inside lets more pass than the schema says."""
+    """Whether an llguidance option anywhere inside accepts more than the schema does."""
     if isinstance(schema, dict):
         options = schema.get("x-guidance")
         relaxes = isinstance(options, dict) and bool({"lenient", "coerce_one_of"} & options.keys())

@@ -1,6 +1,6 @@
-"""Which JSON-Schema keywords are enforced.  Every other keyword is refused by name.
+"""Checks that every keyword of a JSON Schema is enforced; others are refused by name.
 
-``checked_schema`` returns the schema without its annotations, ready to compile.
+``checked_schema`` returns the schema without annotations, ready to compile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COUNTS = frozenset(
 _MOST_INTEGER = 2**53
 ENFORCED = WITH_ONE_SCHEMA | WITH_SCHEMA_LIST | WITH_SCHEMA_MAP | _WITH_PLAIN_VALUE
 
-# They say nothing about which values are valid.  ``discriminator`` only repeats its ``oneOf``.
+# They do not affect which values are valid.  ``discriminator`` only repeats its ``oneOf``.
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly"}
     | {"writeOnly", "$comment", "discriminator"}
@@ -50,7 +50,7 @@ FORMATS = frozenset(
 
 
 def checked_schema(schema: Any) -> Any:
-    """The schema with annotations removed; key order stays, since answers follow it.
+    """The schema with annotations removed; the order of keys is kept, since answers follow it.
 
     Raises: RowError ``unsupported_keyword`` with the keyword and its place, ``invalid_schema``, or
     ``constraint_too_complex`` when nested too deeply.
@@ -69,7 +69,7 @@ def checked_schema(schema: Any) -> Any:
 
 
 def _check_depth(value: Any, depth: int) -> None:
-    if depth > 2 * MAX_DEPTH:  # a level of schema is at most two levels of JSON
+    if depth > 2 * MAX_DEPTH:  # a schema level is at most two JSON levels
         raise RowError("constraint_too_complex", f"json_schema: nested over {MAX_DEPTH} deep")
     if isinstance(value, Mapping | list):
         for inner in value.values() if isinstance(value, Mapping) else value:
@@ -100,7 +100,7 @@ def _check_valid(schema: Any) -> None:
 
 
 def _fault(error: jsonschema.exceptions.SchemaError) -> str:
-    """What is wrong with a pattern, and where.  Answers are judged by Python's expressions."""
+    """What is wrong with a pattern, and where."""
     return f"the pattern {error.instance!r:.80} cannot be used: {error.cause or error.message}"
 
 
@@ -143,7 +143,7 @@ def _clean_value(keyword: str, value: Any, place: str) -> Any:
 
 
 def _check_numbers(value: Any, place: str) -> None:
-    """Masks hold numbers as 64-bit floats: one that is none would turn into its neighbour."""
+    """Refuse numbers that are not 64-bit floats: masks would use the nearest one that is."""
     if isinstance(value, int) and abs(value) > _MOST_INTEGER and not _is_exact(value):
         raise RowError(
             "unsupported_keyword",
@@ -163,7 +163,7 @@ def _is_exact(value: int) -> bool:
 
 
 def _is_without_effect(keyword: str, value: Any, place: str) -> bool:
-    # The name of the whole schema matters to other documents only; inside it would move the root.
+    # The root's own name matters only to other documents; an inner $id would change the base URI.
     is_own_name = keyword == "$id" and place == "#"
     is_switched_off = (keyword, value) in (("uniqueItems", False), ("unevaluatedProperties", True))
     is_remark = keyword in ANNOTATIONS or keyword.startswith("x-")
@@ -181,7 +181,7 @@ def _check_references(schema: Mapping[str, Any], place: str) -> None:
 
 
 def _check_counts(schema: Mapping[str, Any], place: str) -> None:
-    """Names that a model may repeat count once in the end, so their number cannot be promised."""
+    """A model may repeat a name, which then counts once, so their number cannot be enforced."""
     at_least = schema.get("minProperties", 0)
     is_open = schema.get("additionalProperties", True) is not False or bool(
         schema.get("patternProperties")

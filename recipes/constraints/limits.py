@@ -1,4 +1,4 @@
-"""How much work one constraint may cause."""
+"""Resource limits of one constraint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintLimits:
-    """Limits of one constraint; what goes over one is refused, other rows go on.
+    """Limits of one constraint; a row whose constraint exceeds one is refused.
 
-    The fuel numbers bound the work inside llguidance; the trial's time and memory bound what fuel
-    does not (found by trying: intersections of many patterns).
+    The fuel values limit the work inside llguidance; time and memory of the trial limit what fuel
+    does not (for example, intersections of many patterns).
     """
 
     compile_timeout_s: float = 5.0
@@ -24,7 +24,7 @@ class ConstraintLimits:
     grammar_size: int = 200_000
 
     def for_llguidance(self) -> dict[str, Any]:
-        """The same as arguments of ``llguidance.LLParserLimits``."""
+        """The fuel values as arguments of ``llguidance.LLParserLimits``."""
         return {
             "initial_lexer_fuel": self.lexer_fuel,
             "step_lexer_fuel": self.step_lexer_fuel,

@@ -1,4 +1,4 @@
-"""Masks of many answers at once.  A mask has one bit per token, little end first."""
+"""Token masks of many answers at once.  A mask has one bit per token, least significant first."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ALL_BUT_END, BY_GRAMMAR = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class MaskPlan:
-    """How the masks of one answer come about.
+    """How to compute the masks of one answer.
 
-    ``rows`` says for its next position and those after each draft which token alone may come, or
-    ``ALL_BUT_END``, or ``BY_GRAMMAR``.  ``grammar`` is llguidance's matcher.
+    ``rows``: for the next position and after each draft, the only token allowed, or
+    ``ALL_BUT_END``, or ``BY_GRAMMAR``.  ``grammar``: the llguidance matcher.
     """
 
     grammar: Any
@@ -39,11 +39,11 @@ class MaskPlan:
     draft_token_ids: Sequence[int]
 
     def grammar_job(self, first: int) -> tuple[Any, int, list[int]] | None:
-        """What llguidance is asked for: its matcher, the row of its first mask and the drafts that
-        follow.  Rows where one token alone may come lie between; they are overwritten after."""
+        """The work for llguidance: its matcher, the row of its first mask, and the drafts after it.
+        Rows in between with only one token allowed are overwritten later."""
         if BY_GRAMMAR not in self.rows:
             return None
-        begin = self.rows.count(ALL_BUT_END)  # before the first row that the grammar rules
+        begin = self.rows.count(ALL_BUT_END)  # the first row that the grammar determines
         end = max(place for place, kind in enumerate(self.rows) if kind == BY_GRAMMAR)
         return self.grammar, first + begin, list(self.draft_token_ids[begin:end])
 
@@ -51,13 +51,12 @@ class MaskPlan:
 def fill_masks(
     matchers: Sequence[ConstraintMatcher], drafts: Sequence[Sequence[int]], out: Mask
 ) -> list[RowError | None]:
-    """Masks for the next position of each answer and after each of its drafts, into ``out``.
+    """Fill ``out`` with masks for the next position of each answer and after each of its drafts.
 
-    ``out`` is contiguous uint32 [sum(1 + drafts), words]; an answer's rows follow those of the one
-    before it.  Rows after a draft that is not allowed hold nothing.  Threads outside of Python
-    compute; no matcher may be touched meanwhile, and none changes.
-
-    Returns, for each answer, why it cannot go on (``constraint_too_complex``), or None.
+    ``out``: contiguous uint32 [sum(1 + drafts), words], answer by answer.  Rows after a draft that
+    is not allowed are undefined.  Computed in native threads; matchers must not be used meanwhile,
+    and are unchanged afterwards.
+    Returns, for each answer, the error if it failed (``constraint_too_complex``), else None.
     """
     out[:] = 0
     errors: list[RowError | None] = []
@@ -91,7 +90,7 @@ def fill_masks(
 def _run(
     jobs: list[tuple[Any, int, list[int]]], out: Mask, matchers: Sequence[ConstraintMatcher]
 ) -> None:
-    """Let llguidance write the masks of ``jobs``; it wants rows as wide as its vocabulary."""
+    """Let llguidance fill the masks of ``jobs``; it needs rows as wide as its vocabulary."""
     if not jobs:
         return
     executor = _executor()
@@ -110,7 +109,7 @@ def _run(
 
 
 def num_threads() -> int:
-    """How many threads compute masks."""
+    """Number of threads that compute masks."""
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
 

@@ -1,4 +1,4 @@
-"""The constraint of one answer, token by token."""
+"""``ConstraintMatcher``: the state of one answer's constraint, token by token."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .vocabulary import ConstraintVocabulary
 
 
 class ConstraintMatcher:
-    """Says which token may come next.  Not safe for use by two threads at once.
+    """Determines which tokens may come next.  Not thread-safe.
 
-    Until the reasoning has ended everything but the end of the answer is allowed; then the grammar
-    rules.  The end token is allowed only where the grammar is complete.  What a mask allows is a
-    function of the tokens pushed so far, so it is the same with and without speculation.
+    During the reasoning every token but the end token is allowed; after it, the grammar decides.
+    The end token is allowed only where the grammar is complete.  Masks depend only on the tokens
+    pushed so far, so they are the same with and without speculation.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class ConstraintMatcher:
         self._matcher = matcher
         self.vocabulary = vocabulary
         self._start_after = start_after
-        self._num_before = 0  # tokens up to and with the one that ends the reasoning
+        self._num_before = 0  # tokens up to and including the one that ends the reasoning
         self._num_inside = 0  # tokens the grammar has consumed
         self._is_waiting = start_after is not None
         self._is_ended = False
@@ -39,17 +39,17 @@ class ConstraintMatcher:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens pushed and not rolled back."""
+        """Number of tokens pushed and not rolled back."""
         return self._num_before + self._num_inside + self._is_ended
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the answer so far is complete: the end token is allowed, or has come."""
+        """Whether the answer so far is complete: the end token is allowed, or was pushed."""
         return not self._is_waiting and (self._is_ended or bool(self._matcher.is_accepting()))
 
     @property
     def is_finished(self) -> bool:
-        """Whether the end token has come, or nothing else may come."""
+        """Whether the end token was pushed, or no other token is allowed."""
         if self._is_waiting:
             return False
         return self._is_ended or (bool(self._matcher.is_stopped()) and not self._failed())
@@ -62,11 +62,11 @@ class ConstraintMatcher:
         return fill_masks(matchers, drafts, out)
 
     def mask(self) -> Mask:
-        """One bit per token, little end first: uint32 [ceil(vocab_size / 32)].
+        """One bit per token, least significant first: uint32 [ceil(vocab_size / 32)].
 
-        Where the grammar forces text, its first canonical token is the only one allowed.
-
-        Raises: RowError ``constraint_too_complex`` if the grammar goes over a limit here.
+        Where the grammar forces a text, only the first token of its canonical tokenization is
+        allowed.
+        Raises: RowError ``constraint_too_complex`` if the grammar exceeds a limit here.
         """
         out = np.empty((1, self.vocabulary.num_mask_words), dtype=np.uint32)
         [error] = fill_masks([self], [()], out)
@@ -75,19 +75,19 @@ class ConstraintMatcher:
         return out.reshape(-1)
 
     def plan(self, draft_token_ids: Sequence[int]) -> MaskPlan:
-        """How the masks here and after each draft come about, up to a draft that is not allowed."""
+        """How to compute the masks here and after each draft, up to one that is not allowed."""
         rows = self._walk(draft_token_ids)
         self.rollback(len(rows) - 1)
         return MaskPlan(self._matcher, rows, draft_token_ids)
 
     def num_allowed(self, draft_token_ids: Sequence[int]) -> int:
-        """How many of the drafts, from the first on, may follow each other here."""
+        """Length of the longest prefix of the drafts that is allowed here."""
         num_allowed = len(self._walk(draft_token_ids)) - 1
         self.rollback(num_allowed)
         return num_allowed
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that need no model: each is the only one its mask allows.  Never the end."""
+        """The tokens that must follow, each the only one allowed.  Never the end token."""
         forced: list[int] = []
         while not (self._is_waiting or self._is_ended):
             token_id = self._forced_token()
@@ -99,9 +99,9 @@ class ConstraintMatcher:
         return forced
 
     def push(self, token_id: int) -> None:
-        """Go on by one token.
+        """Advance by one token.
 
-        Raises: ValueError for a token that the constraint does not allow; the state is unchanged.
+        Raises: ValueError for a token that is not allowed; the state is then unchanged.
         """
         if self._is_ended:
             raise ValueError(f"token {token_id} after the end of the answer")
@@ -118,7 +118,7 @@ class ConstraintMatcher:
             raise ValueError(f"token {token_id} is not allowed by the constraint")
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last ``num_tokens`` tokens."""
+        """Undo the last ``num_tokens`` tokens."""
         if not 0 <= num_tokens <= self.num_tokens:
             raise ValueError(f"cannot roll back {num_tokens} of {self.num_tokens} tokens")
         if num_tokens and self._is_ended:
@@ -133,8 +133,8 @@ class ConstraintMatcher:
             self._is_waiting = True
 
     def _walk(self, token_ids: Sequence[int]) -> list[int]:
-        """``MaskPlan.rows`` here and after each of the tokens, up to one that is not allowed; those
-        before it are pushed."""
+        """``MaskPlan.rows`` here and after each token, up to one that is not allowed; the allowed
+        tokens are pushed."""
         rows = [self._row()]
         for token_id in token_ids:
             if not self._advance(rows[-1], token_id):
@@ -143,7 +143,7 @@ class ConstraintMatcher:
         return rows
 
     def _advance(self, row: int, token_id: int) -> bool:
-        """Take a token if the mask here, of kind ``row``, has its bit."""
+        """Push a token if the mask here, of kind ``row``, allows it; returns whether it does."""
         if self._is_ended or (row >= 0 and token_id != row):
             return False
         if token_id == self.vocabulary.eos_id:
@@ -157,7 +157,7 @@ class ConstraintMatcher:
         return is_allowed
 
     def _consume(self, token_id: int) -> bool:
-        """Let the grammar take a token, if it does."""
+        """Push a token to the grammar; returns whether it is accepted."""
         if token_id >= self.vocabulary.num_tokens or self._matcher.is_stopped():
             return False
         if self._matcher.try_consume_tokens([token_id]) != 1:
@@ -174,7 +174,7 @@ class ConstraintMatcher:
         return forced[0] if forced else None
 
     def _row(self) -> int:
-        """The only token that may come here, or what else stands in ``MaskPlan.rows``."""
+        """The entry of ``MaskPlan.rows`` for the current position."""
         if self._is_waiting:
             return ALL_BUT_END
         if self._is_ended:
@@ -190,9 +190,9 @@ class ConstraintMatcher:
             raise self.failure()
 
     def failure(self) -> RowError:
-        """Why the grammar cannot go on."""
+        """The error of a grammar that failed."""
         return RowError(
             "constraint_too_complex",
-            f"the constraint cannot go on after {self.num_tokens} tokens: "
+            f"the constraint failed after {self.num_tokens} tokens: "
             f"{self._matcher.get_error()[:300]}",
         )

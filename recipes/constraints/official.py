@@ -1,8 +1,8 @@
-"""The constraint of a chat request as the official recipe states it, with nothing left out.
+"""The constraint of a chat request: that of the official recipe, plus everything that it drops.
 
 The recipe rewrites strict schemas: it closes their objects, and drops keywords that its own server
-does not enforce (lengths, numbers of items, definitions).  Here both hold.  Some requests leave it
-with no constraint although they ask for one; these are refused.
+does not enforce (lengths, numbers of items, definitions).  Here both are enforced.  Requests for
+which the recipe silently drops a constraint are refused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .spec import ConstraintSpec, compact_json, from_recipe, parse_json
 
 
 def check_is_kept(kind: str | None, body: Mapping[str, Any]) -> None:
-    """Whether the recipe's constraint (its ``kind``, or None) is what the chat request asks for.
+    """Check that the recipe's constraint (its ``kind``, or None) is what the chat request asks for.
 
-    Raises: RowError ``invalid_value`` for a form or a call that it would drop in silence.
+    Raises: RowError ``invalid_value`` for a format or tool call that it would silently drop.
     """
     form = body.get("response_format")
     wants_form = isinstance(form, Mapping) and form.get("type", "text") != "text"
     if wants_form and kind not in ("json", "regex"):
         raise RowError(
-            "invalid_value", "response_format does not go with tools; remove one of the two"
+            "invalid_value", "response_format cannot be combined with tools; remove one of the two"
         )
     choice = body.get("tool_choice")
     wants_call = choice == "required" or isinstance(choice, Mapping)
@@ -33,7 +33,7 @@ def check_is_kept(kind: str | None, body: Mapping[str, Any]) -> None:
 
 
 def official_constraint(kind: str, schema: str, body: Mapping[str, Any]) -> ConstraintSpec | None:
-    """The spec for what the recipe made (``kind``, ``schema``) of the chat request ``body``.
+    """The spec for the recipe's constraint (``kind``, ``schema``) of the chat request ``body``.
 
     Raises: RowError.
     """
@@ -50,7 +50,7 @@ def official_constraint(kind: str, schema: str, body: Mapping[str, Any]) -> Cons
 
 
 def _with_dropped(official: Any, own: Any) -> Any:
-    """``official``, and what ``own`` says beyond it, in the order of ``own``."""
+    """``official`` plus what only ``own`` has, in the order of ``own``."""
     if isinstance(official, Mapping) and isinstance(own, Mapping):
         both = {
             key: _with_dropped(official[key], value) if key in official else value

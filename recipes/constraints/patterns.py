@@ -1,7 +1,7 @@
-"""JSON Schema's keywords that hold regular expressions, for judging answers.
+"""Validators for the JSON Schema keywords with regular expressions, without backtracking.
 
-``jsonschema`` searches with Python's ``re``, which can take years over a text of fifty letters.
-These search in time that grows with the text alone.
+``jsonschema`` uses Python's ``re``, which can take exponential time even on short texts.  These
+take time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEYWORDS = {
 def is_found(pattern: str, text: str) -> bool:
     """Whether ``pattern`` matches somewhere in ``text``."""
     matcher = _prototype(pattern).deep_copy()
-    spelled = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # as masks have it
+    spelled = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # as masks require
     data = spelled.encode("utf-8", "replace")
     is_read = matcher.try_consume_tokens(list(data)) == len(data)
     return is_read and bool(matcher.is_accepting())

@@ -1,4 +1,4 @@
-"""Where a JSON Schema holds further schemas."""
+"""The places of a JSON Schema that contain further schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WITH_SCHEMA_MAP = frozenset({"properties", "patternProperties", "$defs", "defini
 
 
 def all_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Every schema inside of ``schema`` that is an object, inner ones first, itself last."""
+    """All schemas in ``schema`` that are objects, inner ones first, ``schema`` itself last."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():

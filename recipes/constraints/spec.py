@@ -1,4 +1,4 @@
-"""What an answer must match, as plain data that can be compared, hashed and cached."""
+"""``ConstraintSpec``: a constraint as plain data that can be compared, hashed and cached."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ConstraintKind = Literal[
 JSON_KINDS = frozenset({"json_object", "json_schema"})
 TOOL_KINDS = frozenset({"tool_call", "tool_call_required"})
 
-# A schema of this size is already far beyond use; parsing it costs tens of milliseconds.
+# Far more than any useful schema; parsing one of this size takes tens of milliseconds.
 MAX_TEXT_CHARS = 256 * 1024
-# Rewriting a grammar costs more by the character.
+# Rewriting a grammar costs more per character.
 MAX_GBNF_CHARS = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """One constraint.  Equal specs compile once.
+    """One constraint.  Equal specs are compiled once.
 
-    ``text`` is compact JSON for the JSON and tool kinds (key order kept: it is the order of the
-    answer), the expression or grammar otherwise.
+    ``text``: compact JSON for the JSON and tool kinds (with the order of keys, which is that of the
+    answer), else the regular expression or grammar.
     """
 
     kind: ConstraintKind
@@ -36,7 +36,7 @@ class ConstraintSpec:
 
     @property
     def digest(self) -> str:
-        """A stable name for reports: SHA-256 over kind and text, in hexadecimal."""
+        """SHA-256 over kind and text, in hexadecimal; a stable name for reports."""
         return hashlib.sha256(f"{self.kind}\0{self.text}".encode("utf-8", "replace")).hexdigest()
 
 
@@ -72,16 +72,16 @@ def gbnf(grammar: str) -> ConstraintSpec:
 
 
 def grammar(text: str) -> ConstraintSpec:
-    """A grammar in either dialect: GBNF where a rule is written ``name ::=``, else Lark."""
+    """A grammar in either dialect: GBNF if it has a rule of the form ``name ::=``, else Lark."""
     _check_text("grammar", text)
     is_gbnf = re.search(r"^[ \t]*[\w-]+[ \t]*::=", text, re.MULTILINE)
     return gbnf(text) if is_gbnf else lark(text)
 
 
 def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
-    """The spec for a constraint as the official recipe states it; None if nothing is to enforce.
+    """The spec for a constraint of the official recipe; None if there is nothing to enforce.
 
-    Tools that are neither strict nor required leave the answer free, as in the official API.
+    Tools that are neither strict nor required do not constrain the answer, as in the official API.
     Raises: RowError.
     """
     if kind == "json":
@@ -100,7 +100,7 @@ def from_recipe(kind: str, schema: str) -> ConstraintSpec | None:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Strict JSON, without NaN or a key given twice.  Raises: RowError ``invalid_schema`` naming
+    """Parse strict JSON, without NaN or duplicate keys.  Raises: RowError ``invalid_schema`` naming
     the position, or ``constraint_too_complex``."""
     _check_size(text, where)
 
@@ -127,7 +127,7 @@ def strict_json(
     parse_float: Callable[[str], Any] = float,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
 ) -> Any:
-    """JSON without NaN, of any size.  Raises: RowError ``invalid_schema``, RecursionError."""
+    """Parse JSON without NaN, of any size.  Raises: RowError ``invalid_schema``, RecursionError."""
 
     def refuse(constant: str) -> NoReturn:
         raise RowError("invalid_schema", f"{where}: {constant} is not JSON")
@@ -149,7 +149,7 @@ def strict_json(
 
 
 def compact_json(value: Any) -> str:
-    """One spelling for equal values; key order stays.  Raises: RowError ``invalid_schema``."""
+    """Canonical JSON in the order of keys given.  Raises: RowError ``invalid_schema``."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except RecursionError as error:
@@ -170,9 +170,9 @@ def _check_text(kind: str, text: Any) -> None:
     if not isinstance(text, str):
         raise RowError("invalid_type", f"{kind}: expected a string, got {type(text).__name__}")
     if not text:
-        raise RowError("invalid_value", f"{kind}: the empty text constrains nothing; remove it")
+        raise RowError("invalid_value", f"{kind}: empty, which is no constraint; remove it")
     if any(0xD800 <= ord(character) < 0xE000 for character in text):
-        raise RowError("invalid_value", f"{kind}: holds a lone surrogate, which is not text")
+        raise RowError("invalid_value", f"{kind}: contains a lone surrogate, which is not text")
 
 
 def _check_size(text: str, where: str, max_chars: int = MAX_TEXT_CHARS) -> None:

@@ -1,8 +1,8 @@
-"""Tool calls as a grammar: the block that the official parser reads, with the tools of the row.
+"""Grammar of tool calls: the block that the official parser reads, for the tools of a row.
 
 A call is ``<M invoke name="NAME">``, a line ``<M parameter name="KEY" string="true|false">VALUE</M
-parameter>`` for each parameter, ``</M invoke>``, where M is the marker token.  ``string="true"`` is
-text as it is; everything else is JSON.
+parameter>`` per parameter, and ``</M invoke>``, where M is the marker token.  With
+``string="true"`` the value is raw text, otherwise JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from deepinfer.errors import RowError
 
 from .keywords import checked_schema
 
-# Terminals that end in "</" reach up to the marker, so that a value may hold "</" itself.  Words
-# that spell the marker out are kept away: a reader of the text could not tell them from the token.
+# Terminals that end in "</" extend to the marker, so that a value may contain "</".  Text that
+# spells the marker is excluded, as a reader could not tell it from the token.
 _COMMON_RULES = r"""
 marker: <[%(marker_id)d]>
 TEXT: /(?s:.*)/ & ~SPELLED
@@ -30,13 +30,14 @@ end_parameter: marker " parameter>\n"
 free_value: "true\">" RAW | "false\">" any_json "</"
 any_json: %%json %(any_json)s
 """
-# What an object of parameters may say: parameters come one by one, so no more can be kept.
+# Keywords allowed for the object of parameters: these are generated one by one, so no others can be
+# enforced.
 _OBJECT_KEYWORDS = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 )
 _RAW_KEYWORDS = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _RAW_TAG, _JSON_TAG = '"true">', '"false">'
-# The official parser ends a name at a space and copies a backslash into JSON as it is.
+# The official parser ends a name at a space, and copies a backslash to JSON unchanged.
 _UNFIT_FOR_ATTRIBUTE = re.compile(r'["<>\\\s\x00-\x1f]')
 
 
@@ -48,15 +49,14 @@ def tool_call_grammar(
     marker_id: int,
     json_options: Mapping[str, Any],
 ) -> str:
-    """A Lark grammar of the answer, after the reasoning.
+    """A Lark grammar of the answer after the reasoning.
 
-    With ``is_required`` the prompt has opened the block, so the answer is calls and the end of the
-    block; else it is text, or text (which may be empty) and a whole block.
-
+    With ``is_required`` the prompt has opened the block, so the answer consists of calls and the
+    end of the block; otherwise of text, optionally followed by a whole block.
     Raises: RowError ``invalid_schema``, ``unsupported_keyword``.
     """
     if not tools:
-        raise RowError("invalid_schema", "tools: there is none to call")
+        raise RowError("invalid_schema", "tools: the list is empty")
     calls = 'invoke+ "</" marker " calls>"'
     start = calls if is_required else f'TEXT | BEFORE_BLOCK marker " calls>\\n" {calls}'
     invocations = " | ".join(f"invoke_{place}" for place in range(len(tools)))
@@ -102,7 +102,7 @@ def _refuse(function: Mapping[str, Any], kind: str, reason: str) -> NoReturn:
 
 
 class _Tool:
-    """The rules of one tool; names carry its place, so tools never share a rule."""
+    """The rules of one tool; their names contain its index, so tools never share a rule."""
 
     def __init__(self, function: Mapping[str, Any], place: int, options: Mapping[str, Any]) -> None:
         self.function = function
@@ -143,7 +143,7 @@ class _Tool:
 
 
 def _raw_terminal(schema: Any) -> str | None:
-    """A terminal for a string as it is and the "</" behind it; None if it must be JSON."""
+    """A terminal for a raw string followed by "</"; None if the value must be JSON."""
     if not isinstance(schema, dict) or not schema.keys() <= _RAW_KEYWORDS:
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -170,7 +170,7 @@ def _as_mapping(schema: Any) -> dict[str, Any]:
 
 def _attribute(function: Mapping[str, Any], name: str) -> str:
     if not name or _UNFIT_FOR_ATTRIBUTE.search(name):
-        _refuse(function, "invalid_schema", f"the name {name!r:.80} cannot stand in a tool call")
+        _refuse(function, "invalid_schema", f"the name {name!r:.80} cannot occur in a tool call")
     return f'"{name}"'
 
 

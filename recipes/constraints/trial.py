@@ -1,4 +1,4 @@
-"""Tries a grammar in a child process that can be killed: a thread inside llguidance can not."""
+"""Tries a grammar in a child process, which can be killed, unlike a thread inside llguidance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCRIPT = Path(__file__).with_name("trial_process.py")
 
 
 class Trial:
-    """One child process; used by one thread at a time.  It starts again after it was killed."""
+    """One child process, used by one thread at a time; restarted after it was killed."""
 
     def __init__(self, limits: ConstraintLimits) -> None:
         self._limits = limits
@@ -31,10 +31,10 @@ class Trial:
         self._lock = threading.Lock()
 
     def check(self, constraint_kind: str, grammar: str) -> None:
-        """Return if ``grammar`` compiles within the limits.
+        """Check that ``grammar`` compiles within the limits.
 
-        Raises: RowError ``constraint_too_complex`` (time, memory, size, stack), or with what
-        llguidance says is wrong and where; CancelledError after ``close``.
+        Raises: RowError ``constraint_too_complex`` (time, memory, size, stack), or with the error
+        and position reported by llguidance; CancelledError after ``close``.
         """
         question = {"grammar": grammar, "limits": self._limits.for_llguidance()}
         answer = self._ask(json.dumps(question).encode() + b"\n")
@@ -55,30 +55,30 @@ class Trial:
 
     @property
     def process_id(self) -> int | None:
-        """The child process, if one runs."""
+        """Process id of the child process, None if none is running."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """Kill the child process for good.  From any thread; one that waits for it comes back."""
+        """Kill the child process permanently.  From any thread; a waiting ``check`` returns."""
         with self._lock:
             self._is_closed = True
             if self._process:
                 self._process.kill()
 
     def release(self) -> None:
-        """Kill the child process and free what belongs to it.  From the thread that uses it."""
+        """Kill the child process and free its resources.  Only from the thread that uses it."""
         with self._lock:
             process, self._process = self._process, None
         if process:
             process.kill()
-            # A question that the process has not read is still in the pipe's buffer.
+            # A request that the process has not read is still in the pipe's buffer.
             with contextlib.suppress(BrokenPipeError), process:
                 pass
 
     def _ask(self, question: bytes) -> bytes | None:
-        """The answer line; None if the child died or took too long."""
+        """The reply line; None if the child died or timed out."""
         if self._process and self._process.poll() is not None:
-            self.release()  # something else has ended it: this question is not to blame
+            self.release()  # it died for another reason than this request
         process = self._running()
         assert process.stdin and process.stdout
         deadline = time.monotonic() + self._limits.compile_timeout_s
@@ -109,7 +109,7 @@ class Trial:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the main process, which ends this one
+                start_new_session=True,  # Ctrl-C must reach only the main process
             )
             return self._process
 
@@ -125,7 +125,7 @@ _UNSUPPORTED = (
     "not disjoint",
     "failed to generate regex",
 )
-# A schema may hold them, they are just not enforced; as an expression of its own they are wrong.
+# Reported for what is valid in a schema but cannot be enforced; invalid as a regex constraint.
 _NO_PATTERN = ("look-around", "lookarounds", "backreferences")
 _ANCHOR = re.compile(r"lookarounds not supported yet; (\w+) in regex")
 _NO_TEXT = "noextensionbias"
@@ -135,7 +135,7 @@ _INVALID = {"json_object": "invalid_schema", "json_schema": "invalid_schema"} | 
 
 
 def compile_error(constraint_kind: str, message: str) -> RowError:
-    """The RowError for what llguidance reports about a constraint of this kind."""
+    """The RowError for an error that llguidance reports for a constraint of this kind."""
     lowered = message.lower()
     kind = _INVALID.get(constraint_kind, "invalid_grammar")
     is_in_schema = kind == "invalid_schema" and any(words in lowered for words in _NO_PATTERN)
@@ -146,31 +146,31 @@ def compile_error(constraint_kind: str, message: str) -> RowError:
     reason = _one_line(message.replace("<non-verbose/>", ""))[:500]
     anchor = _ANCHOR.search(message)
     if anchor:
-        reason = f"an anchor or word boundary inside of it is not supported ({anchor[1]})"
+        reason = f"an anchor or word boundary inside it is not supported ({anchor[1]})"
     if is_in_schema:
         reason = f"pattern: {reason}"
     elif _NO_TEXT in lowered:
-        reason = "it matches no text at all, or refers to itself without an end"
+        reason = "it matches no text at all, or refers to itself endlessly"
     elif _AMBIGUOUS in lowered:
         reason = (
-            "there are too many ways to read the same text; write repetitions that do not repeat "
-            "each other, or smaller ones"
+            "it is too ambiguous: the same text can be parsed in too many ways; avoid nested "
+            "repetitions, or use smaller ones"
         )
     elif _OVERLAPPING_ONE_OF in lowered:
         reason = (
-            "oneOf: it cannot be shown that its branches exclude each other; use anyOf, or give "
-            "each branch a required property with a const of its own"
+            "oneOf: its branches are not provably exclusive; use anyOf, or give each branch a "
+            "required property with a const of its own"
         )
     return RowError(kind, f"{constraint_kind}: {reason}")
 
 
-# A line of the grammar with its number, and carets below the place.
+# A numbered line of the grammar, and carets below the position.
 _PICTURE = re.compile(r"^ *(\d+ \|.*|\^+) *$")
 
 
 def _one_line(message: str) -> str:
-    """The message without its pictures of the place: of a regular expression what is wrong and
-    after which part, else all its words."""
+    """The message without the lines that picture the position: for a regular expression, the error
+    and the part that precedes it; else all other lines joined."""
     lines = message.strip().splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     carets = next((i for i, line in enumerate(lines) if line.strip(" ^") == "" and "^" in line), 0)

@@ -1,8 +1,8 @@
-"""The other side of ``trial``: compiles grammars where a crash or an endless loop harms nobody.
+"""The child process of ``trial``: compiles grammars where a crash or an endless loop is harmless.
 
-Run as a script, it imports nothing of deepinfer.  It answers each line of JSON on stdin (grammar,
-limits) with one line on stdout: the error, or the empty string.  Arguments: bytes of memory it may
-use, process id of its parent.
+Run as a script; imports nothing of deepinfer.  For each line of JSON on stdin (grammar, limits) it
+writes one line to stdout: the error, or the empty string.  Arguments: memory limit in bytes,
+process id of the parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import llguidance
 
-# Recursion that needs more would endanger the main process, whose threads have 8 MiB.
+# Recursion that needs more would endanger the main process, whose threads have stacks of 8 MiB.
 _STACK_BYTES = 2**20
 _NUM_TRIAL_STEPS = 64
 _END = 256
@@ -38,12 +38,12 @@ class _Bytes:
 
 @cache
 def byte_tokenizer() -> Any:
-    """The byte vocabulary in the form that llguidance takes: the id of a byte is its value."""
+    """An llguidance tokenizer for bytes: the id of a byte is its value."""
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), slices=[])
 
 
 def try_grammar(grammar: str, limits: dict[str, Any]) -> str:
-    """Compile and take some steps at random.  Returns the error, empty if there is none."""
+    """Compile, and take some random steps.  Returns the error, or the empty string."""
     matcher = llguidance.LLMatcher(
         byte_tokenizer(), grammar, log_level=0, limits=llguidance.LLParserLimits(**limits)
     )
@@ -77,5 +77,5 @@ if __name__ == "__main__":
     parent = int(sys.argv[2])
     while server.is_alive():
         server.join(0.5)
-        if os.getppid() != parent:  # killed; an endless compile would outlive it
+        if os.getppid() != parent:  # the parent was killed, which must also end a compilation
             os._exit(1)

@@ -1,4 +1,4 @@
-"""Judges a finished answer once more, on its own text."""
+"""Validates a finished answer against its constraint, from its text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Verdict = Literal["valid", "invalid", "incomplete"]
 
 
 def judge(spec: ConstraintSpec, answer: Answer, finish_reason: str) -> Verdict:
-    """``incomplete`` if the answer was cut or never left its reasoning, else whether it matches."""
+    """``incomplete`` if the answer was cut off or never ended its reasoning; else whether it
+    matches."""
     is_open = answer.is_reasoning_unfinished or answer.is_tool_call_unfinished
     if finish_reason not in ("stop", "tool_calls") or is_open:
         return "incomplete"
@@ -42,7 +43,7 @@ def judge(spec: ConstraintSpec, answer: Answer, finish_reason: str) -> Verdict:
 
 
 def matches(spec: ConstraintSpec, text: str) -> bool:
-    """Whether ``text`` as a whole meets a JSON, regex or grammar constraint."""
+    """Whether the whole of ``text`` satisfies a JSON, regex or grammar constraint."""
     if spec.kind not in JSON_KINDS:
         return _grammar_takes(spec, text)
     try:
@@ -80,7 +81,7 @@ def _call_matches(function: dict[str, Any], call: ParsedToolCall) -> bool:
 
 
 def _exact(text: str) -> Fraction | int | float:
-    """The decimal number itself: as a binary fraction 0.07 would be no multiple of 0.01."""
+    """The exact decimal number: as binary floats, 0.07 would not be a multiple of 0.01."""
     nearest = float(text)
     if not 1e-300 < abs(nearest) < 1e300:
         return nearest  # its fraction could have millions of digits
@@ -100,5 +101,5 @@ def _validator(schema_text: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _prototype(spec: ConstraintSpec) -> Any:
-    grammar = to_grammar(spec, marker="", marker_id=0)  # which only tool calls have
+    grammar = to_grammar(spec, marker="", marker_id=0)  # the marker is only used by tool calls
     return llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0)

@@ -304,7 +304,7 @@ def test_a_panic_of_the_wheel_is_a_row_error_and_an_interrupt_is_not():
     def fail(error):
         raise error
 
-    with pytest.raises(RowError, match="gave up"):
+    with pytest.raises(RowError, match="failed on this row"):
         guarded(lambda: fail(panic("boom")))
     with pytest.raises(KeyboardInterrupt):
         guarded(lambda: fail(KeyboardInterrupt()))

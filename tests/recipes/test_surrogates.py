@@ -16,7 +16,7 @@ from deepinfer.recipes.chat import convert
     ids=["one", "in", "part"],
 )
 def test_half_a_pair_is_named(content: Any) -> None:
-    with pytest.raises(RowError, match=r"half of a surrogate pair \(\\ud[0-9a-f]{3}\)"):
+    with pytest.raises(RowError, match=r"a lone surrogate \(\\ud[0-9a-f]{3}\)"):
         convert({"messages": [{"role": "user", "content": content}]})
 
 

@@ -82,7 +82,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 
 _CALL_WANTED = "tool_choice asks for a call"
-_ONE_ONLY = "response_format does not go with tools"
+_ONE_ONLY = "response_format cannot be combined with tools"
 _NULL = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
 
 

@@ -56,7 +56,7 @@ def test_kind_is_part_of_the_digest() -> None:
         (lambda: spec.regex(""), "invalid_value", "empty"),
         (lambda: spec.regex(None), "invalid_type", "NoneType"),
         (lambda: spec.grammar(5), "invalid_type", "grammar: expected a string"),
-        (lambda: spec.grammar(""), "invalid_value", "grammar: the empty text"),
+        (lambda: spec.grammar(""), "invalid_value", "grammar: empty"),
         (lambda: spec.gbnf("\ud800"), "invalid_value", "surrogate"),
         (lambda: spec.from_recipe("xml", ""), "unsupported", "'xml'"),
     ],

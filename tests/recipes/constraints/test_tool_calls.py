@@ -183,8 +183,8 @@ def test_marker_cannot_be_spelt_in_a_value(v4_compiler: ConstraintCompiler, v4: 
         ({"properties": {"a": {"not": {}}}}, "unsupported_keyword", "'not'"),
         ({"properties": {}, "required": ["z"]}, "invalid_schema", "'z' has no schema"),
         ({"properties": {}, "required": [*"zyxwv"]}, "invalid_schema", "'z' has no schema"),
-        ({"properties": {'a"b': {}}}, "invalid_schema", "cannot stand in a tool call"),
-        ({"properties": {"a b": {}}}, "invalid_schema", "cannot stand in a tool call"),
+        ({"properties": {'a"b': {}}}, "invalid_schema", "cannot occur in a tool call"),
+        ({"properties": {"a b": {}}}, "invalid_schema", "cannot occur in a tool call"),
     ],
 )
 def test_unfit_tools_are_refused_by_name(
