@@ -92,7 +92,7 @@ def _produce(sources, gated, plain, GROUP_M: gl.constexpr, PARTS: gl.constexpr):
     work, tiles = gated
     gated_source, plain_source = sources
     x, x_scales, w, scale_stride = gated_source
-    produce_wide(x, x_scales, w, work, tiles, scale_stride, False, GROUP_M, 0, False)
+    produce_wide(x, x_scales, w, work, tiles, scale_stride, False, GROUP_M, False, 0, False)
     plain_x, plain_w = plain_source
     sizes, walk, plain_tiles = plain
     produce_parts(plain_x, plain_w, sizes, walk, plain_tiles, PARTS, 1)

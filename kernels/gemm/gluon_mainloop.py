@@ -112,6 +112,16 @@ def mainloop(tiles, step, groups, FIRST: gl.constexpr, UNROLL: gl.constexpr, lay
 
 
 @gluon.jit
+def skip_stages(tiles, step, groups):
+    """Leave the stages of a tile to the other consumer."""
+    x_tiles, w_tiles, s_tiles, full, empty = tiles
+    for _ in range(groups):
+        stage = _wait_full(tiles, step)
+        mbarrier.arrive(empty.index(stage), count=1)
+        step += 1
+
+
+@gluon.jit
 def _accumulate(tiles, acc, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
     """COUNT pipelined k-steps: each is promoted while the MMA of the next one runs."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles

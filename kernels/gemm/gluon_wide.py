@@ -31,6 +31,7 @@ from .gluon_mainloop import (
     mainloop_rows,
     prefetch_scales,
     scale_columns,
+    skip_stages,
     store_subtile,
 )
 from .gluon_packed import decode, produce_packed
@@ -65,7 +66,8 @@ def wide_kernel(
     GROUPED: grouped GEMM, ``tile_expert`` [tiles] is the expert of each row tile, ``used`` [1] the
     number of rows in tiles, ``row_pair`` [R] is negative for padding rows.
     GROUP_M: tiles are rasterized in groups of so many row tiles, see ``tile_coordinates``.  Tail
-    tiles of 256 rows are split between two programs each, if there are enough programs.
+    tiles of 256 rows, and of 128 x 128, are split between two programs each, if there are enough
+    programs; of the latter one consumer works on each half, and the other one skips it.
     GATE, unless it is UNGATED: SwiGLU in the epilogue, see ``consume_gated``.
     TOP_K, unless it is 0: results are stored where their tokens came from, see ``home_of``.
     GROUP_COLUMNS, unless it is 0: grouped linear layer, group g of so many columns uses inputs g K
@@ -87,6 +89,7 @@ def wide_kernel(
     epilogue = (out, w_scales, o_tiles, row_pair, (row_pair, homes, most_tokens))
     gate = (weights, out_scales, out_stride, limit)
     if FORMAT == 1:
+        SPLIT: gl.constexpr = GATE == UNGATED and ROWS + COLUMNS == 256
         fence_async_shared()
         gl.warp_specialize(
             [
@@ -102,7 +105,7 @@ def wide_kernel(
                     produce_wide,
                     (
                         x, x_scales, w, work, tiles, scale_stride,
-                        GROUPED, GROUP_M, GROUP_COLUMNS, EVICT_FIRST,
+                        GROUPED, GROUP_M, SPLIT, GROUP_COLUMNS, EVICT_FIRST,
                     ),
                 ),
             ],
@@ -138,15 +141,17 @@ def wide_kernel(
 @gluon.jit
 def produce_wide(
     x, x_scales, w, work, tiles, scale_stride, GROUPED: gl.constexpr, GROUP_M: gl.constexpr,
-    GROUP_COLUMNS: gl.constexpr, EVICT_FIRST: gl.constexpr,
+    SPLIT: gl.constexpr, GROUP_COLUMNS: gl.constexpr, EVICT_FIRST: gl.constexpr,
 ):  # fmt: skip
     tile_expert, num_row_tiles, N, K = work
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     STAGES: gl.constexpr = x_tiles.shape[0]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     num_columns = gl.cdiv(N, COLUMNS)
+    num_tiles = num_row_tiles * num_columns
     step = 0
-    for tile in range(gl.program_id(0), num_row_tiles * num_columns, gl.num_programs(0)):
+    for unit in range(gl.program_id(0), num_work_units(num_tiles, SPLIT), gl.num_programs(0)):
+        tile, _, _ = tile_of_unit(unit, num_tiles, SPLIT)
         row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         w_row = weight_row(tile_expert, row_tile, column * COLUMNS, N, GROUPED)
         first = first_input(column * COLUMNS, K, GROUP_COLUMNS) // 128
@@ -196,7 +201,8 @@ def _consume(
     ROWS: gl.constexpr = x_tiles.shape[1]
     COLUMNS: gl.constexpr = w_tiles.shape[1]
     FIRST: gl.constexpr = HALF * 64
-    SPLIT: gl.constexpr = ROWS == 256
+    SQUARE: gl.constexpr = ROWS + COLUMNS == 256
+    SPLIT: gl.constexpr = SQUARE or ROWS == 256
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     num_columns = gl.cdiv(N, COLUMNS)
     groups = K // 128
@@ -208,12 +214,15 @@ def _consume(
         row_tile, column = tile_coordinates(tile, num_columns, num_row_tiles, GROUP_M)
         n = column * COLUMNS
         w_row = weight_row(tile_expert, row_tile, n, N, GROUPED)
-        row = row_tile * ROWS + half * 128 + FIRST
+        row = row_tile * ROWS + (0 if SQUARE else half * 128) + FIRST
         place = w_scales + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
-        if ROWS + COLUMNS == 256:
-            w_scale = prefetch_scales(w_scales, w_row)
-            acc = mainloop(tiles, step, groups, FIRST, UNROLL, layout)
-            _store(epilogue, gate, buffer, scale_columns(acc, w_scale), row, n, N, TOP_K)
+        if SQUARE:
+            if is_half & (half != HALF):
+                skip_stages(tiles, step, groups)
+            else:
+                w_scale = prefetch_scales(w_scales, w_row)
+                acc = mainloop(tiles, step, groups, FIRST, UNROLL, layout)
+                _store(epilogue, gate, buffer, scale_columns(acc, w_scale), row, n, N, TOP_K)
         elif COLUMNS == 256:  # shared memory has no room to change the layout of scales
             left, right = mainloop_columns(tiles, step, groups, FIRST, layout)
             w_scale, next_w_scale = gl.load(place), gl.load(place + 128)

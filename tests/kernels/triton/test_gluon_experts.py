@@ -58,7 +58,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("needs_sm90")]
 _LIMIT = 10.0
 
 
-# With 5,600 tokens, and with 150 of 2,000, the last tiles of 256 rows are shared by two programs.
+# With 5,600 tokens, and with 150 of 2,000, two programs share each of the last tiles of 256 rows
+# and of the last square ones.
 @pytest.mark.parametrize(
     "tokens, here", [(7, 7), (90, 90), (400, 400), (1300, 1300), (5600, 5600), (2000, 150)]
 )
