@@ -20,6 +20,7 @@ from deepinfer.kernels.relaunch import launch
 
 from .checks import check_operands, main_list
 from .gluon_kernel import attention_gluon_kernel
+from .gluon_work import TILE_E4M3
 from .triton_unpack import unpack_rows_triton
 
 _HEADS, _WIDTH, _TILE_KEYS, _MAX_ROTARY_PAIRS = 64, 512, 64, 32
@@ -88,6 +89,10 @@ def sparse_attention_gluon(
     if not is_whole:
         parts = q.new_empty(num_queries * num_pieces, _HEADS, _WIDTH, dtype=torch.float16)
         state = sink.new_empty(num_queries * num_pieces, _HEADS)
+    if quantized and is_whole:
+        results = _halves(parts, _WIDTH // 2, TILE_E4M3.value.swizzle_byte_width)
+    else:
+        results = _halves(parts, _WIDTH)
     num_rows = len(window_rows) + (0 if main_rows is None else len(main_rows))
     is_repeated = num_rows * _REPEATS <= num_queries * sum(lengths)
     if is_whole and is_repeated:
@@ -97,7 +102,7 @@ def sparse_attention_gluon(
         _halves(q.contiguous(), _WIDTH), window_rows, window_index,
         window_rows if main_rows is None else main_rows,
         main_index if main_index.numel() else window_index,
-        sink, cos, sin, _halves(parts, _WIDTH // 2 if quantized and is_whole else _WIDTH), state,
+        sink, cos, sin, results, state,
         scale * _LOG2_E, num_queries, scale_stride, lse if is_whole else None, q_norm_eps,
         PIECES=num_pieces, PIECE_TILES=piece_tiles, WINDOW_LENGTH=lengths[0],
         MAIN_LENGTH=lengths[1], ROTARY=rotary_pairs, COPIES=is_whole and is_repeated, num_warps=4,
@@ -124,9 +129,9 @@ def _pieces(lengths: tuple[int, int], piece_keys: int | None) -> tuple[int, int]
     return max(1, cdiv(num_tiles, max(1, piece_tiles))), piece_tiles
 
 
-def _halves(x: Tensor, width: int) -> TensorDescriptor:
+def _halves(x: Tensor, width: int, swizzle: int | None = None) -> TensorDescriptor:
     """Heads of ``width`` 16-bit numbers for copies of half of the values of a query's."""
-    return described_tiles(x.view(-1, width), _HEADS, width // 2)
+    return described_tiles(x.view(-1, width), _HEADS, width // 2, swizzle=swizzle)
 
 
 # Sizes that follow the batch must not make new variants of the kernel.

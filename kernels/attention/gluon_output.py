@@ -17,7 +17,7 @@ from deepinfer.kernels.gemm.gluon_quantize import (
 from deepinfer.kernels.gluon_names import seen_as, store_tile, thread_barrier
 
 from .gluon_rows import halves_of
-from .gluon_work import EMPTY, HALF, HEADS, TILE_BF16, opaque_zero
+from .gluon_work import EMPTY, HALF, HEADS, TILE_BF16, TILE_E4M3, opaque_zero
 
 LOWEST = gl.constexpr(-1e30)
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -55,7 +55,7 @@ def finish(
     if out.dtype == gl.int16:
         # Else the compiler computes addresses before all items and keeps them in registers.
         zero = opaque_zero(item)
-        places = seen_as(keys, gl.int16, [8, HEADS, HALF // 2], TILE_BF16)
+        places = seen_as(keys, gl.int16, [8, HEADS, HALF // 2], TILE_E4M3)
         place = places.index(zero + (4 + 2 * SIDE))
         left, right = halves_of(rounded_to_bf16(_divided(sums, factor)))
         if TURNS:

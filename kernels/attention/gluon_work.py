@@ -16,6 +16,9 @@ HALF = gl.constexpr(256)
 TILE = gl.constexpr(64)
 
 TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+# Of quantised results, by pairs.  Where 128 bytes are permuted a thread has eight addresses instead
+# of four, which Triton 3.9 computes before all items and keeps outside of registers.
+TILE_E4M3 = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 
 # Barriers: halves (left and right values) of the two tiles full and empty, weights of a tile there,
 # query there, prepared (turned, normalised) and read.

@@ -25,8 +25,8 @@ class Tiles(TensorDescriptor):  # type: ignore[misc]
     ``key``: what a kernel is specialized for, see ``launch_key``.
     """
 
-    def __init__(self, x: Tensor, box: tuple[int, ...]) -> None:
-        self.key = box, x.dtype
+    def __init__(self, x: Tensor, box: tuple[int, ...], swizzle: int | None = None) -> None:
+        self.key = box, x.dtype, swizzle
         self.base = x
         self.shape = x.shape
         self.strides = x.stride()
@@ -34,11 +34,18 @@ class Tiles(TensorDescriptor):  # type: ignore[misc]
         self.padding = "zero"
 
 
-def described_tiles(x: Tensor, *box: int) -> TensorDescriptor:
-    """TMA descriptor of ``x`` for boxes of this shape; elements outside of ``x`` read as 0."""
-    return Tiles(x, box)
+def described_tiles(x: Tensor, *box: int, swizzle: int | None = None) -> TensorDescriptor:
+    """TMA descriptor of ``x`` for boxes of this shape; elements outside of ``x`` read as 0.
+
+    ``swizzle``: width of the shared memory swizzle in bytes; None is the widest that fits.
+    """
+    return Tiles(x, box, swizzle)
 
 
 @cache  # computing it takes longer than a launch
-def _box(box: tuple[int, ...], dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+def _box(
+    box: tuple[int, ...], dtype: torch.dtype, swizzle: int | None
+) -> tuple[list[int], gl.NVMMASharedLayout]:
+    if swizzle is not None:
+        return list(box), gl.NVMMASharedLayout(swizzle, 8 * dtype.itemsize, len(box))
     return list(box), gl.NVMMASharedLayout.get_default_for(list(box), _TYPES[dtype])
