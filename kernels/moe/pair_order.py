@@ -24,7 +24,7 @@ from deepinfer.kernels.quant.triton_bits import even_bf16, odd_bf16
 from deepinfer.kernels.relaunch import launch
 
 from .slots import Slots
-from .triton_pairs import count_kernel, place_pairs_kernel, place_tiles, whole_tiles
+from .triton_pairs import count_kernel, of_experts, place_pairs_kernel, place_tiles, whole_tiles
 
 _BLOCK = 1024  # pairs that are counted together
 _COMPARED = 256  # pairs that a token's pairs are compared with at a time
@@ -162,7 +162,7 @@ def _place_token(
     choice = tl.arange(0, TOP_K_PADDED)
     pair = token * TOP_K + choice
     last = token * TOP_K + TOP_K
-    chosen = tl.load(ids + pair, mask=choice < TOP_K, other=-1).to(tl.int32)
+    chosen = of_experts(tl.load(ids + pair, mask=choice < TOP_K, other=-1))
     is_here = (chosen >= 0) & (chosen < num_experts)
     if SLOTS:
         row = tl.load(slots + pair, mask=is_here, other=0)
@@ -171,7 +171,7 @@ def _place_token(
         row = tl.load(counts + block * num_experts + chosen, mask=is_here, other=0)
         for start in range(token * TOP_K // BLOCK_PAIRS * BLOCK_PAIRS, last, PAIRS):
             other = start + tl.arange(0, PAIRS)
-            others = tl.load(ids + other, mask=other < last, other=-1).to(tl.int32)
+            others = of_experts(tl.load(ids + other, mask=other < last, other=-1))
             is_before = (other[None, :] < pair[:, None]) & (
                 other[None, :] >= (block * BLOCK_PAIRS)[:, None]
             )

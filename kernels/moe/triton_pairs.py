@@ -26,14 +26,14 @@ def count_kernel(
     before = tl.zeros([EXPERTS], tl.int32)
     # Software prefetch: two blocks are in flight while one is counted.
     pair = chunk * in_chunk * PAIRS + lane
-    chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+    chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
     pair += PAIRS
-    following = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+    following = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
     for block in range(chunk * in_chunk, end):
         tl.store(counts + block * num_experts + expert, before, mask=expert < num_experts)
         pair = (block + 2) * PAIRS + lane
-        last = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
-        before += tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0)
+        last = tl.load(ids + pair, mask=pair < num_pairs, other=-1)
+        before += tl.sum((of_experts(chosen)[:, None] == expert[None, :]).to(tl.int32), axis=0)
         chosen, following = following, last
     place = counts + (num_blocks + chunk) * num_experts + expert
     tl.store(place, before, mask=expert < num_experts)
@@ -75,7 +75,7 @@ def _place_pairs(
     group = program % groups
     own = group * PLACED_EXPERTS + tl.arange(0, PLACED_EXPERTS)
     pair = block * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
-    chosen = tl.load(ids + pair, mask=pair < num_pairs, other=-1).to(tl.int32)
+    chosen = of_experts(tl.load(ids + pair, mask=pair < num_pairs, other=-1))
     expert, _, size = whole_tiles(counts, num_experts, num_blocks, TILE_ROWS, EXPERTS, CHUNKS)
     begin = tl.sum(tl.where(expert[None, :] < own[:, None], size[None, :], 0), axis=1)
     inside = own < num_experts
@@ -90,6 +90,12 @@ def _place_pairs(
     owner = tl.where((chosen < 0) | (chosen >= num_experts), 0, chosen // PLACED_EXPERTS)
     tl.store(pair_row + pair, row, mask=(owner == group) & (pair < num_pairs))
     tl.store(row_pair + row, pair, mask=row >= 0)
+
+
+@triton.jit
+def of_experts(ids):
+    """i64 ids as i32, negative where they are or do not fit."""
+    return tl.where((ids >> 32) == 0, ids.to(tl.int32), -1)
 
 
 @triton.jit

@@ -103,6 +103,23 @@ def test_tokens_are_moved_to_their_rows(tokens: int, experts: int, device: torch
     assert_bitwise_equal(moved.view(torch.uint8), whole.values[here // 3].view(torch.uint8))
 
 
+@pytest.mark.parametrize("absent", [-1, 5, 2**31, 2**32, 2**32 + 3, -(2**32), -(2**63), 2**63 - 1])
+def test_ids_of_no_expert_get_no_row(absent: int, device: torch.device) -> None:
+    """Also those whose lower half looks like that of an expert."""
+    x = torch.randn(30, 64, device=device).bfloat16()
+    ids = _choices(30, 3, 5, device)
+    is_absent = torch.rand(30, 3, device=device) < 0.3
+    ids, plain = ids.masked_fill(is_absent, absent), ids.masked_fill(is_absent, -1)
+    form = MatrixPath.of(device), KOrder.PLAIN
+    expected = order_pairs(plain, 5, 16)
+    tokens, acts = order_tokens(x, ids, 5, 16, *form)
+    slotted, _ = order_tokens(x, ids, 5, 16, *form, _slots(plain, 5))
+    for name in ("pair", "row", "expert", "used"):
+        for rows in (order_pairs(ids, 5, 16), tokens):
+            assert_bitwise_equal(getattr(rows, name), getattr(expected, name), name)
+    assert_bitwise_equal(slotted.row < 0, plain.flatten() < 0)
+
+
 def _slots(ids: Tensor, experts: int) -> Slots:
     """Taken in another order than that of pairs."""
     slots = Slots(torch.full_like(ids, -1, dtype=torch.int32), torch.zeros(experts).int())
