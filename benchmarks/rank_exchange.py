@@ -101,7 +101,7 @@ def peer_channel(bench: Bench, capacity: int) -> PeerChannel:
 
 def check_peer_exchange(bench: Bench) -> None:
     """Writing into each other's memory, eagerly and as a graph, against one rank: the same bits,
-    since experts read the very bytes that they would quantise there."""
+    since experts read the very bytes that they would quantize there."""
     half = bench.num_experts // bench.size
     whole = SomeExperts(bench, 0, bench.num_experts)
     local = SomeExperts(bench, bench.rank * half, half)

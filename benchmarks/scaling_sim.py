@@ -4,7 +4,7 @@
 
 Loads: Zipf popularity of 384 experts in an order drawn for each layer; and what the embedded model
 routes.  That has 8 experts, so the sorted loads of its skewed layers (one expert with 1.8 times the
-mean or more) are interpolated to 384 in sorted order, neighbours alike.  Placement is made from one
+mean or more) are interpolated to 384 in sorted order, neighbors alike.  Placement is made from one
 sample and judged on that sample and on another.
 One JSON line per load: imbalance is the largest rank's load over the mean, the worst layer counts.
 """

@@ -42,7 +42,7 @@ class LimitRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One measured row.  ``step_s``: raw times of a rank, the slowest of the ``present`` ones, with
-    the exchange between them.  ``link_s``: the modelled exchange with absent ranks.
+    the exchange between them.  ``link_s``: the modeled exchange with absent ranks.
     ``num_drafts``: mean number of verified drafts; ``accepted_length``: mean tokens per request and
     step; ``energy_j``: joules per step and device; ``experts_as_fp8``: the format of the experts'
     FP4 weights, also in ``limit``.  ``host_table_bytes``: size of the pinned host memory that

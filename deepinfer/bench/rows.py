@@ -18,7 +18,7 @@ def measured_row(
     parts: Mapping[str, float],
     present: int = 1,
 ) -> Measurement:
-    """The link to absent ranks is modelled by bytes, and two latencies per exchange.  The exchange
+    """The link to absent ranks is modeled by bytes, and two latencies per exchange.  The exchange
     between ``present`` ranks is part of the measured step."""
     link, link_s = plan.exchange(row.ranks), 0.0
     if row.ranks > present:

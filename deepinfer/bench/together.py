@@ -1,5 +1,5 @@
 """Measures the ranks of a deployment on the present devices, one process each.  The exchange
-between them is real, that with absent ranks is modelled."""
+between them is real, that with absent ranks is modeled."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _HELP = """\
 Measure this machine, and compute the limits of a deployment.
 
 Each GPU runs one rank's share of DeepSeek-V4.1-Flash with random weights; the
-link to ranks that are not present is modelled. On a CPU, the engine answers
+link to ranks that are not present is modeled. On a CPU, the engine answers
 with the embedded model. Results are shown beside the limits of the full model
 on a named device.
 

@@ -80,7 +80,7 @@ def _measured(record: BenchRecord, rows: list[Measurement]) -> str:
         cells += [str(len(row.step_s)), _ms(row.local_s)]
         if has_link:
             real = row.present == row.ranks
-            cells.append("in the step" if real else f"{_ms(row.link_s)} (modelled)")
+            cells.append("in the step" if real else f"{_ms(row.link_s)} (modeled)")
         cells += [f"{row.num_drafts:.2f}", f"{row.num_tokens:,.1f}"] if is_decode else []
         cells.append(_rate(row.tokens_per_s))
         cells += [_rate(row.serial_tokens_per_s)] if has_link else []

@@ -30,7 +30,7 @@ def test_the_page_follows_from_the_file(tmp_path: Path) -> None:
     row = next(line for line in page(loaded).splitlines() if "8 requests" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
-        "8 requests, no drafts", "3", "10.00", "2.00 (modelled)", "0.00", "8.0", "800", "667",
+        "8 requests, no drafts", "3", "10.00", "2.00 (modeled)", "0.00", "8.0", "800", "667",
         "100", "40.0%", "40.0%", "41.7%", f"{cost_per_million(2.0, 800):,.2f}",
     ]  # fmt: skip
 
