@@ -92,7 +92,7 @@ def test_a_bundle_of_something_else_is_refused(
 
 
 def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="no such folder"):
         find_bundle(tmp_path / "none", _IDENTITY)
     with pytest.raises(ConfigError, match="holds no bundle"):
         find_bundle(tmp_path, _IDENTITY)
