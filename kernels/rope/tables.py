@@ -28,12 +28,12 @@ def rope_frequencies(
     if yarn_factor == 1.0:
         return frequencies
 
-    def pair_turning(rotations: float) -> float:
-        turns = original_max_position / (rotations * 2 * math.pi)
-        return dim * math.log(turns) / (2 * math.log(theta))
+    def pair_with(rotations: float) -> float:
+        inverse_frequency = original_max_position / (rotations * 2 * math.pi)
+        return dim * math.log(inverse_frequency) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_turning(beta_fast)), 0)
-    high = min(math.ceil(pair_turning(beta_slow)), dim - 1)
+    low = max(math.floor(pair_with(beta_fast)), 0)
+    high = min(math.ceil(pair_with(beta_slow)), dim - 1)
     span = max(high - low, 0.001)
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
     return frequencies / yarn_factor * ramp + frequencies * (1 - ramp)

@@ -225,20 +225,20 @@ def row_tile(
             w_odd = tl.load(weight_ptr + 2 * pair + 1, mask=pair < D // 2, other=0)
         even, odd = rounded_pair(w_even * (even * factor), w_odd * (odd * factor), NATIVE)
     if ROTARY > 0:
-        turning = pair - (D // 2 - ROTARY)
+        rotary_pair = pair - (D // 2 - ROTARY)
         # triton-ascend 3.2 drops loads of every second value from non-contiguous rows, unless it
         # cannot analyze the address; hence the maximum, which the mask makes irrelevant.
-        place = 2 * ((row // rows_per_token)[:, None] * ROTARY + tl.maximum(turning, 0))
-        is_turned = is_value & (turning >= 0)
-        cos = tl.load(cos_ptr + place, mask=is_turned, other=1.0)
-        sin = tl.load(sin_ptr + place + 1, mask=is_turned, other=0.0)
+        place = 2 * ((row // rows_per_token)[:, None] * ROTARY + tl.maximum(rotary_pair, 0))
+        is_rotary = is_value & (rotary_pair >= 0)
+        cos = tl.load(cos_ptr + place, mask=is_rotary, other=1.0)
+        sin = tl.load(sin_ptr + place + 1, mask=is_rotary, other=0.0)
         sin = -sin if INVERSE else sin
-        turned_even, turned_odd = rounded_pair(
+        rotated_even, rotated_odd = rounded_pair(
             even * cos - odd * sin, odd * cos + even * sin, NATIVE
         )
         # Pairs that are not rotated keep their bits, including infinities.
-        even = tl.where(turning >= 0, turned_even, even)
-        odd = tl.where(turning >= 0, turned_odd, odd)
+        even = tl.where(rotary_pair >= 0, rotated_even, even)
+        odd = tl.where(rotary_pair >= 0, rotated_odd, odd)
 
     target = row
     if HAS_ROWS:
