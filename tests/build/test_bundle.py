@@ -197,7 +197,7 @@ def test_a_compiler_that_dies_spoils_one_kernel(worker: dict[str, Any]) -> None:
     tasks = [{"kernel": name} for name in ("a", "dies", "b")]
     a, dead, b = compile_all(tasks, jobs=1, **worker)
     assert (a, b) == ({"kernel": "a"}, {"kernel": "b"})
-    assert "ended with -6" in dead["error"] and "an assertion failed" in dead["error"]
+    assert "exited with -6" in dead["error"] and "an assertion failed" in dead["error"]
 
 
 _BUILDER = """
