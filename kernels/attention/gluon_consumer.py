@@ -1,7 +1,7 @@
-"""The consumers of the Hopper attention kernel: scores, softmax and the sums of one query.
+"""Consumer warpgroups of the Hopper attention kernel: scores, softmax and P V of one query.
 
-The left one weighs the even tiles of keys, the right one the odd tiles; each adds up its half of
-the output's values over all tiles.  Weights go from one to the other through shared memory.
+The left one computes P of even tiles of keys, the right one of odd tiles; each accumulates its half
+of the output columns over all tiles.  They exchange P through shared memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def consume_left(
     shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """The left half of the output of each item, and the weights of the even tiles."""
+    """Computes the left half of the output of each item, and P of even tiles."""
     barriers = shared[6]
     log2_scale, q_norm_eps = outputs[5], outputs[9]
     NORM: gl.constexpr = q_norm_eps is not None
@@ -47,7 +47,7 @@ def consume_left(
             if PIECE_TILES > 1:
                 odd = weighed(shared, phase, 1)
                 sums, total = add(shared, sums, total, highest, odd, zero, 1, 0)
-                # The last place is needed once more, for the results.
+                # The last buffer is reused for the results.
                 sums = release(shared, sums, 1, 0, pair < num_pairs - 1)
                 highest = odd[0]
             phase ^= 1
@@ -61,7 +61,7 @@ def consume_right(
     shared, outputs, num_items, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """The right half of the output of each item, the weights of the odd tiles, queries prepared."""
+    """Computes the right half of the output of each item, P of odd tiles, and prepares queries."""
     barriers = shared[6]
     log2_scale, q_norm_eps = outputs[5], outputs[9]
     NORM: gl.constexpr = q_norm_eps is not None
@@ -82,8 +82,8 @@ def consume_right(
         if PREPARED:
             mbarrier.arrive(barriers.index(QUERY_PREPARED), count=1)
         await_store(barriers, item >= gl.num_programs(0), 1, PIECE_TILES)
-        # The first odd tile comes late, as do all that are decoded: the even one's products do not
-        # wait for its scores.  Later copied tiles are there early.
+        # The first odd tile arrives late, and so do all decoded tiles: P V of the even tile must
+        # not wait for its scores.  Later tiles that are only copied arrive early.
         for EARLY in gl.static_range(2 if COPIES else 1):
             for pair in range(EARLY, 1 if COPIES and not EARLY else num_pairs):
                 is_last = pair == num_pairs - 1
@@ -116,14 +116,14 @@ def consume_right(
 
 @gluon.jit
 def _keep_sinks(outputs, SIDE: gl.constexpr):
-    """Needed at the end of an item only: two registers less than to hold them."""
+    """Keep sinks in shared memory until the end of an item, which saves two registers."""
     sink = gl.load(outputs[0] + gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT)))
     outputs[6].index(SIDE).store(sink * LOG2_E)
 
 
 @gluon.jit
 def _nothing():
-    """Sums, highest scores and denominators before any key."""
+    """Initial accumulators, maxima and denominators."""
     sums = gl.zeros([HEADS, HALF], gl.float32, SUM_LAYOUT)
     highest = gl.full([HEADS], LOWEST, gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
     return sums, highest, gl.zeros([HEADS], gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))

@@ -1,6 +1,6 @@
-"""The producer of the Hopper attention kernel for rows that are bf16 already: it only copies them.
+"""Producer of the Hopper attention kernel for rows that were decoded to bf16 beforehand.
 
-A prefill lists the same rows again and again, so they are decoded once, before the kernel.
+In prefill many queries attend to the same rows, so these are decoded once, before the kernel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .gluon_work import (
     opaque_zero,
 )
 
-# [64 rows, 256 values]: a warp copies whole lines of 128 bytes of four rows, so that a thread needs
-# few addresses.
+# [64 rows, 256 values]: a warp copies whole 128-byte lines of four rows, so that a thread needs few
+# addresses.
 HALF_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 
@@ -32,7 +32,7 @@ HALF_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 def _listed_rows(
     item, tile, num_items, sources, WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr
 ):
-    """Rows of a tile's 64 keys, [64] i32, -1 for none."""
+    """Row indices of a tile of 64 keys, [64] i32, -1 for an empty place."""
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     is_window = tile < WINDOW_TILES
     length = gl.where(is_window, WINDOW_LENGTH, MAIN_LENGTH)
@@ -48,7 +48,7 @@ def copy_rows(
     shared, sources, num_items, WINDOW_LENGTH: gl.constexpr, MAIN_LENGTH: gl.constexpr,
     TOTAL_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Fills the tiles of whole items: pairs of tiles, the last of which may be without keys."""
+    """Fill the tiles of items in one piece: pairs of tiles, the last of which may have no keys."""
     WINDOW_TILES: gl.constexpr = (WINDOW_LENGTH + TILE - 1) // TILE
     NUM_TILES: gl.constexpr = (TOTAL_TILES + 1) // 2 * 2
     index = _listed_rows(gl.program_id(0), 0, num_items, sources, WINDOW_LENGTH, MAIN_LENGTH)
@@ -66,7 +66,7 @@ def copy_rows(
             )  # fmt: skip
             rows = gl.where(tile < WINDOW_TILES, sources[1], sources[3])
             _copy_half(shared, rows, index, slot, 0, phase)
-            # Addresses are computed anew for the second half: fewer registers.
+            # Addresses are recomputed for the second half, to save registers.
             _copy_half(shared, rows, index + opaque_zero(tile), slot, 1, phase)
             phase ^= slot
             index = next_index
@@ -75,9 +75,9 @@ def copy_rows(
 
 @gluon.jit
 def _copy_half(shared, rows, index, slot, SIDE: gl.constexpr, phase):
-    """Starts to copy one half of the values of a tile's rows as soon as its place is empty.
+    """Issue the copies of one half of the values of a tile once its buffer is free.
 
-    With the second half comes what is added to scores: minus infinity for keys that are not there.
+    With the second half, also store the bias of scores: -inf for empty places.
     """
     _, keys, _, biases, _, _, barriers = shared
     halves = seen_as(keys, gl.bfloat16, [4, TILE, HALF], TILE_BF16)

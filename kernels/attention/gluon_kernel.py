@@ -1,17 +1,17 @@
 """Sparse latent attention for Hopper in Gluon (Triton's lower-level language).
 
-One block of threads works on one query (64 heads x 512 values) and a run of its key tiles.  Three
-groups of warps share it:
+A persistent, warp-specialized kernel.  A work item is one query (64 heads x 512 values) and a run
+of its key tiles.  There are three warpgroups:
 
-* the producer gathers packed rows, makes bf16 of them and fills two tiles of 64 keys, or copies
+* the producer gathers packed rows, decodes them to bf16 and fills two buffers of 64 keys, or copies
   rows that are bf16 already;
 * the left consumer computes the scores of even tiles, the right one those of odd tiles;
-* each consumer sums its half of the 256 + 256 output values over all tiles.  It hands its weights,
-  their sums and the running maximum to the other one through shared memory.
+* each consumer accumulates its half of the 512 output columns over all tiles.  It passes P, its row
+  sums and the running maximum to the other one through shared memory.
 
-So Q is read once per tile.  The left and right values of a tile are filled and emptied apart.
-Queries come by TMA, and results leave by TMA from where the last tile lay, while the next item's
-first tile is worked on.
+So Q is read once per tile.  The left and right halves of a tile have barriers of their own.
+Queries are loaded by TMA, and results are stored by TMA from the buffer of the last tile, which
+overlaps with the first tile of the next item.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @gluon.jit(do_not_specialize=["num_queries", "scale_stride"])
 def attention_gluon_kernel(
     q, window_ptr, window_index_ptr, main_ptr, main_index_ptr, sink_ptr, cos_ptr, sin_ptr,
@@ -38,13 +38,13 @@ def attention_gluon_kernel(
     PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, ROTARY: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """To ``out`` [T 64, 512] bf16; or pairs of E4M3 [T 64, 256] i16, with scales of 128 values
-    [64 * 4, scale_stride] f32 in ``state_ptr``; or, of more than one piece, fp16 values of each,
-    with logarithms of their denominators [T PIECES, 64] f32 in ``state_ptr``.
-    Logarithms of sums of keys to ``lse_ptr`` [T, 64] f32 if it is not None, with one piece.
-    Unless ``q_norm_eps`` is None queries count as scaled to unit root mean square."""
+    """``out`` is [T 64, 512] bf16; or pairs of E4M3 [T 64, 256] i16, with scales per 128 values
+    [64 * 4, scale_stride] f32 in ``state_ptr``; or, with split keys (PIECES > 1), fp16 results of
+    each piece, with log2 of their denominators [T PIECES, 64] f32 in ``state_ptr``.
+    ``lse_ptr`` [T, 64] f32, unless None, receives the log-sum-exp of keys if PIECES is 1.
+    Unless ``q_norm_eps`` is None, queries are normalized to unit root mean square."""
     if PIECES > 1:
-        # The kernel that adds the pieces may be launched now; it waits for what this one writes.
+        # Programmatic dependent launch of the combine kernel, which waits for this one's results.
         gdc_launch_dependents()
     queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, WIDTH], TILE_BF16)
     keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, WIDTH], TILE_BF16)
@@ -56,7 +56,7 @@ def attention_gluon_kernel(
     turns = gl.allocate_shared_memory(gl.float32, [2, 32], VECTOR)
     barriers = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], BARRIER)
     for barrier in gl.static_range(BARRIERS):
-        # Each thread that copied arrives by itself; the first half has nothing else.
+        # With copies every thread arrives; the first half of a tile has no other arrival.
         mbarrier.init(
             barriers.index(barrier),
             count=(128 if COPIES and barrier < EMPTY else 0)
@@ -91,7 +91,7 @@ def attention_gluon_kernel(
             ),
         ],
         [4, 4],
-        # The 88 that are left for the producer hold a unit and what it is decoded with.
+        # The remaining 88 registers suffice for the producer to hold and decode a unit.
         [208, 208],
     )  # fmt: skip
 

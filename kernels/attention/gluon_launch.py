@@ -1,4 +1,5 @@
-"""Sparse attention on Hopper: the launcher of the Gluon kernel, and the sum over pieces of keys."""
+"""Sparse attention on Hopper: launcher of the Gluon kernel, and the combine kernel of split
+keys."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from .gluon_work import TILE_E4M3
 from .triton_unpack import unpack_rows_triton
 
 _HEADS, _WIDTH, _TILE_KEYS, _MAX_ROTARY_PAIRS = 64, 512, 64, 32
-# Rows that are listed so often on average are decoded once, before the kernel: at most 40 KiB of
-# bf16 rows for each query, which itself has 64 KiB.
+# If rows are listed at least so often on average, they are decoded once, before the kernel: at most
+# 40 KiB of bf16 rows per query, which itself has 64 KiB.
 _REPEATS = 16
 _LOG2_E = 1.4426950408889634
 
@@ -33,7 +34,7 @@ _LOG2_E = 1.4426950408889634
 def fits_gluon(
     q: Tensor, window_rows: Tensor, main_rows: Tensor | None, rope: tuple[Tensor, Tensor] | None
 ) -> bool:
-    """Whether ``sparse_attention_gluon`` takes these: the released model's shapes."""
+    """Whether ``sparse_attention_gluon`` supports these: the released model's shapes."""
     rows = [x for x in (window_rows, main_rows) if x is not None]
     return (
         q.shape[1:] == (_HEADS, _WIDTH)
@@ -57,14 +58,14 @@ def sparse_attention_gluon(
     lse: Tensor | None = None,
     q_norm_eps: float | None = None,
 ) -> Tensor | Activations:
-    """``sparse_attention_triton`` of 64 heads x 512 on SM90 (H100, H200).
+    """``sparse_attention_triton`` for 64 heads of 512 on SM90 (H100, H200).
 
-    ``piece_keys`` is taken up to 64 or a multiple of 128.  Bits depend on its value, never on the
-    other queries, and are those of every run.
-    Rows that queries list again and again, as in a prefill, are decoded once: the same bits.
-    Numerics: P is rounded to bf16 relative to the maximum of the keys so far, in tiles of 64; sums
-    of pieces are kept as fp16 between the two kernels, within +-65504.
-    ``quantized``: [T, 64 * 512], as ``quantize_activations`` leaves the result.
+    ``piece_keys`` is rounded up to 64 or a multiple of 128.  The bits depend on its value, never on
+    other queries, and are reproducible.
+    Rows that many queries list, as in prefill, are decoded once beforehand: the same bits.
+    Numerics: P is rounded to bf16 relative to the running maximum, updated every 64 keys; partial
+    results of split keys are stored as fp16, within +-65504.
+    ``quantized``: returns ``quantize_activations`` of the result [T, 64 * 512].
     Raises: TensorError for a wrong dtype, shape, device or layout.
     """
     main_index = main_list(main_rows, main_index, window_index)
@@ -120,7 +121,7 @@ def sparse_attention_gluon(
 
 
 def _pieces(lengths: tuple[int, int], piece_keys: int | None) -> tuple[int, int]:
-    """Pieces that a query's lists of keys are cut into, and tiles of 64 keys of each."""
+    """(number of pieces that the key lists of a query are split into, tiles of 64 keys of each)."""
     num_tiles = sum(cdiv(length, _TILE_KEYS) for length in lengths)
     piece_tiles = num_tiles + num_tiles % 2
     if piece_keys is not None:
@@ -130,19 +131,20 @@ def _pieces(lengths: tuple[int, int], piece_keys: int | None) -> tuple[int, int]
 
 
 def _halves(x: Tensor, width: int, swizzle: int | None = None) -> TensorDescriptor:
-    """Heads of ``width`` 16-bit numbers for copies of half of the values of a query's."""
+    """TMA descriptor of heads of ``width`` 16-bit values; a box is half of the columns of a
+    query."""
     return described_tiles(x.view(-1, width), _HEADS, width // 2, swizzle=swizzle)
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["scale_stride"])
 def combine_pieces_kernel(
     parts_ptr, state_ptr, sink_ptr, cos_ptr, sin_ptr, out_ptr, scale_ptr, scale_stride, lse_ptr,
     PIECES: tl.constexpr, TILE_PIECES: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr,
     ROTARY: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
-    """To ``out_ptr``, pairs [T, H, HALF] i32 of bf16, or i16 of E4M3 with scales of 128 values
-    [H * HALF / 64, scale_stride] f32."""
+    """Combine the results of split keys.  ``out_ptr`` [T, H, HALF] are pairs of bf16 in i32, or of
+    E4M3 in i16 with scales per 128 values [H * HALF / 64, scale_stride] f32."""
     query = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, HALF)
@@ -155,7 +157,7 @@ def combine_pieces_kernel(
         turn = 2 * (query * ROTARY + turning)
         cos = tl.load(cos_ptr + turn, mask=turning >= 0, other=1.0)
         sin = tl.load(sin_ptr + turn + 1, mask=turning >= 0, other=0.0)
-    # What comes before ran while the pieces were worked on.
+    # The code before overlaps with the previous kernel (programmatic dependent launch).
     gdc_wait()
     place = part[:, None] * HALF + pair[None, :]
     pairs = tl.load(parts_ptr + place, mask=is_piece[:, None], other=0)
@@ -188,5 +190,5 @@ def combine_pieces_kernel(
 
 @triton.jit
 def _half_value(bits):
-    """fp32 of the fp16 in the low half of an i32."""
+    """The fp16 in the low half of an i32, as fp32."""
     return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -1,5 +1,5 @@
-"""The end of an item in the Hopper attention kernel: normalise, turn back, quantise if that is
-wanted, store by TMA."""
+"""Epilogue of the Hopper attention kernel: normalize, un-rotate, optionally quantize, store by
+TMA."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def finish(
     sums, highest, total, item, outputs, shared,
     SIDE: gl.constexpr, ROTARY: gl.constexpr, PIECES: gl.constexpr,
 ):  # fmt: skip
-    """Divides by the denominator, turns the last values back, starts to store one half of the
-    output from where this half of the last tile lay.
+    """Divide by the denominator, un-rotate the last columns, and issue the TMA store of one half of
+    the output from the buffer of this half of the last tile.
 
-    Values are bf16, or quantised by 128.  Of a piece, fp16 values for each key's share of the piece
-    and log2 of its denominator.
+    The output is bf16, or quantized per 128.  With split keys it is fp16, normalized within the
+    piece, with log2 of the denominator.
     """
     WHOLE: gl.constexpr = PIECES == 1
     TURNS: gl.constexpr = WHOLE and SIDE == 1 and ROTARY > 0
@@ -51,9 +51,9 @@ def finish(
         if SIDE == 0:
             logarithm = gl.where(total > 0.0, highest + gl.log2(total), LOWEST)
             _store_of_heads(state_ptr, item, logarithm)
-    thread_barrier()  # all warps are done with what was there
+    thread_barrier()  # all warps have finished reading the buffer
     if out.dtype == gl.int16:
-        # Else the compiler computes addresses before all items and keeps them in registers.
+        # Otherwise the compiler hoists addresses out of the loop over items, into registers.
         zero = opaque_zero(item)
         places = seen_as(keys, gl.int16, [8, HEADS, HALF // 2], TILE_E4M3)
         place = places.index(zero + (4 + 2 * SIDE))
@@ -93,7 +93,7 @@ def _store_values(place, sums, factor, turns, WHOLE: gl.constexpr, TURNS: gl.con
 
 @gluon.jit
 def _store_block(place, values, scales, stride, BLOCK: gl.constexpr):
-    """64 heads x 128 bf16 numbers as E4M3, and their scales."""
+    """Quantize 64 heads x 128 to E4M3, and store values and scales."""
     exponent = block_exponent(largest_of(values))
     head = gl.arange(0, HEADS, exponent.type.layout)
     gl.store(scales + (head * 4 + BLOCK) * stride, power_of_two(exponent))
@@ -110,9 +110,9 @@ def _joined(left, right):
 
 @gluon.jit
 def await_store(barriers, is_stored, SIDE: gl.constexpr, PIECE_TILES: gl.constexpr):
-    """Waits until results have left their place, and gives it back if an item was ``is_stored``.
+    """Wait until TMA has read the results, and release their buffer if an item was stored before.
 
-    A multiprocessor takes some 2,600 cycles to send the 64 KiB of an item.
+    An SM takes about 2,600 cycles to store the 64 KiB of an item.
     """
     tma.store_wait(0)
     if PIECE_TILES > 1:
@@ -136,7 +136,7 @@ def _scaled(values, factor, WHOLE: gl.constexpr):
 
 @gluon.jit
 def _turned_back(values, turns):
-    """64 heads x 64 f32, rotated back by cosine and sine, which lie in ``turns``."""
+    """64 heads x 64 f32, un-rotated by the cosines and sines in ``turns``."""
     even, odd = gl.split(gl.reshape(values, (HEADS, 32, 2)))
     PAIR: gl.constexpr = gl.SliceLayout(0, even.type.layout)
     cos, sin = turns.index(0).load(PAIR)[None, :], turns.index(1).load(PAIR)[None, :]

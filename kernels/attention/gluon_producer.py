@@ -1,8 +1,8 @@
-"""The producer of the Hopper attention kernel: gathers packed rows into bf16 tiles.
+"""Producer warpgroup of the Hopper attention kernel: gathers packed rows and decodes them to bf16.
 
 A *unit* is 64 rows of 256 bytes: a main tile of 64 keys, or half of the values of a window tile.
-Its two *parts* are in registers; as soon as a part has been decoded, the same part of the next unit
-is loaded into its place.
+Its two *parts* are in registers; once a part has been decoded, the same part of the next unit is
+loaded (software pipelining).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAIN_STEP = gl.constexpr(18)
 TILE_PAIRS = gl.constexpr(gl.NVMMASharedLayout(128, 32, 2))
 
 
-# [64 rows, 32 words].  A thread reads 32 bytes next to each other and uses all numbers of the words
-# of scales that it reads.  Eight lanes that store together have eight rows, so they meet all banks.
+# [64 rows, 32 words].  A thread loads 32 contiguous bytes and uses all scales of the words that it
+# loads.  Eight lanes that store together have eight rows, so they use all banks.
 VALUES = gl.constexpr(
     gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [32, 0]],
@@ -67,7 +67,7 @@ def _load_index(
     item, unit, num_items, sources, PIECES: gl.constexpr, WINDOW_LENGTH: gl.constexpr,
     MAIN_LENGTH: gl.constexpr, WINDOW_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Rows of a unit's 64 keys, [64] i32, -1 for none."""
+    """Row indices of a unit's 64 keys, [64] i32, -1 for an empty place."""
     is_window = unit < 2 * WINDOW_TILES
     length = gl.where(is_window, WINDOW_LENGTH, MAIN_LENGTH)
     place = gl.where(is_window, unit // 2, unit - 2 * WINDOW_TILES) * TILE
@@ -82,9 +82,9 @@ def _load_index(
 def _load_part(
     index, unit, sources, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr
 ):  # fmt: skip
-    """Half of a unit's values, [64, 32] i32, and words that hold its scales, [64, 4] i32.
+    """Half of a unit's values, [64, 32] i32, and words that contain its scales, [64, 4] i32.
 
-    Scales are loaded as words because loads of shorter ones are waited for too early.
+    Scales are loaded as words, because the compiler waits too early for narrower loads.
     """
     is_window = unit < 2 * WINDOW_TILES
     half = unit % 2
@@ -105,23 +105,23 @@ def _load_part(
 def _store_part(
     values, scales, unit, slot, keys, tables, SIDE: gl.constexpr, WINDOW_TILES: gl.constexpr,
 ):  # fmt: skip
-    """Decodes a part into its place: 128 E4M3 or 256 E2M1 values of 64 rows."""
+    """Decode a part into its buffer: 128 E4M3 or 256 E2M1 values of 64 rows."""
     halves = seen_as(keys, gl.int32, [4, TILE, HALF // 2], TILE_PAIRS)
     if unit < 2 * WINDOW_TILES:
-        # Each word of scales is the same: a factor for eight words of values.
+        # All words of scales are equal: one scale per eight words of values.
         place = gl.arange(0, 4, gl.SliceLayout(0, scales.type.layout))
         exact = twice(twice(twice(e8m0_factors(scales, place[None, :]))))
         exponents = gl.convert_layout(exact, VALUES, assert_trivial=True)
         target = halves.index(2 * slot + unit % 2).slice(SIDE * 64, 64, dim=1)
         target.store(decode_window(values, exponents))
     else:
-        # A word holds four scales: each is a factor for two words of values.
+        # A word has four scales, one per two words of values.
         words = twice(twice(scales))
         block = gl.arange(0, 16, gl.SliceLayout(0, words.type.layout)) % 4
         factors = twice(e4m3_factors(words, block[None, :]))
         factors = gl.convert_layout(factors, VALUES, assert_trivial=True)
         half_tile = halves.index(2 * slot + SIDE)
-        # In two steps, so that fewer results are held at a time.
+        # In two steps, to save registers.
         upper, lower = rows_of(values)
         upper_factors, lower_factors = rows_of(factors)
         half_tile.slice(0, 32).store(decode_main(upper, upper_factors, tables))
@@ -170,7 +170,7 @@ def produce(
             bias = gl.where(index >= 0, 0.0, float("-inf"))
             biases.index(slot).store(bias.to(gl.bfloat16))
         _store_part(left, left_scales, unit, slot, keys, tables, 0, WINDOW_TILES)
-        # The next rows are asked for after each fence, which would wait for them.
+        # Loads of the next rows are issued after each fence, which would wait for them.
         if not is_window:
             fence_async_shared()
             mbarrier.arrive(barriers.index(FULL + 2 * slot), count=1)

@@ -1,4 +1,5 @@
-"""The query of an item in the Hopper attention kernel: copied to shared memory and turned there."""
+"""The query of an item in the Hopper attention kernel: loaded to shared memory and rotated
+there."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from .gluon_work import (
     WIDTH,
 )
 
-# The last 64 values of a head, as such and as pairs.
+# The last 64 values of a head, and the same as pairs.
 LAST = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]))
 LAST_PAIRS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
 
 
 @gluon.jit
 def fetch_query(shared, q, query, phase):
-    """Starts to copy a query's 64 heads x 512 bf16 as soon as the one before has been read."""
+    """Issue the load of a query, 64 heads x 512 bf16, once the previous one has been read."""
     queries, _, _, _, _, _, barriers = shared
     left_right = seen_as(queries, gl.bfloat16, [2, HEADS, HALF], TILE_BF16)
     there = barriers.index(QUERY_THERE)
@@ -37,7 +38,7 @@ def fetch_query(shared, q, query, phase):
 
 @gluon.jit
 def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr):
-    """Cosine and sine of the last 32 pairs, of which the last ROTARY turn."""
+    """Cosine and sine of the last 32 pairs, of which the last ROTARY are rotated."""
     turning = gl.arange(0, 32, gl.SliceLayout(0, LAST_PAIRS)) - (32 - ROTARY)
     place = 2 * (query * ROTARY + turning)
     cos = gl.load(cos_ptr + place, mask=turning >= 0, other=1.0)
@@ -47,7 +48,8 @@ def rotation(cos_ptr, sin_ptr, query, ROTARY: gl.constexpr):
 
 @gluon.jit
 def norm_query(shared, log2_scale, eps, phase):
-    """Leaves factors of scores, [64 heads] f32, as of a query of unit root mean square."""
+    """Store factors of scores, [64 heads] f32, that normalize the query to unit root mean
+    square."""
     queries, _, _, _, states, _, barriers = shared
     mbarrier.wait(barriers.index(QUERY_THERE), phase)
     squares = gl.zeros([HEADS, 64], gl.float32, LAST)
@@ -59,8 +61,8 @@ def norm_query(shared, log2_scale, eps, phase):
 
 @gluon.jit
 def turn_query(shared, cos, sin, phase):
-    """Rotates the last 64 values of every head where they lie, when they are there, and leaves cos
-    and sin [32] for turning the output back."""
+    """Rotate the last 64 values of every head in place once they have arrived, and store cos and
+    sin [32] for the epilogue."""
     queries, _, _, _, _, turns, barriers = shared
     turns.index(0).store(cos)
     turns.index(1).store(sin)

@@ -1,4 +1,4 @@
-"""Packed cache rows to bf16 in registers, two numbers at a time in one i32."""
+"""Decode packed cache rows to bf16 in registers, two values at a time in one i32."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def decode_window(raw, factors):
-    """E4M3 bytes [R, C] i32 and pairs of factors [R, C] i32 -> bf16 pairs [R, 2 C] i32.
+    """E4M3 bytes [R, C] i32 and pairs of bf16 scales [R, C] i32 -> bf16 pairs [R, 2 C] i32.
 
-    A byte's exponent and mantissa bits are moved into a bf16; one exact product corrects the bias
-    (2**120), a second one is the scale.
+    Exponent and mantissa bits of a byte are moved into a bf16; one exact multiplication corrects
+    the bias (2**120), a second one applies the scale.
     """
     low, high = gl.inline_asm_elementwise(
         """
@@ -43,13 +43,13 @@ def decode_window(raw, factors):
 
 @gluon.jit
 def e8m0_factors(words, place):
-    """Pairs of bf16 factors from the bytes at ``place`` of words that hold E8M0 exponents, i32."""
+    """Pairs of bf16 scales in i32, from byte ``place`` of words of E8M0 exponents."""
     return ((words >> (place * 8)) & 0xFF) * 0x00800080
 
 
 @gluon.jit
 def e4m3_factors(words, place):
-    """Pairs of bf16 factors from the bytes at ``place`` of words that hold E4M3 scales, i32."""
+    """Pairs of bf16 scales in i32, from byte ``place`` of words of E4M3 scales."""
     bits = ((words >> (place * 8)) & 0x7F) * 0x00100010
     return gl.inline_asm_elementwise(
         "{ .reg .b32 bias; mov.b32 bias, 0x7B807B80; mul.rn.bf16x2 $0, $1, bias; }",
@@ -63,10 +63,10 @@ def e4m3_factors(words, place):
 
 @gluon.jit
 def in_register(CONSTANT: gl.constexpr):
-    """A constant that the compiler cannot know, so that it stays in a register.
+    """A constant that is opaque to the compiler, so that it stays in a register.
 
-    It would keep it in a uniform one and copy it for each byte permute.  Added is a number that
-    differs from lane to lane as far as the compiler can see, and is 0.
+    Otherwise it would be in a uniform register and copied for each byte permute.  The added 0 is
+    computed from the lane id, so the compiler must assume that it differs between lanes.
     """
     return gl.inline_asm_elementwise(
         """
@@ -89,16 +89,16 @@ def in_register(CONSTANT: gl.constexpr):
 
 @gluon.jit
 def main_tables():
-    """What ``decode_main`` looks up: the lower halves of magnitudes, the upper ones, signs."""
+    """Lookup tables of ``decode_main``: low bytes of magnitudes, high bytes, signs."""
     return in_register(-0x3F800000), in_register(0x3F3F3F00), in_register(-0x7F7F7F80)
 
 
 @gluon.jit
 def decode_main(raw, factors, tables):
-    """E2M1 nibbles [R, C] i32 and pairs of factors [R, C] i32 -> bf16 pairs [R, 4 C] i32.
+    """E2M1 nibbles [R, C] i32 and pairs of bf16 scales [R, C] i32 -> bf16 pairs [R, 4 C] i32.
 
-    The three bits of a magnitude choose a byte of each half of its bf16 (byte permutes); products
-    of a magnitude and a scale are exact in bf16.
+    The three bits of a magnitude select both bytes of its bf16 from tables (prmt); products of a
+    magnitude and a scale are exact in bf16.
     """
     a, b, c, d = gl.inline_asm_elementwise(
         """
@@ -138,7 +138,7 @@ def decode_main(raw, factors, tables):
 
 @gluon.jit
 def _interleave(even, odd):
-    """Two [R, C] -> [R, 2 C]; only names of registers change."""
+    """Interleave two [R, C] to [R, 2 C] without moving data between registers."""
     pair = gl.join(even, odd)
     return gl.reshape(pair, (even.shape[0], 2 * even.shape[1]))
 
@@ -157,5 +157,5 @@ def rows_of(x):
 
 @gluon.jit
 def twice(x):
-    """[R, C] -> [R, 2 C], each value twice."""
+    """[R, C] -> [R, 2 C], each value repeated."""
     return _interleave(x, x)

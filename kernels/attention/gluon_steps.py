@@ -1,4 +1,4 @@
-"""Steps of both consumers of the Hopper attention kernel: scores, weights and sums of a tile."""
+"""Steps of both consumers of the Hopper attention kernel for a tile: scores, P, and P V."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .gluon_work import (
 def start_scores(
     shared, phase, zero, prepared, SIDE: gl.constexpr, PREPARED: gl.constexpr, COPIES: gl.constexpr
 ):  # fmt: skip
-    """Starts Q K^T of this consumer's tile, [64 heads, 64 keys] f32, as its halves come.
+    """Issue Q K^T of this consumer's tile, [64 heads, 64 keys] f32, as its halves arrive.
 
-    ``prepared`` is the phase in which the query is prepared, and whether that is still to be waited
-    for: on the left, which begins with the half of which nothing turns.
+    ``prepared``: the phase of the barrier of the prepared query, and whether to wait for it; used
+    by the left consumer, which starts with the half that is not rotated.
     """
     queries, keys, _, _, _, _, barriers = shared
     left_right = seen_as(queries, gl.bfloat16, [2, HEADS, HALF], TILE_BF16)
@@ -59,7 +59,7 @@ def start_scores(
 def find_highest(
     shared, scores, is_last, log2_scale, SIDE: gl.constexpr, NORM: gl.constexpr
 ):  # fmt: skip
-    """Waits for the scores of this consumer's tile; returns them scaled, and the highest of each
+    """Wait for the scores of this consumer's tile; returns them scaled, and the maximum per
     head."""
     _, _, _, biases, states, _, barriers = shared
     if NORM:
@@ -74,10 +74,10 @@ def find_highest(
 
 @gluon.jit
 def weigh(shared, scores, highest, SIDE: gl.constexpr):
-    """Weights of this consumer's tile, for both.
+    """Compute P of this consumer's tile and share it with the other consumer.
 
-    Returns the maximum so far, their sum, and the weights as left operand, which are read from
-    registers here and from shared memory by the other consumer.
+    Returns the running maximum, the row sums of P, and P as left MMA operand in registers; the
+    other consumer reads it from shared memory.
     """
     _, _, weights, _, states, _, barriers = shared
     parts = gl.exp2(scores - highest[:, None])
@@ -94,7 +94,7 @@ def weigh(shared, scores, highest, SIDE: gl.constexpr):
 
 @gluon.jit
 def weighed(shared, phase, OTHER: gl.constexpr):
-    """What ``weigh`` of the other consumer returned; its weights are in the place OTHER."""
+    """The result of the other consumer's ``weigh``; its P is in buffer OTHER."""
     _, _, _, _, states, _, barriers = shared
     mbarrier.wait(barriers.index(WEIGHTS + OTHER), phase)
     highest = states.index(2 * OTHER).load(gl.SliceLayout(1, SCORE_LAYOUT))
@@ -104,7 +104,8 @@ def weighed(shared, phase, OTHER: gl.constexpr):
 
 @gluon.jit
 def add(shared, sums, total, before, weighed, zero, SLOT: gl.constexpr, SIDE: gl.constexpr):
-    """Starts P V of a tile; ``before`` is the maximum that sums and total are relative to."""
+    """Rescale the accumulators from the maximum ``before`` to the new one, and issue P V of a
+    tile."""
     _, keys, weights, _, _, _, _ = shared
     highest, part_total, operand = weighed
     if SIDE != SLOT:
@@ -124,7 +125,7 @@ def add(shared, sums, total, before, weighed, zero, SLOT: gl.constexpr, SIDE: gl
 
 @gluon.jit
 def release(shared, sums, SLOT: gl.constexpr, SIDE: gl.constexpr, is_free):
-    """Waits for the products of a tile; then its half may be filled anew."""
+    """Wait for P V of a tile, then release its half of the buffer."""
     sums = warpgroup_mma_wait(0, [sums])
     mbarrier.arrive(shared[6].index(EMPTY + 2 * SLOT + SIDE), count=1, pred=is_free)
     return sums

@@ -1,8 +1,8 @@
-"""Sizes of the Hopper attention kernel, and how it numbers its work.
+"""Sizes of the Hopper attention kernel, and its enumeration of work.
 
 An *item* is a query and a piece of its key tiles; window tiles come first.  A *unit* is 64 rows of
-256 bytes: half of the values of a window tile, or a main tile.  Tiles are worked on in pairs,
-unless a piece is a single one.
+256 bytes: half of the values of a window tile, or a main tile.  Tiles are processed in pairs,
+unless a piece is a single tile.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 # of four, which Triton 3.9 computes before all items and keeps outside of registers.
 TILE_E4M3 = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 
-# Barriers: halves (left and right values) of the two tiles full and empty, weights of a tile there,
-# query there, prepared (turned, normalised) and read.
+# Barriers: halves (left and right values) of the two tile buffers full and empty, P of a tile
+# available, query loaded, prepared (rotated, normalized) and read.
 FULL = gl.constexpr(0)
 EMPTY = gl.constexpr(4)
 WEIGHTS = gl.constexpr(8)
@@ -30,16 +30,16 @@ QUERY_PREPARED = gl.constexpr(11)
 QUERY_READ = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 
-# Rows of what consumers tell each other: maximum and sum of a tile each, factors of scores.
+# Rows of the data that consumers exchange: maximum and sum of each tile, then factors of scores.
 FACTORS = gl.constexpr(4)
 
 
 @gluon.jit
 def opaque_zero(x):
-    """0, which the compiler cannot know: what depends on it stays where it is.
+    """A 0 that is opaque to the compiler, so that code that depends on it is not hoisted.
 
-    It would compute addresses and matrix descriptors of a loop before it and spill them, or unroll
-    the loop.
+    Otherwise addresses and matrix descriptors would be computed before a loop and spilled, or the
+    loop unrolled.
     """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
@@ -53,7 +53,7 @@ def _first_tile(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr):
 
 @gluon.jit
 def pairs_of(item, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, TOTAL_TILES: gl.constexpr):
-    """Pairs of tiles in a piece of work; the last tile of all may be without keys."""
+    """Number of pairs of tiles of an item; the last tile of all may have no keys."""
     if PIECES == 1:
         return (TOTAL_TILES + 1) // 2
     rest = TOTAL_TILES - _first_tile(item, PIECES, PIECE_TILES)
@@ -73,7 +73,8 @@ def unit_after(
     item, unit, PIECES: gl.constexpr, PIECE_TILES: gl.constexpr, WINDOW_TILES: gl.constexpr,
     TOTAL_TILES: gl.constexpr,
 ):  # fmt: skip
-    """(item, unit) after this one: the next of the piece, or the first of this block's next."""
+    """The next (item, unit): the next unit of the item, or the first of this program's next
+    item."""
     pairs = pairs_of(item, PIECES, PIECE_TILES, TOTAL_TILES)
     last = _first_tile(item, PIECES, PIECE_TILES) + (1 if PIECE_TILES == 1 else 2 * pairs)
     is_last = unit + 1 == last + gl.minimum(last, WINDOW_TILES)

@@ -1,4 +1,4 @@
-"""Choosing the next token: deterministic noise, filters, penalties, log-probabilities."""
+"""Sampling of the next token: deterministic noise, filters, penalties, log-probabilities."""
 
 from __future__ import annotations
 

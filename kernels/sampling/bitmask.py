@@ -1,4 +1,4 @@
-"""Packed masks over logits: one bit per token, little end first."""
+"""Packed masks over logits: one bit per token, least significant bit first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def mask_logits(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """Put -inf, in place, where the bit of a token is not set.
+    """Set logits to -inf in place where the bit of a token is not set.
 
-    Shapes: logits [N, V] f32, masks [M, ceil(V / 32)] i32, rows [M] i64 (the row of logits that
-    each mask is for, none twice).  NaN stays, so that a row which holds one is still found.
+    Shapes: logits [N, V] f32, masks [M, ceil(V / 32)] i32, rows [M] i64 (the row of logits of each
+    mask, without duplicates).  NaN stays, so that such rows are still detected.
     Batch-invariant: yes.
 
-    This is the specification and, by numpy, what a CPU runs: a byte of a mask is looked up as
-    eight limits, so that what is written besides the logits stays in the cache.
+    This is the specification and, in numpy, the CPU implementation: each byte of a mask is looked
+    up as eight limits, so that temporaries stay in the cache.
     """
     V = logits.shape[1]
     values, octets = logits.numpy(), masks.numpy().view(np.uint8)

@@ -1,4 +1,4 @@
-"""What GPU forms ask of logits."""
+"""Checks of the logits that GPU kernels take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepinfer.kernels.launch import describe, sizes
 
 
 def check_logits(name: str, x: Tensor) -> tuple[int, int]:
-    """x [N, V] f32, whose rows may have gaps between them; returns N and V.
+    """Check x [N, V] f32, whose row stride may exceed V; returns N and V.
 
     Raises: TensorError that names the tensor, what was expected and what was found.
     """

@@ -1,4 +1,4 @@
-"""Sampling on the device of its tensors."""
+"""Sampling: the reference on a CPU, Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """See ``reference.sample``; on a GPU the host waits for nothing."""
+    """See ``reference.sample``; on a GPU the host does not synchronize."""
     if on_accelerator(logits):
         from .triton_kernel import sample_triton
 
@@ -37,7 +37,7 @@ def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tens
 
 
 def mask_logits(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """See ``bitmask.mask_logits``; on a device the host waits for nothing."""
+    """See ``bitmask.mask_logits``; on a device the host does not synchronize."""
     if logits.device.type == "cpu":
         bitmask.mask_logits(logits, masks, rows)
     else:

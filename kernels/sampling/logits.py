@@ -1,11 +1,11 @@
-"""Penalties, applied to logits before sampling; log-probabilities, read from them after."""
+"""Penalties on logits before sampling, and log-probabilities after it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_MOST_NUMBERS = 1 << 22  # rows at a time, for the memory that intermediate numbers take
+_MOST_NUMBERS = 1 << 22  # logits at a time, which limits the memory of temporaries
 
 
 def apply_penalties(
@@ -16,7 +16,7 @@ def apply_penalties(
     frequency: Tensor,
     repetition: Tensor,
 ) -> Tensor:
-    """Logits after repetition (prompt and output), then frequency and presence (output) penalty.
+    """Apply repetition (prompt and output), then frequency and presence (output) penalties.
 
     Shapes: logits [N, V] f32, output_counts [N, V] i32, prompt_mask [N, V] bool;
     presence, frequency, repetition [N] f32; returns [N, V] f32, the input is unchanged.
@@ -32,12 +32,11 @@ def apply_penalties(
 def penalize_logits(
     logits: Tensor, rows: Tensor, slots: Tensor, drafts: Tensor, marks: Tensor, penalties: Tensor
 ) -> None:
-    """``apply_penalties`` in place, of rows whose tokens are counted by slot.
+    """``apply_penalties`` in place, with token counts that are kept by slot.
 
-    Shapes: logits [N, V] f32; rows [M] i64, each once; slots [M] i64; drafts [D, M] i64: tokens to
-    be counted as well, -1 for none; marks [S, V] i32: twice the number of times that a token is in
-    the answer, plus 1 if it is in the prompt; penalties [S, 3] f32: presence, frequency,
-    repetition.
+    Shapes: logits [N, V] f32; rows [M] i64 without duplicates; slots [M] i64; drafts [D, M] i64:
+    tokens to count in addition, -1 for none; marks [S, V] i32: twice the count of a token in the
+    answer, plus 1 if it is in the prompt; penalties [S, 3] f32: presence, frequency, repetition.
     """
     at_once = max(1, _MOST_NUMBERS // logits.shape[1])
     for start in range(0, len(rows), at_once):
@@ -51,16 +50,16 @@ def penalize_logits(
 def token_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-softmax at the chosen tokens and at the ``num_top`` most likely ones.
+    """Log-softmax of the sampled tokens and of the ``num_top`` most likely ones.
 
     Shapes: logits [N, V] f32, token_ids [N] i64; returns chosen [N] f32, top ids [N, num_top] i64,
-    top values [N, num_top] f32, by falling probability, lower id first among equals.
+    top values [N, num_top] f32, by descending probability, lower id first among equals.
     Batch-invariant: yes.
     """
     logprobs = torch.log_softmax(logits.float(), -1)
     chosen = logprobs.gather(1, token_ids[:, None])[:, 0]
     num_top = min(num_top, logits.shape[1])
-    # Numbers that are never equal: first by falling probability, then by rising id.
+    # Distinct keys: by descending probability, then by ascending id.
     size = logprobs.view(torch.int32).long() & 0x7FFFFFFF
     ids = torch.arange(logits.shape[1], device=logits.device)
     order = ((0x7FFFFFFF - size) << 32) | (logits.shape[1] - 1 - ids)

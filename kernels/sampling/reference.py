@@ -1,11 +1,11 @@
-"""Seeded sampling whose noise depends on (row seed, position, token id) and on nothing else.
+"""Seeded sampling whose noise is a function of (row seed, position, token id) only.
 
-``argmax(logit / temperature + Gumbel)`` draws from the softmax.  With E an exponential variable it
-is the same as ``argmax(softmax(logit / temperature) / E)``, one logarithm cheaper.
+``argmax(logit / temperature + Gumbel)`` samples from the softmax.  With an exponential variable E
+``argmax(softmax(logit / temperature) / E)`` is the same, one logarithm cheaper.
 
-Top-k, top-p and min-p each keep the tokens above some probability, equals alike.  So a winner that
-is not kept rules out itself and everything less probable, and the best score among the more
-probable tokens is looked at next.  Nothing is ever sorted.
+Top-k, top-p and min-p each keep the tokens above some probability, treating equals alike.  If the
+winner is not kept, it is excluded together with everything less probable, and the best score among
+the more probable tokens is tried next.  Nothing is sorted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GOLDEN_64 = -7046029254386353131
 _GOLDEN_32 = -1640531527
 _HASH_BITS = 31
 _ARGMAX_TILE = 64
-# Rows are worked on this many values at a time, so that temporaries stay in the CPU's cache.
+# So many logits are processed at a time, so that temporaries stay in the CPU's cache.
 _CPU_TILE_VALUES = 2**16
 
 
@@ -29,9 +29,9 @@ def exponential_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tens
     """Exponential variables of mean 1, a pure function of (seed, position, token id).
 
     Shapes: seeds [N] i64 (the bits of a 64-bit seed), positions [N] i64; returns
-    [N, vocab_size] f32.  The uniform behind a value is (h + 0.5) / 2**31 for a 31-bit hash h,
-    precise where it is small (small values win) and always strictly between 0 and 1, so every value
-    is positive and finite.
+    [N, vocab_size] f32.  A value is computed from the uniform (h + 0.5) / 2**31 with a 31-bit hash
+    h, which is accurate where it is small (small values win) and strictly between 0 and 1, so that
+    every value is positive and finite.
     """
     return _noise(_row_words(seeds, positions), vocab_size)
 
@@ -45,13 +45,13 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Draw one token per row; temperature 0 takes the largest logit, lowest id first.
+    """Sample one token per row; temperature 0 takes the largest logit, lowest id first.
 
     Shapes: logits [N, V] f32; temperature, top_p, min_p [N] f32; top_k [N] i64 (0 = all);
-    seeds, positions [N] i64; returns [N] i64, ``INVALID_TOKEN`` for a row that holds a NaN or
-    nothing above -inf.  Several +inf logits share the whole probability.
-    A token is kept if the more probable ones add up to less than top_p, if they are fewer than
-    top_k, and if it has at least min_p times the largest probability; all three look at
+    seeds, positions [N] i64; returns [N] i64, ``INVALID_TOKEN`` for a row with NaN or without any
+    logit above -inf.  Several +inf logits share the whole probability.
+    A token is kept if the more probable ones sum to less than top_p, if they are fewer than top_k,
+    and if it has at least min_p times the largest probability; all three refer to
     softmax(logits / temperature), and equally probable tokens are kept or dropped together.
     Batch-invariant: yes.  Source: Gumbel-max, Maddison et al. 2014.
     """
@@ -72,12 +72,12 @@ def sample(
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    """What may be drawn in each row, in the form that is cheapest to check.
+    """The filters of each row, in the form that is cheapest to check.
 
     max_mass, max_count [N] f32: the more probable tokens must have less than this mass and be fewer
-    than this (inf: no such limit); min_share [N] f32 of the largest probability.  A winner that is
-    more probable than ``sure`` [N] f32 is kept without a closer look: the more probable tokens have
-    at most 1 - p together.
+    than this (inf: no limit); min_share [N] f32 of the largest probability.  A winner with a
+    probability p above ``sure`` [N] f32 is kept without further checks, since the more probable
+    tokens have at most 1 - p together.
     """
 
     max_mass: Tensor
@@ -93,16 +93,16 @@ class _Filters:
         is_counted, is_floored = bool((top_k > 0).any()), bool((min_p > 0).any())
         if not (is_counted or is_floored or bool((top_p < 1).any())):
             return None
-        # Above 0, also for a top_p too small for f32: else the most probable token would go too.
+        # Above 0 even if top_p underflows in f32: else the most probable token would be dropped.
         max_mass = torch.where(top_p < 1, top_p.clamp(min=torch.finfo(top_p.dtype).tiny), torch.inf)
         sure = torch.where((top_k > 0) | (min_p > 0), torch.inf, 1.0001 - max_mass)
         max_count = torch.where(top_k > 0, top_k, torch.inf)
         return cls(max_mass, max_count, min_p, sure, is_counted, is_floored)
 
     def dropped(self, probs: Tensor, token: Tensor, rows: Tensor | slice) -> Tensor:
-        """Which of the given probs [n, V] have their ``token`` [n] dropped, indices [m] i64.
+        """Indices [m] i64 of the rows of probs [n, V] whose ``token`` [n] is dropped.
 
-        ``rows`` are the places of these n rows in the batch.  The most probable token is kept.
+        ``rows`` are the indices of these n rows in the batch.  The most probable token is kept.
         """
         prob = probs.gather(1, token[:, None])
         unsure = (prob[:, 0] <= self.sure[rows]).nonzero()[:, 0]
@@ -170,7 +170,7 @@ def _replace(
 
 
 def _ordered_sum(values: Tensor) -> Tensor:
-    """Row sums [N] whose bits do not depend on N (one long row alone would be split by threads)."""
+    """Row sums [N] whose bits do not depend on N (torch splits a single long row among threads)."""
     if values.shape[0] == 1:
         return torch.cat((values, values)).sum(-1)[:1]
     return values.sum(-1)
@@ -188,7 +188,7 @@ def _first_argmax(x: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """Those rows of x; x itself when they are all of them."""
+    """The given rows of x; x itself if they are all of its rows."""
     return x if rows.shape[0] == x.shape[0] else x.index_select(0, rows)
 
 
@@ -215,7 +215,7 @@ def _noise(words: Tensor, vocab_size: int) -> Tensor:
         hashed.mul_(factor)
         torch.bitwise_right_shift(hashed, shift, out=shifted)
         hashed.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
-    # The last product mixes its high bits best, and these lead the uniform.
+    # The last multiplication mixes the high bits best, which are the high bits of the uniform.
     hashed.mul_(-2073254261).bitwise_and_((1 << _HASH_BITS) - 1)
     # The factor 1 - 2**-24 keeps the largest uniform below 1 after rounding to f32.
     uniform = shifted.view(torch.float32).copy_(hashed)

@@ -1,4 +1,4 @@
-"""Packed masks over logits in Triton: only the words of the masks and forbidden logits move."""
+"""Packed masks over logits in Triton; only masks and forbidden logits are read or written."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WORDS = 64
 
 
 def mask_logits_triton(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-    """``mask_logits``; rows of ``logits`` may have gaps between them.  Nothing waits for the
-    device."""
+    """``mask_logits``; the row stride of ``logits`` may exceed V.  The host does not
+    synchronize."""
     _, vocab_size = check_logits("logits", logits)
     [num_masks], num_words = sizes("rows", rows, 1), cdiv(vocab_size, 32)
     check_tensor("masks", masks, torch.int32, (num_masks, num_words), logits)
@@ -33,7 +33,7 @@ def mask_logits_triton(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
 def mask_kernel(
     logits_ptr, masks_ptr, rows_ptr, row_stride, num_words, vocab_size, WORDS: tl.constexpr
 ):  # fmt: skip
-    """A program takes WORDS words of one mask, 32 logits each."""
+    """One program per WORDS words of a mask, 32 logits each."""
     mask = tl.program_id(1).to(tl.int64)
     logits = logits_ptr + tl.load(rows_ptr + mask) * row_stride
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)

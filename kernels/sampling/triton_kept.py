@@ -1,8 +1,8 @@
-"""Which tokens the filters keep, in Triton: those from some weight on, which is searched for.
+"""The tokens that filters keep, in Triton: those whose weight reaches a threshold, found by search.
 
-Nothing is sorted.  Each pass over a row adds up the weights above some thresholds at once, and so
-leaves an eighth of where the least kept weight may lie.  Once few weights lie there they are put
-together, and the search ends among them without another pass.  All sums have a fixed order.
+Nothing is sorted.  Each pass over a row sums the weights above eight thresholds at once, which
+narrows the range of the least kept weight to an eighth.  Once few weights are in the range, they
+are compacted, and the search ends among them without another pass.  All sums have a fixed order.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of what may be the least kept weight, a row has room for so many in each lane of a tile.
+# Capacity of the list of candidates for the least kept weight, per lane of a tile.
 DEPTH = 8
 
 _ROOM = tl.constexpr(DEPTH)
 _THRESHOLDS = tl.constexpr(8)
-_AT_ONCE = tl.constexpr(4)  # tiles, for loads under way
+_AT_ONCE = tl.constexpr(4)  # tiles, for more loads in flight
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
@@ -23,13 +23,13 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 def kept_weights(
     logits, temperature, top_p, top_k, min_p, room, vocab_size, TILE: tl.constexpr
 ):  # fmt: skip
-    """Of a row the best logit, the least weight that is kept, and the sum of those kept.
+    """The largest logit of a row, the least weight that is kept, and the sum of those kept.
 
-    No weight reaches the least, and the sum is 1, if a logit is NaN or none is above -inf.
-    ``room`` are DEPTH * TILE f32 to work in.
+    If a logit is NaN or none is above -inf, no weight reaches the least, and the sum is 1.
+    ``room`` is a workspace of DEPTH * TILE f32.
     """
     best = _best(logits, vocab_size, TILE)
-    # As integers, weights from 0 to 1 are in the same order.
+    # The bits of weights from 0 to 1, as integers, have the same order.
     low = tl.minimum(tl.maximum(min_p, 0.0), 1.0).to(tl.int32, bitcast=True)
     mass = 1.0
     if best > float("-inf"):
@@ -38,8 +38,8 @@ def kept_weights(
             is_mass = number == 1
             limit = tl.where(is_mass, top_p, top_k.to(tl.float32))
             if tl.where(is_mass, top_p < 1.0, top_k > 0):
-                # Those not above the least kept weight add up to more than 1 - top_p, so that it
-                # is above (1 - top_p) / vocab_size.  An eighth of that, as sums are rounded.
+                # The weights not above the least kept one sum to more than 1 - top_p, so it is
+                # above (1 - top_p) / vocab_size.  An eighth of that allows for rounded sums.
                 sure = tl.where(is_mass & (top_p < 0.9999), (1.0 - top_p) / (8.0 * vocab_size), 0.0)
                 low = tl.maximum(low, sure.to(tl.int32, bitcast=True))
                 low, mass = _search(
@@ -59,9 +59,9 @@ def kept_weights(
 
 @triton.jit
 def drawn_weights(logits, token, best, temperature, vocab_size):
-    """Unnormalised probabilities, 1 at the best; several infinite logits share them.
+    """Unnormalized probabilities, 1 at the best; all infinite logits have 1.
 
-    A product where ``token_weights`` divides: up to some units of the last place apart.
+    Multiplies where ``token_weights`` divides, so they differ by a few ulps.
     """
     return _weights(_load(logits, token, vocab_size), best, temperature)
 
@@ -94,7 +94,7 @@ def _add(sums, weights, threshold, is_mass):
 
 @triton.jit
 def _best(logits, vocab_size, TILE: tl.constexpr):
-    """The largest logit, NaN if any is."""
+    """The largest logit, or NaN if any is NaN."""
     most = tl.full([TILE], float("-inf"), tl.float32)
     num_nan = tl.zeros([TILE], tl.int32)
     for first in range(0, vocab_size, TILE * _AT_ONCE):
@@ -111,8 +111,8 @@ def _search(
     logits, best, temperature, low, limit, is_mass, room, vocab_size, TILE: tl.constexpr
 ):  # fmt: skip
     """The least weight, as bits and not below ``low``, such that those above it have less than the
-    share ``limit`` of all mass, or are fewer than ``limit``; also the mass of those not below it,
-    -1 if it is not known.
+    fraction ``limit`` of the total mass, or are fewer than ``limit``; also the mass of those not
+    below it, or -1 if unknown.
     """
     number = tl.arange(0, _THRESHOLDS)
     high, above, mass = 0x3F800000, 0.0, -1.0  # 1 is always kept
@@ -125,7 +125,7 @@ def _search(
         is_dropped = sums >= bound
         low = tl.maximum(low, tl.max(tl.where(is_dropped, bits + 1, 0), 0))
         high = tl.minimum(high, tl.min(tl.where(is_dropped, high, bits), 0))
-        # Of weights above ``high``, and of those from ``low`` on: how much, or how many.
+        # Mass or number of the weights above ``high``, and of those from ``low`` on.
         above = tl.maximum(above, tl.max(tl.where(is_dropped, 0.0, sums), 0))
         reached = tl.min(tl.where(is_dropped, sums, total), 0)
         least = tl.where(is_mass, low.to(tl.float32, bitcast=True), 1.0)
@@ -140,7 +140,7 @@ def _search(
 def _sums_above(
     logits, best, temperature, bits, is_mass, vocab_size, TILE: tl.constexpr
 ):  # fmt: skip
-    """Of weights above thresholds, given as bits [T], the sums or numbers, [T]."""
+    """Sums or numbers [T] of the weights above thresholds, given as bits [T]."""
     threshold = bits.to(tl.float32, bitcast=True)[:, None]
     sums = tl.zeros([_THRESHOLDS, TILE], tl.float32)
     lane = tl.arange(0, TILE)
@@ -149,7 +149,7 @@ def _sums_above(
     for first in range(0, vocab_size + 4 * TILE, 4 * TILE):
         one, two = _weights(x, best, temperature), _weights(y, best, temperature)
         three, four = _weights(z, best, temperature), _weights(u, best, temperature)
-        # The next ones are on their way while these are added up.
+        # Software prefetch: the next tiles are loaded while these are added.
         x, y, z, u = _load_four(logits, first + lane, vocab_size, TILE)
         sums = _add(sums, one, threshold, is_mass)
         sums = _add(sums, two, threshold, is_mass)
@@ -163,9 +163,9 @@ def _search_few(
     logits, best, temperature, low, high, above, bound, is_mass, room, vocab_size,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """The rest of a search, if the weights from ``low`` to ``high`` have room.
+    """The rest of a search, if the weights from ``low`` to ``high`` fit into the list.
 
-    Returns low, high, which are equal when it is done, and the mass as ``_search`` does.
+    Returns low and high, equal if the search has finished, and the mass as ``_search`` does.
     """
     lane = tl.arange(0, TILE)
     count = tl.zeros([TILE], tl.int32)
@@ -181,7 +181,7 @@ def _search_few(
         count = _put(room, count, lane, four, low, high, TILE)
     mass = -1.0
     if tl.max(count, 0) <= _ROOM:
-        # Other threads wrote what comes next.
+        # Other threads wrote the weights that are read next.
         tl.debug_barrier()
         depth = tl.arange(0, _ROOM)[:, None]
         place = room + depth * TILE + lane[None, :]
@@ -202,7 +202,8 @@ def _search_few(
 
 @triton.jit
 def _put(room, count, lane, weights, low, high, TILE: tl.constexpr):
-    """Stores the weights from ``low`` to ``high`` where their lanes have room; the new counts."""
+    """Append the weights from ``low`` to ``high`` to the lists of their lanes; returns the
+    counts."""
     bits = weights.to(tl.int32, bitcast=True)
     is_inside = (bits >= low) & (bits <= high)
     tl.store(room + count * TILE + lane, weights, mask=is_inside & (count < _ROOM))

@@ -1,10 +1,10 @@
-"""Seeded sampling in Triton: one program per row does all of ``sample``, filters included.
+"""Seeded sampling in Triton: one program per row does all of ``sample``, including filters.
 
 A token of weight exp((logit - best) / temperature) has the score weight / noise, and the best score
-wins.  Logarithms of noise are dear, so a single pass over the logits finds what the scores of each
-tile cannot exceed, and only the tiles that may hold the winner, one or two, are computed exactly.
-Weights are not divided by their sum: the argmax does not change, and the filters compare with the
-sum where they need it.
+wins.  The logarithms of the noise are expensive, so a single pass over the logits computes an upper
+bound of the scores of each tile, and only the one or two tiles that may contain the winner are
+computed exactly.  Weights are not normalized: the argmax is the same, and the filters compare with
+the sum where needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def sample_triton(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """``sample``; rows of ``logits`` may have gaps between them.  Nothing waits for the device."""
+    """``sample``; the row stride of ``logits`` may exceed V.  The host does not synchronize."""
     rows, vocab_size = check_logits("logits", logits)
     for name, x in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
         check_tensor(name, x, torch.float32, (rows,), logits)
@@ -50,7 +50,7 @@ def sample_triton(
 
 
 def exponential_noise_triton(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """``exponential_noise``: same uniforms, logarithms within 2 units of the last place."""
+    """``exponential_noise``: the same uniforms, logarithms within 2 ulps."""
     [rows] = sizes("seeds", seeds, 1)
     check_tensor("seeds", seeds, torch.int64, (rows,), seeds)
     check_tensor("positions", positions, torch.int64, (rows,), seeds)
@@ -92,7 +92,7 @@ def sample_kernel(
 
 @triton.jit
 def _first_best(logits, vocab_size, TILE: tl.constexpr):
-    """The first token of the largest logit, -1 for a row with a NaN or nothing above -inf."""
+    """The first token with the largest logit, -1 for a row with NaN or without any above -inf."""
     lane = tl.arange(0, TILE)
     best = tl.full([TILE], float("-inf"), tl.float32)
     best_first = tl.zeros([TILE], tl.int32)
@@ -119,13 +119,13 @@ def _draw(
     best, is_nan, bounds = _bounds(logits, log_scale, word, vocab_size, TILE, TILES)
     chosen = -1
     if (is_nan == 0) & (best > float("-inf")):
-        # How far rounding can take a bound, which is a logarithm, from the score that it bounds.
+        # Allowance for the rounding of bounds, which are logarithms, relative to exact scores.
         top = best * log_scale
         slack = 0.01 + 2e-6 * tl.abs(top)
         least = tl.where(temperature > 1e-29, top - slack, float("-inf"))
         least = tl.where(tl.abs(top) < float("inf"), least, float("-inf"))  # no bound is one then
         is_filtered = (top_p < 1.0) | (top_k > 0) | (min_p > 0.0)
-        # Only tokens above the weight of the last dropped winner are looked at.
+        # Only tokens above the weight of the last dropped winner are considered.
         floor, is_searching = -1.0, 1
         while is_searching > 0:
             chosen, weight = _winner(
@@ -147,11 +147,11 @@ def _draw(
 
 @triton.jit
 def _bounds(logits, log_scale, word, vocab_size, TILE: tl.constexpr, TILES: tl.constexpr):
-    """The one pass over all logits: the largest, whether any is NaN, and for each tile a number
-    that no log2(weight / noise) in it exceeds, but for a constant of the row and rounding.
+    """The single pass over all logits: the largest, whether any is NaN, and for each tile an upper
+    bound of log2(weight / noise), up to a constant of the row and rounding.
 
-    A uniform u has noise -log(1 - u) >= u, and log2(u) is at least what the bits of u say when
-    they are read as an integer.
+    The noise of a uniform u is -log(1 - u) >= u, and the bits of u, read as an integer, give a
+    lower bound of log2(u).
     """
     lane = tl.arange(0, TILE)
     tile = tl.arange(0, TILES)
@@ -165,7 +165,8 @@ def _bounds(logits, log_scale, word, vocab_size, TILE: tl.constexpr, TILES: tl.c
         num_nan += (x != x).to(tl.int32)
         uniform = ((_hash(word, token) >> 8) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
         log = uniform.to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07
-        # Finite where it is not +inf: tiles of logits that fall below fp32 here are looked at, too.
+        # Finite unless +inf, so that tiles whose scaled logits are below the range of fp32 are
+        # considered, too.
         bound = tl.maximum(tl.max(x * log_scale - log, 0) + 127.0, -3e38)
         bounds = tl.where(tile == first // TILE, bound, bounds)
     return tl.max(best, 0), tl.max(num_nan, 0), bounds
@@ -176,9 +177,9 @@ def _winner(
     logits, best, temperature, word, floor, bounds, least, vocab_size,
     TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """First token with the best weight / noise among those above ``floor``, and its weight.
+    """The first token with the best weight / noise among those above ``floor``, and its weight.
 
-    Tiles are looked at by falling bounds, until none is above the best score found.
+    Tiles are searched by descending bounds, until no bound is above the best score found.
     """
     tile = tl.arange(0, TILES)
     best_score, best_token, best_weight = -1.0, 2147483647, 0.0
@@ -207,7 +208,7 @@ def _winner(
 
 @triton.jit
 def token_weights(logits, token, best, temperature, vocab_size):
-    """Unnormalised probabilities, 1 at the best; several infinite logits share them."""
+    """Unnormalized probabilities, 1 at the best; all infinite logits have 1."""
     x = tl.load(logits + token, mask=token < vocab_size, other=float("-inf"))
     finite = tl.exp(tl.div_rn(x - best, temperature + tl.zeros_like(x)))
     infinite = tl.where(x == float("inf"), 1.0, 0.0)
@@ -216,7 +217,7 @@ def token_weights(logits, token, best, temperature, vocab_size):
 
 @triton.jit
 def more_likely(logits, best, temperature, weight, vocab_size, TILE: tl.constexpr):
-    """How many tokens are likelier than ``weight``, their weights' sum, and the sum of all."""
+    """The number of tokens with more than ``weight``, the sum of their weights, and of all."""
     count = tl.zeros([TILE], tl.int32)
     above = tl.zeros([TILE], tl.float32)
     total = tl.zeros([TILE], tl.float32)
@@ -240,14 +241,14 @@ def row_word(seed, position):
 
 @triton.jit
 def exponential(word, token):
-    """Exponential variables of mean 1 of tokens, from the row's 64-bit word."""
+    """Exponential variables of mean 1 for tokens, from the row's 64-bit word."""
     negative = _hash(word, token).to(tl.float32) * -4.6566125955216364e-10 - 2.3283064365386963e-10
     return -_log1p(negative)
 
 
 @triton.jit
 def _hash(word, token):
-    """31 bits of tokens, from the row's 64-bit word."""
+    """31-bit hashes of tokens, from the row's 64-bit word."""
     first = word.to(tl.int32)
     second = (word >> 32).to(tl.int32) | 1
     hashed = ((token * -1640531527) ^ first) * 2146121005
@@ -257,10 +258,10 @@ def _hash(word, token):
 
 @triton.jit
 def _log1p(x):
-    """log(1 + x) in fp32 for -1 < x <= 0, also where x is tiny; only plain arithmetic.
+    """log(1 + x) in fp32 for -1 < x <= 0, accurate for tiny x; basic arithmetic only.
 
-    1 + x is rounded to y = 2**e * (1 + f); what the rounding lost comes back to first order.
-    log(1 + f) = 2 atanh(f / (2 + f)), whose series ends here at the 9th power.
+    1 + x is rounded to y = 2**e * (1 + f); the rounding error is added back to first order.
+    log(1 + f) = 2 atanh(f / (2 + f)), whose series is truncated after the 9th power.
     """
     y = 1.0 + x
     lost = (x - (y - 1.0)) / y
@@ -273,5 +274,5 @@ def _log1p(x):
     z = s * s
     series = z * (0.6666666666 + z * (0.4 + z * (0.2857142857 + z * 0.2222222222)))
     e = exponent.to(tl.float32)
-    # ln 2 in two parts: the first has zeros enough for e * high to be exact.
+    # ln 2 in two parts: the first has enough trailing zeros for its product with e to be exact.
     return e * 0.693145751953125 + ((2.0 * s + s * series) + (e * 1.42860682030941723e-06 + lost))

@@ -1,4 +1,4 @@
-"""Penalties in Triton: all rows of a step in one launch, where their logits lie."""
+"""Penalties in Triton: all rows of a step in one launch, in place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TILE = 1024
 def penalize_logits_triton(
     logits: Tensor, rows: Tensor, slots: Tensor, drafts: Tensor, marks: Tensor, penalties: Tensor
 ) -> None:
-    """As ``logits.penalize_logits``, the same bits; rows of ``logits`` may have gaps between them.
+    """As ``logits.penalize_logits``, with the same bits; the row stride of ``logits`` may exceed V.
 
-    Batch-invariant: yes.  Nothing waits for the device.
+    Batch-invariant: yes.  The host does not synchronize.
     """
     _, vocab_size = check_logits("logits", logits)
     [count] = sizes("rows", rows, 1)
@@ -37,13 +37,13 @@ def penalize_logits_triton(
         )  # fmt: skip
 
 
-# Sizes that follow the batch must not make new variants of the kernel.
+# Sizes that depend on the batch must not cause recompilation.
 @triton.jit(do_not_specialize=["num_rows", "num_drafts"])
 def penalize_kernel(
     logits_ptr, rows_ptr, slots_ptr, drafts_ptr, marks_ptr, penalties_ptr, row_stride, num_rows,
     num_drafts, vocab_size, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A program takes TILE tokens of one row."""
+    """One program per TILE tokens of a row."""
     index = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = token < vocab_size
@@ -62,5 +62,5 @@ def penalize_kernel(
     factor = tl.where(is_seen, repetition, 1.0)
     scaled = tl.where(value > 0, tl.div_rn(value, factor), value * factor)
     scaled = scaled - frequency * count.to(tl.float32) - presence * is_output.to(tl.float32)
-    # Most tokens of a vocabulary were never seen: their logits stay where they are.
+    # Most tokens of a vocabulary were never seen: their logits are not read or written.
     tl.store(logits, scaled, mask=inside & is_seen)
