@@ -16,8 +16,8 @@ HALF = gl.constexpr(256)
 TILE = gl.constexpr(64)
 
 TILE_BF16 = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-# Of quantised results, by pairs.  Where 128 bytes are permuted a thread has eight addresses instead
-# of four, which Triton 3.9 computes before all items and keeps outside of registers.
+# Layout of quantized results, by pairs.  With a 128-byte swizzle a thread needs eight addresses
+# instead of four, which Triton 3.9 hoists out of the loop over items and spills.
 TILE_E4M3 = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 
 # Barriers: halves (left and right values) of the two tile buffers full and empty, P of a tile

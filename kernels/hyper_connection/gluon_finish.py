@@ -39,14 +39,14 @@ def finish_gluon_kernel(
         )  # fmt: skip
     else:
         row = (num_tokens - 1 - (program - num_tiles)).to(gl.int64)
-        _normalise(
+        _normalize(
             row, rows_ptr, weight_ptr, norm_eps, values_ptr, scales_ptr, scale_stride, D, BLOCKS,
             ORDER,
         )  # fmt: skip
 
 
 @gluon.jit
-def _normalise(
+def _normalize(
     row, rows_ptr, weight_ptr, norm_eps, values_ptr, scales_ptr, scale_stride, D: gl.constexpr,
     BLOCKS: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip

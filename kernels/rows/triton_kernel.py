@@ -110,7 +110,7 @@ def row_parts(row_format: RowFormat, cache: Tensor, x: Tensor) -> tuple[Tensor, 
 
 
 def _width(x: Tensor) -> int:
-    """Of rows x [..., D].  Raises: TensorError if there are none."""
+    """D of x [..., D].  Raises: TensorError if x has less than two dimensions."""
     if x.dim() < 2:
         raise TensorError(f"x: expected two dimensions or more, found {describe(x)}")
     return x.shape[-1]
