@@ -94,7 +94,7 @@ def _place_pairs(
 
 @triton.jit
 def of_experts(ids):
-    """i64 ids as i32, negative where they are or do not fit."""
+    """i64 ids as i32; -1 for ids that are negative or too large."""
     return tl.where((ids >> 32) == 0, ids.to(tl.int32), -1)
 
 
