@@ -65,6 +65,31 @@ def test_same_tokens(filters: dict[str, float], device: torch.device) -> None:
     assert_bitwise_equal(sample_triton(logits, *parameters), sample(logits, *parameters))
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"top_k": 3},
+        {"top_k": 3, "top_p": 0.7, "min_p": 0.2},
+        {"top_p": 0.002},
+        {"min_p": 0.9},
+        {"temperature": 30.0, "top_k": 1},
+        {"temperature": 1e-30, "top_p": 0.5},
+    ],
+    ids=str,
+)
+def test_few_are_kept_of_many_alike(filters: dict[str, float], device: torch.device) -> None:
+    """Winner after winner is dropped."""
+    logits = torch.randn(7, 5000, device=device)
+    logits[1::3] = logits[1::3].round()  # many equal ones
+    logits[3, 17], logits[6] = math.inf, -math.inf
+    logits[6, 4321] = -1e30
+    parameters = _parameters(device, len(logits), **filters)
+    expected = sample(logits, *parameters)
+    assert_bitwise_equal(sample_triton(logits, *parameters), expected)
+    parameters[0][2] = 0.0  # others of the batch are not touched
+    assert_bitwise_equal(sample_triton(logits, *parameters), sample(logits, *parameters))
+
+
 def test_large_vocabulary_and_mixed_rows(device: torch.device) -> None:
     logits = torch.randn(4, 10_000, device=device) * 3
     temperature, top_p, top_k, min_p, *seeds = _parameters(device, 4)
