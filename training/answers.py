@@ -1,4 +1,4 @@
-"""Questions with answers, as (question, reasoning, answer); facts come from ``words``."""
+"""Generates questions with answers, as (question, reasoning, answer); facts come from ``words``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Documents packed into rows of fixed length, and everything about them that the model has to know.
+"""Packs documents into rows of fixed length, with the masks that the model needs.
 
-Documents in a row do not see each other.  Each starts at a multiple of ``ALIGNMENT``, so that token pairs and
-candidate blocks fall as they do when a document stands alone.
+Documents of a row do not attend to each other.  Each starts at a multiple of ``ALIGNMENT``, so that token pairs and
+candidate blocks are aligned as in a document on its own.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Batch:
 
     tokens    [B, T] i64
     starts    [B, T] i64  row index of the first token of each token's document
-    segments  [B, T] i64  row index from which a decoder layer's window may reach back; the document's
-                          start, or a later place where bounded replay begins
-    weights   [B, T] f32  of the loss of predicting the next token; 0 at a document's end and on padding
+    segments  [B, T] i64  first row index that a decoder layer's window may include; the document's
+                          start, or a later position at which bounded replay starts
+    weights   [B, T] f32  loss weights of predicting the next token; 0 at a document's end and on padding
     """
 
     tokens: Tensor
@@ -55,9 +55,9 @@ def split_documents(stream: Tokens) -> list[Tokens]:
 def pack_rows(
     documents: list[Tokens], length: int, generator: np.random.Generator
 ) -> list[list[Tokens]]:
-    """Shuffled documents in rows of at most ``length`` padded tokens; longer ones are cut.
+    """Pack shuffled documents into rows of at most ``length`` padded tokens; longer ones are truncated.
 
-    Each row takes, from the next 64 documents, the first that still fits.
+    First fit: a row takes the first of the next 64 documents that still fits.
     """
     order = generator.permutation(len(documents)).tolist()
     rows, waiting = [], [documents[i][:length] for i in reversed(order)]
@@ -81,7 +81,7 @@ def padded_length(document: Tokens) -> int:
 def make_batch(
     rows: list[list[Tokens]], length: int, generator: np.random.Generator, replay_share: float
 ) -> Batch:
-    """``replay_share`` of the documents get a random place where bounded replay begins."""
+    """A fraction ``replay_share`` of the documents gets a random position at which bounded replay starts."""
     shape = len(rows), length
     tokens = np.full(shape, PAD, dtype=np.int64)
     starts = np.tile(np.arange(length), (len(rows), 1))  # padding is a document of its own
@@ -103,7 +103,7 @@ def make_batch(
 
 
 def answer_weights(document: Tokens) -> NDArray[np.float32]:
-    """[tokens] weight of each token as a target: what users and prompts say counts less."""
+    """[tokens] loss weight of each token as a target: prompts and user turns count less."""
     is_marker = np.isin(document, (BOS, SYSTEM, USER, ASSISTANT))
     latest = np.maximum.accumulate(np.where(is_marker, np.arange(len(document)), 0))
     asks = np.isin(document[latest], (SYSTEM, USER))
@@ -113,7 +113,7 @@ def answer_weights(document: Tokens) -> NDArray[np.float32]:
 def endless_batches(
     documents: list[Tokens], *, length: int, tokens_per_batch: int, seed: int, replay_share: float
 ) -> Iterator[Batch]:
-    """Batches of ``tokens_per_batch`` for ever, in a new order each epoch."""
+    """Endless batches of ``tokens_per_batch`` tokens, in a new order each epoch."""
     generator = np.random.default_rng(seed)
     num_rows = tokens_per_batch // length
     rows: list[list[Tokens]] = []
@@ -125,7 +125,7 @@ def endless_batches(
 
 
 def _endless_chunks(count: int, generator: np.random.Generator) -> Iterator[list[int]]:
-    """Shuffled document numbers, a few thousand at a time, epoch after epoch."""
+    """Shuffled document indices, a few thousand at a time, epoch after epoch."""
     while True:
         order = generator.permutation(count)
         for start in range(0, count, DOCUMENTS_AT_ONCE):

@@ -1,10 +1,10 @@
-"""Fits the calibration of the drafts on held-out prompts, and keeps it beside the weights.
+"""Fits the calibration of draft acceptance on held-out prompts, and stores it beside the weights.
 
 python -m training.calibrate recipes/tiny
 
-Position by position a logistic regression of "accepted, given that all before were" on the logit of the
-evidence: the confidence head's for answers drawn at random, the draft's own highest probability for greedy ones.
-Then each position's two numbers are moved to where the calibration error of survival is smallest.
+Per draft position, a logistic regression of "accepted, given that all before were" on the logit of the evidence: the
+confidence head's output for sampled answers, the draft's own maximum probability for greedy ones.  Then each
+position's two parameters are adjusted to minimize the calibration error of survival.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ Rows = NDArray[np.floating[Any]]
 
 
 def prompts(seed: str, count: int) -> list[dict[str, Any]]:
-    """60 % stories, the rest facts, sums and tasks; by seed, none of them is in the corpus."""
+    """60 % stories, the rest facts, sums and tasks; other seeds than the corpus's."""
     writer = Writer(seed)
     kinds = [asked_story] * 6 + [fact, arithmetic, arithmetic, task]
     return [{"prompt": kinds[i % len(kinds)](writer)[0]} for i in range(count)]
 
 
 def collect(model: str, rows: list[dict[str, Any]], temperature: float) -> tuple[Rows, Rows]:
-    """The raw evidence of every draft, [N, B], and whether it was accepted together with those before it,
+    """The raw evidence of every draft, [N, B], and whether it was accepted together with all before it,
     [N, B]; NaN for drafts that were not verified."""
     evidence: list[list[float]] = []
     survived: list[list[float]] = []
@@ -74,7 +74,7 @@ def collect(model: str, rows: list[dict[str, Any]], temperature: float) -> tuple
 
 
 def answer(loaded: LoadedModel, rows: list[dict[str, Any]], sampling: SamplingParams) -> None:
-    """Answer all rows and let go of the answers."""
+    """Answer all rows and discard the answers."""
     stream = RowStream(
         loaded.engine, loaded.tokenizer, max_model_len=loaded.engine.max_model_len,
         vocab_size=loaded.config.vocab_size, max_in_flight=64, seed=0,
@@ -101,7 +101,7 @@ def fit(evidence: Rows, survived: Rows) -> Scales:
 
 
 def refine(evidence: Rows, survived: Rows, scales: list[tuple[float, float]]) -> Scales:
-    """From left to right, the scales nearby with the smallest error of survival so far."""
+    """From left to right, replace each position's scales by nearby ones with the smallest calibration error."""
     before = np.ones(len(evidence))
     refined = []
     for place, (factor, offset) in enumerate(scales):
@@ -125,7 +125,7 @@ def survival(evidence: Rows, scales: Scales) -> Rows:
 
 
 def calibration_error(expected: Rows, survived: Rows) -> float:
-    """Mean distance of what was expected from what happened, over bins of equal expectation."""
+    """Mean distance of expected from actual survival, over bins of expected survival."""
     is_known = ~np.isnan(survived)
     expected, survived = expected[is_known], survived[is_known]
     bins = np.minimum((expected * NUM_BINS).astype(int), NUM_BINS - 1)
@@ -148,7 +148,7 @@ def main() -> None:
             "calibration_error_before": round(before, 4),
             "calibration_error": round(after, 4),
         }
-    # Greedy answers and random ones alike: what a run has is not known before its first draft.
+    # The mean over greedy and sampled answers, as a run's mix is not known before its first draft.
     stored["typical_survival"] = np.mean(survival_by_kind, axis=0).round(3).tolist()
     (folder / CALIBRATION_FILE).write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(stored))

@@ -1,4 +1,4 @@
-"""Random dialogues over all kinds of questions, with and without thinking, system prompts and tools."""
+"""Generates dialogues over all kinds of questions, with and without thinking, system prompts and tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token arrays on disk: numpy arrays of documents, compressed."""
+"""Token arrays on disk: compressed numpy arrays of documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from training.batches import Tokens, split_documents
 
-TOKEN_MAP = "token_map.npy"  # the Engram's compressed ids, so that training needs no tokenizer
+TOKEN_MAP = "token_map.npy"  # Engram's compressed ids, so that training needs no tokenizer
 
 
 def save_tokens(path: Path, tokens: Tokens) -> None:
@@ -21,7 +21,7 @@ def load_documents(folder: Path, pattern: str) -> list[Tokens]:
     """The documents of all arrays ``<pattern>.npy.xz``, in name order."""
     paths = sorted(folder.glob(f"{pattern}.npy.xz"))
     if not paths:
-        raise FileNotFoundError(f"{folder}: no {pattern}.npy.xz; make it with training.corpus")
+        raise FileNotFoundError(f"{folder}: no {pattern}.npy.xz; create it with training.corpus")
     documents = []
     for path in paths:
         with lzma.open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Conversations as training documents: the prompt exactly as the recipe encodes it, then the answer's tokens."""
+"""Conversations as training documents: the prompt as the recipe encodes it, followed by the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the model should write in its turn."""
+    """The model's turn."""
 
     content: str
     reasoning: str = ""
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """``messages`` end before the answer.  ``effort`` is ``None`` without thinking."""
+    """``messages``: the history before the answer.  ``effort``: None without thinking."""
 
     messages: Sequence[Mapping[str, Any]]
     answer: Answer
@@ -78,7 +78,7 @@ def calls_text(calls: Sequence[Call]) -> str:
 
 
 def answer_text(dialogue: Dialogue) -> str:
-    """All that follows the prompt, including the end of the turn."""
+    """The text after the prompt, including the end-of-turn token."""
     answer = dialogue.answer
     text = f"{answer.reasoning}</think>" if dialogue.effort is not None else ""
     text += answer.content
@@ -105,7 +105,7 @@ def assistant_message(answer: Answer, call_ids: Sequence[str] = ()) -> dict[str,
 
 
 class PromptRenderer:
-    """Prompts as text, markers included."""
+    """Renders prompts as text, including control tokens."""
 
     def __init__(self) -> None:
         self._encoding, self._options = DeepseekV41Encoding(), ConversionOptions()
@@ -116,7 +116,7 @@ class PromptRenderer:
 
 
 class DocumentEncoder:
-    """Text and dialogues to token ids, each document from BOS to EOS."""
+    """Encodes text and dialogues as token ids, each document from BOS to EOS."""
 
     def __init__(self, tokenizer_path: str) -> None:
         self._tokenizer = Tokenizer.from_file(tokenizer_path)

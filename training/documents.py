@@ -1,4 +1,4 @@
-"""Long documents with questions whose answers stand far back, so that the compressed cache matters."""
+"""Generates long documents with questions about distant passages, so that the compressed cache matters."""
 
 from __future__ import annotations
 

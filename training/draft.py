@@ -1,7 +1,7 @@
-"""The draft stages in differentiable form, and their loss against the frozen backbone.
+"""Differentiable draft stages, and their loss against the frozen backbone.
 
-A anchors, K tokens per block, d width, V vocabulary.  An anchor at row index a stands for: the backbone has run
-everything before a, token a was just sampled, tokens a + 1 .. a + K are to be guessed.
+A anchors, K tokens per block, d width, V vocabulary.  An anchor at row index a stands for the situation that the
+backbone has run everything before a, token a was just sampled, and tokens a + 1 .. a + K are to be drafted.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class Drafter:
         return self.rotary.tables(positions)[rope_key(self.config.draft_stages[0])]
 
     def _context(self, weights: Weights, main_hidden: Tensor) -> Tensor:
-        """[N, d] bf16, rounded: what every stage makes its window rows from."""
+        """[N, d] bf16, rounded: the input of every stage's window rows."""
         projected = layers.linear(fp8(main_hidden), weights["mtp.0.main_proj.weight"])
         return fp8(layers.norm(projected, weights["mtp.0.main_norm.weight"], self.config))
 
     def _attention(
         self, x: Tensor, scope: Scope, keys: Tensor, absent: Tensor, rope: Rope
     ) -> Tensor:
-        """Each block token sees its anchor's window, keys [A, W, D], and its whole block."""
+        """Each token attends to its anchor's window, keys [A, W, D], and to its whole block."""
         config, size = self.config, self.config.dspark_block_size
         x8 = fp8(x)
         q, _ = layers.queries(x8, scope, rope, config)
@@ -131,7 +131,7 @@ class Drafter:
 
 
 def choose_anchors(batch: Batch, count: int, generator: torch.Generator) -> Tensor:
-    """[count] flat indices of tokens that are followed by at least one more and preceded by one."""
+    """[count] flat indices of random tokens with at least one token before and after them."""
     length = batch.tokens.shape[1]
     inside = torch.arange(length, device=batch.tokens.device) > batch.starts
     usable = (batch.weights * inside).flatten().cpu()
@@ -142,9 +142,9 @@ def choose_anchors(batch: Batch, count: int, generator: torch.Generator) -> Tens
 def draft_loss(
     guess: Guess, trace: Trace, weights: Weights, batch: Batch, anchors: Tensor, config: ModelConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Soft cross entropy and total variation to the backbone, and the confidence's cross entropy.
+    """Soft cross entropy and total variation to the backbone, plus the confidence head's cross entropy.
 
-    The log has, by block position, the mean overlap with the backbone and the share of equal argmaxes.
+    The log has, per block position, the mean overlap with the backbone and the fraction of equal argmaxes.
     """
     size = config.dspark_block_size
     steps = torch.arange(size, device=anchors.device)
@@ -199,7 +199,7 @@ def guess_logits(
 def _compare(
     hidden: Tensor, previous: Tensor, target_hidden: Tensor, weights: Weights, config: ModelConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """By row: soft cross entropy, overlap 1 - |p - q| / 2, confidence logit, equal argmax; all [n] f32."""
+    """Per row: soft cross entropy, overlap 1 - |p - q| / 2, confidence logit, equal argmax; all [n] f32."""
     with torch.no_grad():
         target = (target_hidden.float() @ weights["head.weight"].float().t()).softmax(-1)
     logits, confidence = guess_logits(hidden, previous, weights, config)

@@ -1,4 +1,4 @@
-"""Held-out loss, exact and in bounded-replay form."""
+"""Held-out loss, exact and with bounded replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORED_AFTER_REPLAY = 64
 def fixed_batches(
     documents: list[Tokens], *, length: int, tokens_per_batch: int, max_batches: int
 ) -> list[Batch]:
-    """The same batches at every call."""
+    """Deterministic batches."""
     generator = np.random.default_rng(0)
     rows = pack_rows(documents, length, generator)
     per_batch = tokens_per_batch // length
@@ -28,8 +28,7 @@ def fixed_batches(
 def evaluate(
     backbone: Backbone, weights: Weights, biases: Weights, batches: list[Batch], window: int
 ) -> dict[str, float]:
-    """Mean loss per weighted token, and on the tokens that a replayed prompt is followed by: exact and
-    replayed, the same tokens."""
+    """Mean loss per weighted token; and on the tokens after a replayed prompt, exact and with replay."""
     sums = torch.zeros(5, dtype=torch.float64)
     for on_cpu in batches:
         batch = on_cpu.to(backbone.device)
@@ -49,8 +48,8 @@ def evaluate(
 
 
 def replay_form(batch: Batch, window: int) -> tuple[Batch, Tensor]:
-    """The batch with every long enough document replayed from its middle; and which tokens, [B, T] f32,
-    come right after the window that a prompt would have replayed."""
+    """The batch with every sufficiently long document replayed from its middle; and a mask [B, T] f32 of the tokens
+    right after the window that a prompt would have replayed."""
     index = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     is_first = batch.starts == index
     ends = torch.where(is_first, index, len(index)).flip(1).cummin(1).values.flip(1)

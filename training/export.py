@@ -1,4 +1,4 @@
-"""Masters to a checkpoint in the official format, and back from one for another round of training."""
+"""Exports master weights to a checkpoint in the official format, and loads one to continue training."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MAX_SHARD_BYTES = 11_700_000
 
 
 def checkpoint_tensors(masters: Weights, config: ModelConfig) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint on the CPU, in its stored form."""
+    """All tensors of the checkpoint, on the CPU, in their stored formats."""
     tensors: dict[str, Tensor] = {}
     for name, spec in expected_tensors(config).items():
         if spec.is_scale:
-            continue  # comes with its weight
+            continue  # created with its weight
         master = _master_of(masters, name)
         if spec.dtype.itemsize > 1:
             tensors[name] = master.to(spec.dtype).contiguous()
@@ -55,7 +55,7 @@ def _encode(name: str, spec: TensorSpec, master: Tensor) -> tuple[Tensor, Tensor
 
 
 def export(masters: Weights, config: ModelConfig, folder: Path, tokenizer: Path) -> None:
-    """Write the checkpoint with its tokenizer into ``folder``."""
+    """Write the checkpoint and its tokenizer to ``folder``."""
     tensors = checkpoint_tensors(masters, config)
     write_checkpoint(folder, config, tensors, max_shard_bytes=MAX_SHARD_BYTES)
     if tokenizer.resolve() != (folder / "tokenizer.json").resolve():
@@ -63,9 +63,9 @@ def export(masters: Weights, config: ModelConfig, folder: Path, tokenizer: Path)
 
 
 def load_checkpoint(folder: Path, masters: Weights) -> None:
-    """Copy the weights of an exported checkpoint into ``masters``, as the numbers they stand for.
+    """Copy the dequantized weights of an exported checkpoint into ``masters``.
 
-    These are fixed points of the rounding, so training begins with exactly the exported model.
+    These values are fixed points of the rounding, so training starts from exactly the exported model.
     """
     checkpoint = open_checkpoint(folder)
     stacks: dict[str, list[Tensor]] = defaultdict(list)

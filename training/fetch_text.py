@@ -24,7 +24,7 @@ FIRST_MODERN_YEAR = 1930
 
 
 def fetch(folder: Path) -> None:
-    """Downloads and unpacks the packages into ``folder``."""
+    """Download the packages and unpack them into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["apt-get", "download", *DEBIAN_PACKAGES], cwd=folder, check=True)
     for package in folder.glob("*.deb"):

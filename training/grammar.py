@@ -26,7 +26,7 @@ _LONE_I = re.compile(r"\bi\b")
 
 @cache
 def _parse(pattern: str) -> Sequence_:
-    """Nested choices of a pattern as tuples, parsed once."""
+    """Parse a pattern into nested tuples (cached)."""
     position = 0
 
     def sequence(stop: str) -> Sequence_:
@@ -55,7 +55,7 @@ def _parse(pattern: str) -> Sequence_:
 
 
 class Writer:
-    """Expands patterns with one random stream."""
+    """Expands patterns with its own random number generator."""
 
     def __init__(self, seed: int | str) -> None:
         self.random = random.Random(seed)
@@ -67,7 +67,7 @@ class Writer:
         return self.random.random() < probability
 
     def write(self, pattern: str, slots: Mapping[str, object] | None = None) -> str:
-        """One expansion; ``a``/``an`` agree and sentences start with a capital."""
+        """A random expansion, with correct ``a``/``an`` and capitalized sentences."""
         text = self._expand(_parse(pattern))
         if slots:
             text = text.format_map(slots)
@@ -80,7 +80,7 @@ class Writer:
 
 
 def tidy(text: str) -> str:
-    """Articles, capitals and single spaces."""
+    """Correct articles, capitalization and spacing."""
     text = agree(text)
     text = _LONE_I.sub("I", text)
     text = _SENTENCE_START.sub(lambda match: match[1] + match[2].upper(), text)
@@ -88,7 +88,7 @@ def tidy(text: str) -> str:
 
 
 def agree(text: str) -> str:
-    """ "an" instead of "a" before a vowel sound."""
+    """Replace "a" by "an" before a vowel sound."""
     return _ARTICLE.sub(
         lambda match: f"{match[1]}n " if _begins_with_vowel_sound(match[2]) else match[0], text
     )
@@ -101,5 +101,5 @@ def _begins_with_vowel_sound(word: str) -> bool:
 
 
 def mentions(text: str, word: str) -> bool:
-    """Whether the whole word, or words, are in the text."""
+    """Whether the text contains the whole word (or phrase)."""
     return re.search(rf"\b{re.escape(word)}\b", text) is not None

@@ -1,4 +1,4 @@
-"""Selection of compressed entries, and the loss that teaches the indexers where attention looks."""
+"""Selection of compressed entries, and the loss that trains the indexers to match attention."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def select(
     candidates: Tensor | None,
     config: ModelConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Picks [B, T, K] i64 of every token, ascending, -1 = none; and candidates [B, T, blocks] bool
-    if this layer publishes them.  ``starts`` [B, T] is the first row index of a token's document."""
+    """Selected entries [B, T, K] i64 of every token, ascending, -1 = none; and candidates [B, T, blocks] bool
+    if this layer publishes them.  ``starts`` [B, T]: first row index of a token's document."""
     batch, length, heads, _ = index.queries.shape
     entries = index.keys.shape[1]
     visible = visible_entries(length, plan.ratio, starts.device).expand(batch, -1)
@@ -62,22 +62,22 @@ def select(
 
 
 def _among(blocks: Tensor, count: int) -> Tensor:
-    """[..., count] bool: which blocks are among those listed, -1 for none."""
+    """[..., count] bool: which blocks are listed in ``blocks``, where -1 is none."""
     found = torch.zeros(*blocks.shape[:-1], count + 1, dtype=torch.bool, device=blocks.device)
     return found.scatter(-1, torch.where(blocks < 0, count, blocks), True)[..., :-1]
 
 
 def visible_entries(length: int, ratio: int, device: torch.device) -> Tensor:
-    """[T] number of entries up to each row index."""
+    """[T] number of entries visible at each row index."""
     return (torch.arange(length, device=device) + 1).div(ratio, rounding_mode="floor")
 
 
 def index_loss(
     index: IndexInput, q: Tensor, main: Tensor, starts: Tensor, sample: Tensor, plan: LayerPlan
 ) -> Tensor:
-    """KL from the layer's own attention over compressed entries to the indexer's softmax.
+    """KL divergence from the layer's own attention over compressed entries to the indexer's softmax.
 
-    Shapes: q [B, T, H, D], main [B, M, D], ``sample`` [Q] row indices of the queries looked at.
+    Shapes: q [B, T, H, D], main [B, M, D], ``sample`` [Q] row indices of the queries to use.
     """
     entries = torch.arange(main.shape[1], device=main.device)
     first = starts[:, sample].div(plan.ratio, rounding_mode="floor")[..., None]

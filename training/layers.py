@@ -1,8 +1,8 @@
-"""Sub-blocks of the model in differentiable form, on rows of packed documents.
+"""Differentiable sub-blocks of the model, on rows of packed documents.
 
-The numbers are those of the reference operations in ``deepinfer.kernels``; only the arrangement is the
-trainer's: windows are computed in blocks, all experts run on all tokens with weight 0 where unchosen.  The
-``*_reference`` forms are used on every device, because the kernels that replace them have no gradients.
+They compute the same values as the reference operations in ``deepinfer.kernels``, organized for training: windows are
+computed in blocks, and all experts run on all tokens, with weight 0 where not chosen.  The ``*_reference`` functions
+are used on every device, because the kernels have no gradients.
 B rows, T tokens per row, N = B * T, H heads, D latent width, S streams, W window, K picks, E experts.
 """
 
@@ -33,7 +33,7 @@ Mix = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The weights below a prefix."""
+    """The weights whose names start with a prefix."""
 
     weights: Weights
     prefix: str
@@ -92,7 +92,7 @@ def compress(
 ) -> tuple[Tensor, Tensor]:
     """Main entries [N / ratio, D] and index keys [N / ratio, Di] of x [N, d] bf16.
 
-    ``rope`` is that of the entries' first tokens.  The index branch learns from its own loss only.
+    ``rope``: of the entries' first tokens.  The index branch gets gradients only from its own loss.
     """
     wkv = scope["compressor.wkv.weight"]
     if plan.ratio == 1:
@@ -129,7 +129,7 @@ def attend(
     sink: Tensor,
     config: ModelConfig,
 ) -> Tensor:
-    """[N, H, D] bf16: window and picked keys in one softmax.
+    """[N, H, D] bf16: attention to window and selected keys in one softmax.
 
     Shapes: q [B, T, H, D], window [B, T, D], earliest [B, T] first row index of each token's window, main
     [B, M, D] with picks [B, T, K] i64 (-1 = none), or both None.
@@ -154,8 +154,8 @@ def attend(
 def _window_scores(
     q: Tensor, window: Tensor, earliest: Tensor, config: ModelConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw scores [N, H, 2 W] over the token's block of W and the block before, which of them are
-    not in its window [N, 1, 2 W], and the keys [N / W, 2 W, D]."""
+    """Raw scores [N, H, 2 W] over the token's block of W tokens and the previous block, a mask [N, 1, 2 W] of
+    those outside its window, and the keys [N / W, 2 W, D]."""
     batch, length, heads, width = q.shape
     size = config.sliding_window
     blocks = window.view(batch, length // size, size, width)
@@ -170,7 +170,7 @@ def _window_scores(
 
 
 def _gather(main: Tensor, picks: Tensor) -> Tensor:
-    """[B, M, D] entries listed by picks [B, T, K] -> [B * T, K, D]; absent ones are entry 0."""
+    """Gather entries [B, M, D] by picks [B, T, K] -> [B * T, K, D]; absent ones are entry 0."""
     batch, entries, width = main.shape
     first = torch.arange(batch, device=main.device).view(-1, 1, 1) * entries
     rows = (picks.clamp(min=0) + first).flatten()
@@ -178,7 +178,7 @@ def _gather(main: Tensor, picks: Tensor) -> Tensor:
 
 
 def output(out: Tensor, scope: Scope, rope: Rope, config: ModelConfig) -> Tensor:
-    """Attention's result [N, H, D] bf16 -> [N, d] bf16."""
+    """Output projection of attention: [N, H, D] bf16 -> [N, d] bf16."""
     groups = config.o_groups
     grouped = rotate(out, rope, inverse=True).flatten(1).unflatten(-1, (groups, -1))
     weight = scope["wo_a.weight"].unflatten(0, (groups, -1))
@@ -201,7 +201,7 @@ def _route(
 def moe(
     x: Tensor, scope: Scope, bias: Tensor, per_token: int, config: ModelConfig
 ) -> tuple[Tensor, Tensor]:
-    """[N, d] bf16 and the share of tokens that chose each expert, [E] f32."""
+    """[N, d] bf16, and the fraction of tokens routed to each expert, [E] f32."""
     chosen, load = _route(x, scope["gate.weight"], bias, per_token, config.routed_scaling_factor)
     gate_up = torch.cat([scope["experts.w1.weight"], scope["experts.w3.weight"]], dim=1)
     shared = torch.cat([scope["shared_experts.w1.weight"], scope["shared_experts.w3.weight"]])

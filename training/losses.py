@@ -1,4 +1,4 @@
-"""Losses of the backbone and the balance of its routers."""
+"""Losses of the backbone, and load balancing of its routers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 16384
 
 
 def token_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy [N] f32 of hidden [N, d] bf16 against targets [N] i64, in pieces to save memory."""
+    """Cross entropy [N] f32 of hidden [N, d] bf16 against targets [N] i64, in chunks to save memory."""
     pieces = []
     for part, wanted in zip(hidden.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
         pieces.append(checkpoint(_cross_entropy, part, head, wanted, use_reentrant=False))
@@ -25,17 +25,17 @@ def token_losses(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
 
 def _cross_entropy(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    # bf16 numbers are exact in TF32, so on a GPU this is the fp32 product of the model.
+    # bf16 values are exact in TF32, so on a GPU this equals the model's fp32 product.
     return functional.cross_entropy(hidden.float() @ head.float().t(), targets, reduction="none")
 
 
 def next_tokens(batch: Batch) -> Tensor:
-    """[N] i64 target of every token; the last of a row has weight 0."""
+    """[N] i64: the target of every token; the last token of a row has weight 0."""
     return torch.roll(batch.tokens, -1, dims=1).flatten()
 
 
 def backbone_loss(trace: Trace, weights: Weights, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Total loss, and its parts for the log."""
+    """The total loss, and its terms for the log."""
     losses = token_losses(trace.hidden, weights["head.weight"], next_tokens(batch))
     token_weights = batch.weights.flatten()
     language = (losses * token_weights).sum() / token_weights.sum()
@@ -50,7 +50,7 @@ def backbone_loss(trace: Trace, weights: Weights, batch: Batch) -> tuple[Tensor,
 
 @torch.no_grad()
 def balance_routers(biases: Weights, trace: Trace, config: ModelConfig, rate: float) -> Tensor:
-    """Raise the bias of experts chosen too seldom, lower the others'; returns the worst share."""
+    """Raise the bias of underused experts and lower that of others; returns the largest load."""
     worst = torch.zeros((), device=trace.hidden.device)
     for layer, load in trace.loads.items():
         bias = biases[f"layers.{layer}.ffn.gate.bias"]

@@ -1,4 +1,4 @@
-"""The backbone in differentiable form: packed rows in, hidden states and side results out."""
+"""The differentiable backbone: from packed rows to hidden states and auxiliary results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from deepinfer.kernels.engram.reference import engram_hash_reference
 
 @dataclass(slots=True)
 class Trace:
-    """What a forward pass leaves for later layers and for the losses.
+    """Results of a forward pass that later layers and the losses use.
 
     hidden    [N, d] bf16 after the final norm: the head's input
     taps      [N, taps * d] bf16, the draft stages' input
-    loads     expert shares by layer, each [E] f32
-    index_losses  one per index source, when asked for
+    loads     fraction of tokens per expert, by layer, each [E] f32
+    index_losses  one per index source, if requested
     """
 
     hidden: Tensor = field(init=False)
@@ -63,8 +63,8 @@ class Backbone:
     def __call__(
         self, weights: Weights, biases: Weights, batch: Batch, *, index_sample: Tensor | None = None
     ) -> Trace:
-        """``weights`` are effective ones; ``biases`` the routers' f32.  ``index_sample`` [Q] asks for the
-        indexers' losses at these row indices."""
+        """``weights``: from ``effective_weights``; ``biases``: the routers', f32.  ``index_sample`` [Q]: row indices
+        at which to compute the indexers' losses."""
         trace = Trace()
         row_index = torch.arange(batch.tokens.shape[1], device=self.device)
         tables = self.rotary.tables((row_index - batch.starts).flatten())
@@ -97,7 +97,7 @@ class Backbone:
         trace: Trace,
         index_sample: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One layer: streams [N, S, d] bf16 and pre [N, S] f32 -> the same of the next layer."""
+        """One layer: streams [N, S, d] bf16 and pre [N, S] f32 -> the same for the next layer."""
         prefix = f"layers.{plan.layer_id}"
         scope = Scope(weights, prefix)
         attn_mix = layers.mix(streams, scope, "hc_attn", self.config)
@@ -122,7 +122,7 @@ class Backbone:
         )
 
     def engram_rows(self, batch: Batch, engram_index: int) -> Tensor:
-        """[N, C] i64 table rows; n-grams end at the document's border."""
+        """[N, C] i64 table rows; n-grams do not cross document boundaries."""
         config, compressed = self.config, self.token_map[batch.tokens]
         length = compressed.shape[1]
         position = torch.arange(length, device=self.device)[:, None]

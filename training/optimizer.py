@@ -34,7 +34,7 @@ def is_muon(name: str, master: Tensor) -> bool:
 
 
 class Optimizer:
-    """Updates the ``trained`` masters in place; ``state`` is all it remembers."""
+    """Updates the ``trained`` masters in place; ``state`` is its complete state."""
 
     def __init__(self, masters: Weights, trained: list[str]) -> None:
         names = [name for name in trained if not name.endswith(NOT_TRAINED)]
@@ -56,7 +56,7 @@ class Optimizer:
         )  # fmt: skip
 
     def step(self, scale: float) -> None:
-        """One update with every learning rate times ``scale``; clears the gradients."""
+        """One update, with all learning rates multiplied by ``scale``; clears the gradients."""
         for group in self.adam.param_groups:
             group["lr"] = group["base_lr"] * scale
         self.adam.step()
@@ -99,7 +99,7 @@ def base_lr(name: str) -> float:
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """[G, R, C] f32 -> the same with all singular values near 1."""
+    """[G, R, C] f32 -> the same shape, with all singular values near 1."""
     # On a CPU bf16 takes ten times as long as f32.
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

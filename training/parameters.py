@@ -1,4 +1,4 @@
-"""The trainer's parameters: fp32 masters under the checkpoint's names, and the weights they stand for.
+"""The trained parameters: fp32 master weights with the checkpoint's names, and the quantized weights of the model.
 
 The routed experts of a layer are stacked: ``layers.L.ffn.experts.w1.weight`` is [E, I, d].
 """
@@ -25,7 +25,7 @@ NOT_TRAINED = (".gate.bias", ".gate.bias_vl")
 
 
 def master_specs(config: ModelConfig) -> dict[str, TensorSpec]:
-    """Name to checkpoint spec (of one expert for stacks), without scales."""
+    """Checkpoint spec by name (of a single expert for stacked ones), without scales."""
     specs: dict[str, TensorSpec] = {}
     for name, spec in expected_tensors(config).items():
         if not spec.is_scale and not name.endswith("bias_vl"):
@@ -34,7 +34,7 @@ def master_specs(config: ModelConfig) -> dict[str, TensorSpec]:
 
 
 def new_masters(config: ModelConfig, seed: int, device: torch.device) -> Weights:
-    """Random initial masters, f32."""
+    """Random initial master weights, f32."""
     generator = torch.Generator().manual_seed(seed)
     masters = {}
     for name, spec in master_specs(config).items():
@@ -71,13 +71,13 @@ def _initial(
     if name.endswith(("markov_head.head.weight", "confidence_head.proj.weight")):
         return torch.zeros(shape)
     std = shape[-1] ** -0.5
-    if name.endswith(("wo_b.weight", "w2.weight")):  # what a layer adds starts small
+    if name.endswith(("wo_b.weight", "w2.weight")):  # small initial outputs of each layer
         std /= math.sqrt(2 * config.num_hidden_layers)
     return std * noise
 
 
 def _initial_mixing(config: ModelConfig, name: str, noise: Tensor) -> Tensor:
-    """Streams start almost separate, read evenly and written evenly, a little different each."""
+    """Initially streams are almost separate, and read and written evenly, with small differences."""
     if name.endswith("_scale"):
         return torch.full_like(noise, 0.1)
     streams = config.hc_mult
@@ -87,9 +87,9 @@ def _initial_mixing(config: ModelConfig, name: str, noise: Tensor) -> Tensor:
 
 
 def effective_weights(masters: Weights, config: ModelConfig) -> Weights:
-    """What the checkpoint would hold, as bf16 or f32 numbers; gradients reach the masters.
+    """The weights as the checkpoint would store them, dequantized to bf16 or f32; straight-through gradients.
 
-    Weights of one shape and format are rounded together.
+    Weights of the same shape and format are rounded together.
     """
     specs = master_specs(config)
     weights: Weights = {}

@@ -1,4 +1,4 @@
-"""Draws the loss curves of some logs.
+"""Plots the loss curves of training logs.
 
 python -m training.plot recipes/tiny/training.png log-backbone-*.jsonl log-draft-*.jsonl
 """

@@ -1,4 +1,4 @@
-"""Plots and sentences of the stories, as patterns of ``grammar.Writer``.
+"""Plots and sentences of the stories, as patterns for ``grammar.Writer``.
 
 Slots: N hero, kind, they/them/their, F friend with friend (animal), fthey/fthem/ftheir, thing, thing2,
 thing3, place, inplace, other, inother, adj, adj2, trait, food, elder, number.
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Patterns: what a reader asks for, what the hero learns, a title, one sentence of summary, and the beats in
-    order."""
+    """Patterns: a reader's request, the lesson, a title, a summary in one sentence, and the beats in order."""
 
     request: str
     lesson: str

@@ -1,6 +1,6 @@
-"""The memory-bound operations in a form that a compiler fuses and whose gradients are always finite.
+"""Memory-bound operations, written so that ``torch.compile`` fuses them and gradients are always finite.
 
-Each is the function of the same purpose in ``deepinfer.kernels``; ``tests/training/test_pointwise.py`` compares them.
+Each equals an operation in ``deepinfer.kernels``; ``tests/training/test_pointwise.py`` compares them.
 N rows, S streams, d width.
 """
 
@@ -69,7 +69,7 @@ def swiglu(gate_up: Tensor, limit: float, weights: Tensor) -> Tensor:
 
 
 def engram_gate(streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: Tensor) -> Tensor:
-    """streams [N, S, d] with the memory's value added, gated by how well its keys agree."""
+    """streams [N, S, d] plus the memory's value, gated by the similarity of its keys."""
     num_streams, width = q_weight.shape
     x = streams.float()
     keys, value = key_value.float().split([num_streams * width, width], dim=-1)
@@ -84,8 +84,8 @@ def engram_gate(streams: Tensor, key_value: Tensor, q_weight: Tensor, k_weight: 
 def softmax_parts(
     window: Tensor, hidden: Tensor, picked: Tensor, absent: Tensor, sink: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One softmax over two lists of raw scores [N, H, ...] bf16, without those that ``hidden`` and
-    ``absent`` [N, 1, ...] mark: unnormalised weights in bf16, and 1 / their sum with the sink [H]."""
+    """One softmax over two lists of raw scores [N, H, ...] bf16, masked by ``hidden`` and ``absent``
+    [N, 1, ...]: unnormalized weights in bf16, and 1 / their sum including the sink [H]."""
     window = (window.float() * scale).masked_fill(hidden, -torch.inf)
     picked = (picked.float() * scale).masked_fill(absent, -torch.inf)
     highest = torch.maximum(window.amax(-1, keepdim=True), picked.amax(-1, keepdim=True))

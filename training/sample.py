@@ -1,4 +1,4 @@
-"""Answers 50 held-out prompts with a checkpoint, unpicked, as Markdown for the model card.
+"""Answers 50 held-out prompts with a checkpoint, without selection, as Markdown for the model card.
 
 python -m training.sample recipes/tiny > samples.md
 """
@@ -21,7 +21,7 @@ MAX_TOKENS = 400
 
 
 def prompts() -> list[dict[str, Any]]:
-    """30 stories, 8 facts, 6 sums of which half think, 6 tasks; none of them is in the corpus by seed."""
+    """30 stories, 8 facts, 6 sums (half with thinking), 6 tasks; other seeds than the corpus's."""
     writer = Writer(SEED)
     rows: list[dict[str, Any]] = [{"prompt": asked_story(writer)[0]} for _ in range(30)]
     rows += [{"prompt": fact(writer)[0]} for _ in range(8)]

@@ -1,4 +1,4 @@
-"""How stories begin and end, and scenes that fit anywhere; patterns with the slots of ``plots``.
+"""Beginnings and endings of stories, and scenes that fit anywhere; patterns with the slots of ``plots``.
 
 ``{lesson}`` in a moral is the lesson of the story's plot.
 """

@@ -1,4 +1,4 @@
-"""Training state on disk: complete for the next leg on the same machine, compact to travel."""
+"""Training state on disk: complete, to resume on the same machine; or compact, to move to another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPLETE = "state.pt"
 
 
 def save_compact(folder: Path, masters: Weights, progress: dict[str, float]) -> None:
-    """Masters as bf16 in files of at most ``MAX_FILE_BYTES``, with the progress as their metadata."""
+    """Save masters as bf16 in files of at most ``MAX_FILE_BYTES``, with the progress as metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     files: list[dict[str, Tensor]] = [{}]
     room = MAX_FILE_BYTES
@@ -33,7 +33,7 @@ def save_compact(folder: Path, masters: Weights, progress: dict[str, float]) -> 
 
 
 def load_compact(folder: Path, masters: Weights) -> dict[str, float]:
-    """Copies saved masters into ``masters``; returns the progress."""
+    """Load saved masters into ``masters``; returns the progress."""
     from safetensors import safe_open
 
     progress: dict[str, float] = {}
@@ -54,7 +54,7 @@ def save_complete(folder: Path, masters: Weights, rest: dict[str, Any]) -> None:
 
 
 def load_complete(folder: Path, masters: Weights) -> dict[str, Any]:
-    """Copies saved masters into ``masters``; returns the rest."""
+    """Load saved masters into ``masters``; returns the rest."""
     saved: dict[str, Any] = torch.load(folder / COMPLETE, map_location="cpu", weights_only=True)
     for name, tensor in saved.pop("masters").items():
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Simple stories: a cast, a plot of several beats, each beat written in many ways."""
+"""Generates simple stories: a cast and a plot of several beats, each beat with many wordings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "him", "his"), "it": ("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """``request`` is what a reader could have asked for; ``summary`` is one sentence."""
+    """``request``: what a reader could have asked for; ``summary``: one sentence."""
 
     title: str
     request: str
@@ -49,7 +49,7 @@ def story(writer: Writer, num_scenes: int | None = None) -> Story:
 
 
 def cast(writer: Writer, hero_is_thing: bool = False) -> dict[str, str]:
-    """Names, things and places of one story, as slots of the patterns."""
+    """Names, things and places of one story, as slots for the patterns."""
     hero_sex = writer.pick(("girl", "boy"))
     animal_hero = writer.chance(0.5)
     names = writer.random.sample(words.GIRLS if hero_sex == "girl" else words.BOYS, 2)
@@ -94,7 +94,7 @@ def cast(writer: Writer, hero_is_thing: bool = False) -> dict[str, str]:
 
 
 def title_case(title: str) -> str:
-    """Capitals on all but small words."""
+    """Capitalize all but small words."""
     small = {"a", "an", "the", "and", "of", "in", "on", "by", "at", "near", "who", "to"}
     parts = title.split()
     return " ".join(

@@ -1,4 +1,4 @@
-"""Quantisers that gradients pass through unchanged, and compilation of small functions on a GPU."""
+"""Quantizers with straight-through gradients, and compilation of small functions on a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Rounded(torch.autograd.Function):
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, fused into few kernels where there is a GPU; itself on a CPU."""
+    """The function compiled by ``torch.compile`` if there is a GPU; unchanged on a CPU."""
     if not torch.cuda.is_available():
         return function
     torch._dynamo.config.suppress_errors = True  # a function that does not compile runs as it is
@@ -42,7 +42,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fp8(x: Tensor) -> Tensor:
-    """Activations and window KV as the model sees them; [..., K]."""
+    """Activations and window KV, rounded as in the model; [..., K]."""
     return _Rounded.apply(x, compiled(round_fp8))
 
 
@@ -81,6 +81,6 @@ def _table_values(table: Tensor) -> Tensor:
 
 
 def dequantize_table(values: Tensor, scales: Tensor) -> Tensor:
-    """Rows [N, K] e4m3 with scales [N, K/32] e8m0 as numbers, bf16."""
+    """Rows [N, K] e4m3 with scales [N, K/32] e8m0, dequantized to bf16."""
     blocks = values.float().unflatten(-1, (-1, 32)) * scales.float()[..., None]
     return blocks.flatten(-2).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Arithmetic: plain sums, word problems, counting, comparing, sorting.  As (question, reasoning, answer)."""
+"""Generates arithmetic: sums, word problems, counting, comparing, sorting, as (question, reasoning, answer)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plain_sum(writer: Writer) -> Turn:
 
 
 def steps(a: int, b: int, sign: str, value: int) -> str:
-    """A way to reach the value by tens and ones."""
+    """The working, by tens and ones."""
     if sign == "*":
         return f"{a} times {b} is {value}."
     tens = b // 10 * 10

@@ -1,6 +1,6 @@
-"""Small writing and reading tasks, and JSON answers.
+"""Generates small writing and reading tasks, and JSON answers.
 
-Each maker returns ``(question, reasoning, answer, response_format)``; the last is ``None`` for plain text.
+Each function returns ``(question, reasoning, answer, response_format)``; the last is None for plain text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Task = tuple[str, str, str, dict[str, Any] | None]
 
 
 def person(writer: Writer) -> tuple[str, dict[str, Any]]:
-    """A sentence about somebody, and the same facts as fields."""
+    """A sentence about a person, and the same facts as fields."""
     name = writer.pick(words.GIRLS + words.BOYS)
     they = "she" if name in words.GIRLS else "he"
     fields: dict[str, Any] = {"name": name}
@@ -55,7 +55,7 @@ def schema_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def response_format(writer: Writer, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """None, any JSON, or the schema of these fields."""
+    """None, any JSON object, or the schema of these fields."""
     kind = writer.random.random()
     if kind < 0.4:
         return None

@@ -1,4 +1,4 @@
-"""The embedded model's sizes, written to recipes/tiny/config.json.
+"""Writes the embedded model's configuration to recipes/tiny/config.json.
 
 python -m training.tiny_config
 """
@@ -19,7 +19,7 @@ ENGRAM_BUCKETS, ENGRAM_HEADS, ENGRAM_LAYERS = 2048, 2, (1, 3)
 
 
 def tiny_config(tokenizer_file: Path = FOLDER / "tokenizer.json") -> ModelConfig:
-    """Every mechanism of the family at about 9.4 M active parameters and 23 MB."""
+    """All mechanisms of the model family, with about 9.4 M active parameters and 23 MB."""
     compression = token_compression(Tokenizer.from_file(tokenizer_file))
     primes = bucket_primes(
         num_layers=len(ENGRAM_LAYERS),

@@ -21,7 +21,7 @@ SPECIAL_TOKENS = (
     "<｜point｜>", "<｜/point｜>", "<｜polygon｜>", "<｜/polygon｜>",
 )  # fmt: skip
 
-# Words with their leading space, punctuation with the word it opens, lines, spaces; digits one by one.
+# Pre-tokenization: words with their leading space, punctuation with the word after it, lines, spaces; single digits.
 WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,4 +1,4 @@
-"""What people ask of each tool, and what it and the assistant say then."""
+"""Dialogues about each tool: the user's question, the tool's result, the assistant's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
 
 
 class Talk(NamedTuple):
-    """``question`` and ``answer`` are patterns of the grammar."""
+    """``question`` and ``answer`` are patterns for ``Writer``."""
 
     question: str
     arguments: dict[str, Any]
@@ -22,7 +22,7 @@ class Talk(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Chosen before the tool is looked at."""
+    """Random values, drawn before the tool is chosen."""
 
     city: str
     person: str

@@ -13,7 +13,7 @@ from training.tool_talk import talk_about
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCase:
-    """``arguments`` is empty when the question needs no tool."""
+    """``arguments`` is empty if the question needs no tool."""
 
     tools: tuple[str, ...]
     question: str
@@ -92,7 +92,7 @@ REWORDED = (
 
 
 def offered_schema(writer: Writer, name: str) -> dict[str, Any]:
-    """The schema as some user would write it: other words, number for integer, fewer descriptions."""
+    """A variant of the schema, as users write them: other words, number for integer, fewer descriptions."""
     text = json.dumps(SCHEMAS[name])
     for old, new in REWORDED:
         text = text.replace(old, new) if writer.chance(0.15) else text
@@ -107,7 +107,7 @@ def offered_schema(writer: Writer, name: str) -> dict[str, Any]:
 
 
 def tool_case(writer: Writer) -> ToolCase:
-    """One case; in about one of eight the tools are not needed."""
+    """A random case; about one in eight needs no tool."""
     name = writer.pick(sorted(SCHEMAS))
     others = writer.random.sample([n for n in SCHEMAS if n != name], writer.random.randint(0, 2))
     offered = [name, *others]

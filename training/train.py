@@ -1,11 +1,11 @@
-"""Trains the embedded model in legs that can be resumed.
+"""Trains the embedded model in resumable legs.
 
     python -m training.train backbone --data D --run R --out O --leg-s 480 --total-s 960
     python -m training.train draft    --data D --run R --out O --leg-s 300 --total-s 300
     python -m training.train backbone --data D --run R --out O --leg-s 300 --total-s 300 --start recipes/tiny --peak 0.3
 
-The learning rate follows the time spent, so that any machine ends its schedule in ``--total-s`` seconds.  ``--run``
-keeps the complete state; ``--out`` gets what should outlive the machine: log, compact masters, checkpoint.
+The learning rate schedule depends on the time spent, so that it ends after ``--total-s`` seconds on any machine.
+``--run`` holds the complete state; ``--out`` receives what to keep: log, compact masters, checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SAVE_EVERY_S = 100.0
 
 @dataclass(slots=True)
 class Run:
-    """All that a leg works on."""
+    """The state and inputs of a leg."""
 
     options: argparse.Namespace
     config: ModelConfig
@@ -58,14 +58,14 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """Share of the whole schedule that is done."""
+        """Completed fraction of the whole schedule."""
         if self.options.total_steps:
             return self.step / float(self.options.total_steps)
         return self.elapsed / float(self.options.total_s)
 
     @property
     def scale(self) -> float:
-        """Of all learning rates now.  The warm-up counts the updates of this optimizer."""
+        """The present factor of all learning rates.  Warm-up counts the updates of this optimizer."""
         planned = self.options.total_steps or 10 * WARMUP_STEPS
         warmup = min(WARMUP_STEPS, planned // 10)
         begun = min(1.0, (self.step - self.cold_start + 1) / warmup)
@@ -77,7 +77,7 @@ class Run:
 
 
 def learning_rate_scale(progress: float) -> float:
-    """Constant, then a linear decay; ``progress`` from 0 to 1."""
+    """Constant, then linear decay; ``progress`` from 0 to 1."""
     return max(FINAL_SCALE, min(1.0, (1 - progress) / (1 - DECAY_FROM)))
 
 
@@ -102,7 +102,7 @@ def backbone_masters(run: Run) -> Weights:
 
 
 def resume(run: Run, optimizer: Optimizer) -> None:
-    """Goes on from the complete state, else from the compact one, else from an exported checkpoint, else from new
+    """Resume from the complete state, else from the compact one, else from an exported checkpoint, else start with new
     weights."""
     if (run.options.run / COMPLETE).exists():
         saved = load_complete(run.options.run, run.masters)
@@ -120,7 +120,7 @@ def resume(run: Run, optimizer: Optimizer) -> None:
 
 
 def batches(run: Run) -> Iterator[Batch]:
-    """Ordinary rows, and every ``LONG_EVERY``-th time long ones."""
+    """Batches of ordinary rows; every ``LONG_EVERY``-th batch has long ones."""
     options = run.options
     kinds = []
     for kind, length in (("part-*", options.length), ("long", options.long_length)):
@@ -153,7 +153,7 @@ def train_backbone(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.T
 
 
 def train_draft(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tensor]]:
-    """One update per ``next``; the backbone stays as it is."""
+    """One update per ``next``; the backbone is frozen."""
     generator = torch.Generator().manual_seed(run.options.seed + run.step)
     drafter = Drafter(run.config, run.backbone.rotary)
     stages = {name: m for name, m in run.masters.items() if name.startswith("mtp.")}
@@ -181,7 +181,7 @@ def train_draft(run: Run, optimizer: Optimizer) -> Iterator[dict[str, torch.Tens
 
 
 def run_leg(run: Run, optimizer: Optimizer) -> None:
-    """Updates until the leg's or the whole schedule's time is over."""
+    """Update until the time of the leg or of the whole schedule has passed."""
     options = run.options
     updates = (train_draft if options.stage == "draft" else train_backbone)(run, optimizer)
     begin, first, before = time.monotonic(), run.step, run.elapsed
@@ -213,7 +213,7 @@ def run_leg(run: Run, optimizer: Optimizer) -> None:
 
 
 def record(run: Run, entry: dict[str, Any]) -> None:
-    """One line in the log and on the terminal."""
+    """Write one line to the log and to the terminal."""
     entry = {"stage": run.options.stage, **entry}
     run.log.append(entry)
     print(json.dumps(entry), flush=True)
@@ -233,13 +233,13 @@ def held_out(run: Run) -> None:
 
 
 def save(run: Run, optimizer: Optimizer) -> None:
-    """The complete state, for the next leg on this machine."""
+    """Save the complete state, for the next leg on this machine."""
     state = {"stage": run.options.stage, "step": run.step, "elapsed": run.elapsed}
     save_complete(run.options.run, run.masters, {**state, "optimizer": optimizer.state()})
 
 
 def finish(run: Run, optimizer: Optimizer) -> None:
-    """Everything to disk, and the held-out loss."""
+    """Save everything, and evaluate the held-out loss."""
     options = run.options
     save(run, optimizer)
     held_out(run)

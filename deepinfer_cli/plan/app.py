@@ -1,4 +1,4 @@
-"""Registers ``plan``; what it does is in ``verb``, imported when it is called."""
+"""Registers ``plan``; its implementation in ``verb`` is imported on use."""
 
 from __future__ import annotations
 

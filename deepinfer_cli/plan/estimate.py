@@ -60,8 +60,8 @@ def from_report(report: Report) -> Measured:
     stats, split = report.engine, report.time_s
     if stats is None and report.throughput.results:
         raise ConfigError(
-            f"the report of {report.output} has no step times, as it was merged: give that of one "
-            "of its shards"
+            f"the report of {report.output} has no step times, because it was merged: give one of "
+            "its shards"
         )
     if stats is None or not stats.num_prefill_tokens or not stats.num_decode_rows:
         why = "no answer went on after its first token" if report.throughput.results else (

@@ -1,4 +1,4 @@
-"""Registers ``report``; what it does is in ``verb``, imported when it is called."""
+"""Registers ``report``; its implementation in ``verb`` is imported on use."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Facts:
 
 
 def build_report(facts: Facts) -> Report:
-    """The report of a run, finished or not."""
+    """The report of a finished or unfinished run."""
     total, settings, measured = facts.total, facts.resolved.settings, facts.measured
     engine = measured.engine
     return Report(

@@ -78,7 +78,7 @@ class Comparison:
 
 
 def compare(a: StoredReport, b: StoredReport) -> Comparison:
-    """Compare two runs, and their answers if both result files are there."""
+    """Compare two runs, and their answers if both result files exist."""
     answers = None
     if a.results is not None and b.results is not None:
         answers = compare_answers(_rows(a.results), _rows(b.results))

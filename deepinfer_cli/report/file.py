@@ -1,4 +1,4 @@
-"""Finds and reads the report of a run: by its output, its report file or its working folder."""
+"""Finds and reads the report of a run, given its output, its report file or its partial folder."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def read_report(run: str) -> StoredReport:
     try:
         return StoredReport(path, from_json(Report, data))
     except WrongForm as error:
-        raise ConfigError(f"{path} is not a whole report: {error}") from error
+        raise ConfigError(f"{path} is not a complete report: {error}") from error
 
 
 def _find(run: Path) -> Path:
     """The report of the finished run if there is one, else that of the stopped part."""
     if not run.name:
-        raise ConfigError(f"{run} is no run; give the output of one, or its report file")
+        raise ConfigError(f"{run} is not a run; give the output of a run, or its report file")
     if run.name.endswith(".partial"):
         places = [run / "report.json"]
     elif run.suffix == ".json":
@@ -73,6 +73,6 @@ def _find(run: Path) -> Path:
         looked = " or ".join(map(str, places))
         raise ConfigError(
             f"no report of {run}: expected {looked}; give the output of a run, or the report file "
-            "(it is written when the run ends; deepinfer status says how far one is)"
+            "(it is written when the run ends; deepinfer status shows the progress)"
         )
     return found

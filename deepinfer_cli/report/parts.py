@@ -24,7 +24,7 @@ _MOST = 1e18
 # Counters to take from the last engine; to take the maximum of; all others are summed.
 _LATEST = {"most_running", "num_blocks", "num_graphs", "expert_imbalance_after"}
 _HIGHEST = {"peak_blocks", "expert_imbalance_before"}
-_STRETCHES = {"decode_batches", "verify_lengths"}  # means over equal stretches of decode steps
+_STRETCHES = {"decode_batches", "verify_lengths"}  # means over equal intervals of decode steps
 
 
 def earlier_report(path: Path) -> Report | None:

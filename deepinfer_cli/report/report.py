@@ -21,7 +21,7 @@ SCHEMA = "deepinfer.report/1"
 
 
 def says(help: str, **default: Any) -> Any:
-    """A field with its definition."""
+    """A dataclass field with its description."""
     return field(metadata={"help": help}, **default)
 
 

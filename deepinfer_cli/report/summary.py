@@ -15,7 +15,7 @@ _STEPS = 16  # buckets per power of two
 
 
 class Histogram:
-    """Counts of whole numbers: exact below 64, within about 6 % above."""
+    """A histogram of integers: exact below 64, within about 6 % above."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -67,7 +67,7 @@ class Histogram:
 
 
 def _bucket(value: int) -> int:
-    """The largest value that shares a bucket with ``value``."""
+    """The largest value in the bucket of ``value``."""
     if value < _EXACT:
         return value
     width = 1 << (value.bit_length() - 1 - _STEPS.bit_length() + 1)

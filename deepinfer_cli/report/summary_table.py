@@ -65,10 +65,10 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
 
 def _drafts(drafts: Speculation) -> str:
     """The effect of speculation, compared with one token per step and answer without drafts."""
-    right = f"{drafts.acceptance:.0%} of the tokens guessed ahead were right"
+    right = f"{drafts.acceptance:.0%} of drafts accepted"
     if drafts.accepted_length is None:
         return right
-    return f"{right}: {drafts.accepted_length:.1f} tokens a step instead of 1"
+    return f"{right}: {drafts.accepted_length:.1f} tokens per step instead of 1"
 
 
 def _errors_file(rows: RowCounts) -> str:

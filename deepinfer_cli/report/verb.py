@@ -38,7 +38,7 @@ def report_run(run: str, outputs: Sequence[str], *, as_json: bool, force: bool) 
 
 
 def compare_runs(a: str, b: str, outputs: Sequence[str], *, as_json: bool, force: bool) -> None:
-    """The same for two runs; without ``outputs`` the comparison goes to stdout as Markdown."""
+    """Compare two runs; without ``outputs``, print Markdown on stdout."""
     from .comparison import compare
     from .pages.compared import comparison_html, comparison_markdown
 

@@ -121,7 +121,7 @@ class PlainConsole:
 
 
 def progress_words(now: Snapshot) -> list[str]:
-    """The parts of a progress line, the most important first."""
+    """The parts of a progress line, most important first."""
     rows = f"{now.rows:,} rows"
     if now.total_rows:
         about = "about " if now.is_estimate else ""

@@ -124,7 +124,7 @@ class Job:
             self.pipeline.total = self.total
         self._num_recovered = self.journal.num_rows
         if self.journal.num_rows:
-            self._console.say(f"continuing after {self.journal.num_rows:,} finished rows")
+            self._console.say(f"resuming after {self.journal.num_rows:,} finished rows")
         if failed:
             self._console.say(f"failed rows to answer again: {len(failed):,}")
 
@@ -286,7 +286,7 @@ class Job:
     def _answer(self, rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[RequestOutput]:
         settings = self.settings
         if settings.model is None:
-            self._console.say("answering with the small built-in model (see --model)")
+            self._console.say("answering with the embedded model (see --model)")
         else:
             self._console.say(f"loading {settings.model}")
         engine = self._make_engine(settings)

@@ -74,7 +74,7 @@ class LiveConsole:
 
     @staticmethod
     def _numbers(now: Snapshot, width: int) -> Text:
-        """As many of the words as fit on one line."""
+        """As many of the parts as fit on one line."""
         text = Text(" " * 8)
         used = 0
         for word in progress_words(now):

@@ -19,7 +19,7 @@ def model_folder(settings: Settings) -> Path | None:
         return None
     folder = resolve_model_folder(settings.model)
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no model: there is no config.json")
+        raise CheckpointError(f"{folder} is not a model: it has no config.json")
     return folder
 
 

@@ -72,7 +72,7 @@ class Pipeline:
 
     @property
     def missing_carry(self) -> list[str]:
-        """Columns of ``--carry`` that no row had; none if no row was read in this part."""
+        """Columns of ``--carry`` that no row had; [] if this part read no row."""
         is_known = self.num_rows > self.num_resumed and not self.num_resumed
         return sorted(self._missing_carry) if is_known else []
 
@@ -149,9 +149,9 @@ class Pipeline:
         """Count a row that was finished with other content.  Raises: InputError."""
         if self.other_input is not None:
             raise InputError(
-                f"line {row.line} is not the row that was answered before, from "
+                f"line {row.line} differs from the row answered before, which came from "
                 f"{self.other_input}: give that input, another output (-o), or --force to answer "
-                "what is different"
+                "changed rows again"
             )
         self.num_changed += 1
 
@@ -177,7 +177,7 @@ class Pipeline:
     def _finish(self, output: RequestOutput) -> None:
         row = self._running.pop(output.row, None)
         if row is None:
-            raise EngineError(f"the engine answered row {output.row} twice or unasked")
+            raise EngineError(f"the engine answered row {output.row} twice, or was not asked to")
         if output.error_kind is not None:
             self._record_error(row, RowError(output.error_kind, output.error or "no reason given"))
             return

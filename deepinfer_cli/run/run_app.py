@@ -10,7 +10,7 @@ from deepinfer_cli.helptext import Command
 from deepinfer_cli.settings.flags import with_settings
 from deepinfer_cli.settings.layers import resolve
 
-if TYPE_CHECKING:  # help must not import what a run needs
+if TYPE_CHECKING:  # --help must not import what a run needs
     from .job import MakeEngine
 
 

@@ -51,9 +51,9 @@ def find_run(target: str) -> OutputPaths:
     shown = " or ".join(tried) or repr(target)
     shards = [str(path) for output in tried for path in shards_beside(Path(output))]
     if shards:
-        raise ConfigError(f"{shown} has no run of its own, but shards: {', '.join(shards[:8])}")
+        raise ConfigError(f"{shown} has no run of its own, only shards: {', '.join(shards[:8])}")
     raise ConfigError(
-        f"no run of {shown} is here (no .partial folder and no .report.json); give the run's output"
+        f"no run of {shown} found (no .partial folder and no .report.json); give the run's output"
     )
 
 
@@ -168,7 +168,7 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
             kinds = ", ".join(f"{kind} {count:,}" for kind, count in state["errors"].items())
             lines.append(("failed", kinds))
             if state["errors"].keys() - _PASSING:
-                mended = "mend the rows in its .errors.jsonl and give that file to deepinfer run"
+                mended = "correct the rows in its .errors.jsonl and give that file to deepinfer run"
                 lines.append(("mend", mended))
             if state["errors"].keys() & _PASSING:
                 again = "the same command again with --retry-failed"
@@ -178,7 +178,7 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
                 lines.append(("retry", again))
     else:
         resume = state["resume"]
-        lines.append(("resume", resume or "give the command of this run again"))
+        lines.append(("resume", resume or "run the same command again"))
     return lines
 
 
@@ -187,12 +187,12 @@ def _state_words(state: dict[str, Any]) -> str:
     if state["state"] == "running":
         since = f", for {duration(state['seconds'])}" if state["seconds"] is not None else ""
         silent = state["silent_s"]
-        still = f"; it has said nothing for {duration(silent)}" if silent > 15 else ""
+        still = f"; no update for {duration(silent)}" if silent > 15 else ""
         return f"running, {state['phase']} ({who}{since}{still})"
     if state["state"] == "finished":
         return f"finished, exit code {state['exit_code']}"
     if state["state"] == "killed":
         return f"killed: {who} is gone; its finished rows are kept" if state["process"] else (
-            "begun, and ended before the first row"
+            "started, and ended before the first row"
         )  # fmt: skip
     return f"{state['state']}, exit code {state['exit_code']}: {state['message']}"

@@ -60,7 +60,7 @@ class RunRequest:
 
 
 def run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> int:
-    """Answer every row of the input; return the exit code.  Raises: DeepInferError, OSError."""
+    """Answer every row of the input; returns the exit code.  Raises: DeepInferError, OSError."""
     with errors_as_given(resolved.origins):
         check_sampling(resolved.settings, is_constrained=request.constraint is not None)
         return _run(request, resolved, make_engine)
@@ -71,11 +71,11 @@ def _run(request: RunRequest, resolved: Resolved, make_engine: MakeEngine) -> in
     if request.json:
         data_stream()
     if output == "-" and request.json:
-        raise ConfigError("--json and -o - both want stdout; give the results a file (-o FILE)")
+        raise ConfigError("--json and -o - both use stdout; write the results to a file (-o FILE)")
     if output == "-" and request.retry_failed:
         raise ConfigError("--retry-failed: -o - keeps nothing to retry; give a file (-o FILE)")
     if request.force and request.retry_failed:
-        raise ConfigError("--force answers all rows anew, --retry-failed the failed; keep one")
+        raise ConfigError("--force answers all rows, --retry-failed only failed ones; keep one")
     if resolved.settings.prometheus is not None:
         check_inputs_are_safe([request.source], [Path(resolved.settings.prometheus)])
     console = make_console(quiet=request.quiet)
@@ -88,7 +88,7 @@ def _run_to_stdout(
     request: RunRequest, resolved: Resolved, make_engine: MakeEngine, console: Console
 ) -> int:
     if sys.stdout is None:
-        raise ConfigError("stdout is closed; give the results a file (-o FILE)")
+        raise ConfigError("stdout is closed; write the results to a file (-o FILE)")
     folder = Path(tempfile.gettempdir())
     with (
         closing(_open(request, resolved.settings)) as reader,

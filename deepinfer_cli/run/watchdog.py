@@ -72,7 +72,7 @@ class Watchdog:
             self._stop()
 
     def _leave(self) -> None:
-        complain("the run does not answer; finished rows are kept, leaving")
+        complain("the run does not respond; exiting, finished rows are kept")
         with suppress(OSError, DeepInferError):
             self._save()
         os._exit(NO_PROGRESS)

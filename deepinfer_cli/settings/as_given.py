@@ -18,7 +18,8 @@ _SETTING = re.compile(
 
 @contextmanager
 def errors_as_given(origins: Mapping[str, str]) -> Iterator[None]:
-    """Make every ConfigError name settings as given.  origins: those of all settings."""
+    """Context in which every ConfigError names settings as the user gave them.  origins: of all
+    settings."""
     try:
         yield
     except ConfigError as error:

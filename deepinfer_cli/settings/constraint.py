@@ -31,7 +31,7 @@ def run_constraint(resolved: Resolved) -> dict[str, Any] | None:
     named = [_as_given(name, resolved.origins[name]) for name in given]
     if len(given) > 1:
         words = " and ".join(named)
-        raise ConfigError(f"{words}: answers are held to one of them; keep one")
+        raise ConfigError(f"{words}: only one constraint is allowed; keep one")
     name, where, value = given[0], named[0], getattr(settings, given[0])
     text = value if name == "regex" else _text(value, where)
     shown = value if name != "regex" or len(value) <= _SHOWN else value[:_SHOWN] + "…"

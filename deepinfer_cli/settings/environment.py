@@ -20,7 +20,7 @@ _UPSTREAM_DRAFTS = "5"
 
 
 def environment_layer(environment: Mapping[str, str]) -> list[tuple[str, object, str]]:
-    """(name, value, variable) of each setting there.  Raises: ConfigError for unknown ones."""
+    """(name, value, variable) of each setting found.  Raises: ConfigError for unknown variables."""
     known = {_PREFIX + name.upper(): name for name in FIELDS}
     others = _OTHER_VARIABLES | {CONFIG, _SCHEDULED_DRAFTS, _MOST_DRAFTS}
     layer = _upstream_drafts(environment)

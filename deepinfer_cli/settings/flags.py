@@ -1,4 +1,4 @@
-"""Makes command-line options out of the settings, so that each is defined once."""
+"""Generates command-line options from the settings, so that each is defined once."""
 
 from __future__ import annotations
 

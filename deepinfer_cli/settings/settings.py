@@ -274,7 +274,7 @@ def flag_name(name: str) -> str:
 
 
 def plain(value: object) -> object:
-    """``value`` in JSON's types."""
+    """``value`` as JSON types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -41,7 +41,7 @@ def _scaled(text: str, scales: Mapping[str, int]) -> float:
 
 
 def parse_count(value: object) -> int:
-    """A whole number; k, M, G, T are decimal, Ki, Mi, Gi, Ti binary: ``32k`` is 32,000."""
+    """An integer; k, M, G, T are decimal, Ki, Mi, Gi, Ti binary: ``32k`` is 32,000."""
     if isinstance(value, bool):
         raise ValueError(value)
     if isinstance(value, int):
@@ -98,7 +98,7 @@ def _seconds(value: object) -> float:
 
 
 def parse_error_limit(value: object) -> int | float:
-    """A number of rows (an int) or a share of all rows (``5%`` is the float 0.05)."""
+    """A number of rows (int), or a fraction of all rows (``5%`` is the float 0.05)."""
     if isinstance(value, str) and value.strip().endswith("%"):
         limit: int | float = parse_number(value)
         is_possible = 0 <= limit <= 1
@@ -178,7 +178,7 @@ def many(item: Kind) -> Kind:
 
 
 def pairs(key: Kind, item: Kind, expects: str, metavar: str) -> Kind:
-    """A mapping: a YAML mapping, or ``KEY=VALUE`` given once or more, each key once."""
+    """A mapping: a YAML mapping, or one or more ``KEY=VALUE``; keys must be unique."""
 
     def parse(value: object) -> dict[object, object]:
         if isinstance(value, Mapping):
@@ -210,7 +210,7 @@ def at_least(low: int, kind: Kind) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """``kind`` or nothing: an empty YAML value, or the word ``none``."""
+    """``kind`` or None: an empty YAML value, or the word ``none``."""
 
     def parse(value: object) -> object:
         return None if value is None or value in ("none", "null") else kind.parse(value)

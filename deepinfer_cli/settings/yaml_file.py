@@ -50,14 +50,14 @@ def yaml_layer(config: str | None) -> list[tuple[str, object, str]]:
             if any(name == earlier for earlier, _, _ in layer):
                 raise ConfigError(f"{origin}: {name} is given twice")
             if not _is_flat(value):
-                raise ConfigError(f"{origin}: {name}: lists and mappings inside others")
+                raise ConfigError(f"{origin}: {name}: nested lists and mappings are not supported")
             if twice := _repeated_key(value):
                 raise ConfigError(f"{origin}: {name}: {twice} is given twice")
             try:
                 layer.append((name, loader.construct_object(value, deep=True), origin))
-            except (LookupError, AttributeError, TypeError) as error:  # a tag that does not fit
+            except (LookupError, AttributeError, TypeError) as error:  # a tag that does not match
                 kind = value.tag.replace("tag:yaml.org,2002:", "!!")
-                raise ConfigError(f"{origin}: {name}: {value.value!r} is no {kind}") from error
+                raise ConfigError(f"{origin}: {name}: {value.value!r} is not a {kind}") from error
         return layer
     except OSError as error:
         raise ConfigError(f"cannot read settings from {path}: {error.strerror or error}") from error

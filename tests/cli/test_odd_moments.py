@@ -86,7 +86,9 @@ def test_another_input_for_the_output_of_an_unfinished_run(start: Any, process: 
     running.wait(120)
     write_rows("other.jsonl", [{"prompt": f"other {index}"} for index in range(300)])
     other = ("run", "other.jsonl", "-o", "work/out.jsonl", "-q")
-    assert_refused(process(*other), 4, "line 1 is not the row that was answered before, from ")
+    assert_refused(
+        process(*other), 4, "line 1 differs from the row answered before, which came from "
+    )
     shutil.copy("in.jsonl", "copy.jsonl")
     again = process("run", "copy.jsonl", "-o", "work/out.jsonl", "-q", "--limit", "200")
     assert again.exit_code == 0 and read_report("work/out.jsonl")["rows"]["resumed"] >= 8

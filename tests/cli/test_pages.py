@@ -153,7 +153,7 @@ def test_where_reports_are_looked_for(cli: Callable[..., Any]) -> None:
     Path("x.report.json").write_text('{"schema": "deepinfer.report/99"}')
     assert "is not a report of this version" in cli("report", "x.report.json").err
     Path("x.report.json").write_text('{"schema": "deepinfer.report/1"}')
-    assert "is not a whole report: status: expected to be there" in cli("report", "x").err
+    assert "is not a complete report: status: expected to be there" in cli("report", "x").err
     Path("x.report.json").write_text("{")
     done = cli("report", "x")
     assert done.exit_code == 2 and "x.report.json is not a report: " in done.err
@@ -187,7 +187,7 @@ def test_two_runs_are_compared(cli: Callable[..., Any]) -> None:
     done = cli("report", "a.jsonl", "b.jsonl", "-o", "both.html", "-o", "-")
     assert done.exit_code == 0
     text = done.out.decode()
-    assert "1 of 20 rows that both have (5.0 %) are answered differently." in text
+    assert "1 of 20 common rows (5.0 %) have different answers." in text
     assert re.search(r"\| r7 +\| content, character 5 +\| row 7 +\| row seven +\|", text)
     assert re.search(r"\| seed +\| 0 +\| 5 ", text) and "digest of the rows" in text
     _checked(Path("both.html").read_text())
@@ -201,10 +201,10 @@ def test_two_runs_are_compared(cli: Callable[..., Any]) -> None:
 def test_a_run_equals_itself(cli: Callable[..., Any]) -> None:
     _run(cli, '{"prompt":"hello"}\n' * 3)
     text = cli("report", "out.jsonl", "out.jsonl").out.decode()
-    assert "All 3 rows that both have are answered the same." in text
+    assert "All 3 common rows have the same answers." in text
     assert "differ\n" not in text.replace("differently", "")
     Path("out.jsonl").unlink()
-    assert "a result file is not there" in cli("report", "out.jsonl", "out.jsonl").out.decode()
+    assert "a result file does not exist" in cli("report", "out.jsonl", "out.jsonl").out.decode()
 
 
 def test_formats_do_not_matter(cli: Callable[..., Any]) -> None:

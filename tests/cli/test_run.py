@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_once_for_each_kind(cli: Cli) -> None:
 
 def test_the_summary_says_which_model_answered(cli: Cli) -> None:
     write_rows("in.jsonl", prompts(1))
-    assert "small built-in model" in cli("run", "in.jsonl", "-o", "a.jsonl").err
+    assert "embedded model" in cli("run", "in.jsonl", "-o", "a.jsonl").err
     Path("big").mkdir()
     Path("big/config.json").write_text("{}")
     done = cli("run", "in.jsonl", "-o", "b.jsonl", "--model", "big")

@@ -48,7 +48,7 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run", "none.jsonl"], 4, "cannot read none.jsonl: no such file"),
         (["run", "in.jsonl", "-o", "out.txt"], 2, "ends in .jsonl"),
         (["run", "in.jsonl", "-o", "no/out.jsonl"], 2, "there is no folder no"),
-        (["run", "in.jsonl", "-o", "-", "--json"], 2, "both want stdout"),
+        (["run", "in.jsonl", "-o", "-", "--json"], 2, "both use stdout"),
         (["run", "in.jsonl", "--temperature", "hot"], 2, "--temperature=hot: expected a number"),
         (["run", "in.jsonl", "--temperature", "200"], 2, "expected 0 to 100"),
         (["run", "in.jsonl", "--temprature", "1"], 2, "--temperature"),
@@ -64,7 +64,7 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run", "."], 4, "not a saved dataset"),
         (["run", "in.jsonl", "--top-p", "7"], 2, "--top-p=7.0: expected"),
         (["run", "in.jsonl", "--model", "nowhere"], 2, "model folder nowhere does not exist"),
-        (["run", "in.jsonl", "--model", "/proc"], 2, "/proc holds no model"),
+        (["run", "in.jsonl", "--model", "/proc"], 2, "/proc is not a model"),
         (["run", "in.jsonl", "--model", "a/b"], 2, "download it with `hf download a/b`"),
     ],
 )

@@ -70,9 +70,9 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("? [a]\n: 1", "deepinfer.yaml:1: a list or mapping is not a setting"),
         ("stop: " + "[" * 5_000, "deepinfer.yaml is nested too deeply"),
         ("seed: " + "1" * 5_000, "deepinfer.yaml:1: seed: 11111"),
-        ("stop: &a [*a]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
-        ("stop: [&a [x, x], [*a, *a]]", "deepinfer.yaml:1: stop: lists and mappings inside others"),
-        ("map: {a: {b: c}}", "deepinfer.yaml:1: map: lists and mappings inside others"),
+        ("stop: &a [*a]", "deepinfer.yaml:1: stop: nested lists and mappings"),
+        ("stop: [&a [x, x], [*a, *a]]", "deepinfer.yaml:1: stop: nested lists and mappings"),
+        ("map: {a: {b: c}}", "deepinfer.yaml:1: map: nested lists and mappings"),
         ("stop: !!set {a, b}", "deepinfer.yaml:1: stop: {"),
         ("limit: -1", "deepinfer.yaml:1: limit: -1: expected a whole number"),
         ("max_row_bytes: 0", "deepinfer.yaml:1: max_row_bytes: 0: expected a size"),
@@ -83,8 +83,8 @@ def test_the_committed_example_is_the_generated_one() -> None:
         ("logit_bias: {1: 2, 01: 2}", "deepinfer.yaml:1: logit_bias: "),
         ("time_limit: 1:30", "deepinfer.yaml:1: time_limit: 1:30: expected a duration"),
         ("seed: 0x10", "deepinfer.yaml:1: seed: 0x10: expected a whole number"),
-        ("raw: !!bool maybe", "deepinfer.yaml:1: raw: 'maybe' is no !!bool"),
-        ("limit: !!timestamp x", "deepinfer.yaml:1: limit: 'x' is no !!timestamp"),
+        ("raw: !!bool maybe", "deepinfer.yaml:1: raw: 'maybe' is not a !!bool"),
+        ("limit: !!timestamp x", "deepinfer.yaml:1: limit: 'x' is not a !!timestamp"),
         ("n: 1000000", "n=1000000: expected a whole number, 1 to 128"),
     ],
 )
@@ -128,7 +128,7 @@ def test_words_are_what_they_are_as_flags(in_tmp: Path) -> None:
 def test_aliases_that_stand_for_gigabytes_cost_nothing(in_tmp: Path) -> None:
     levels = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     (in_tmp / "deepinfer.yaml").write_text(f"stop: [&a0 [x, x], {', '.join(levels)}]")
-    with pytest.raises(ConfigError, match="lists and mappings inside others"):
+    with pytest.raises(ConfigError, match="nested lists and mappings"):
         resolve({}, {})
 
 

@@ -231,7 +231,7 @@ def test_a_plan_like_merged_shards_names_what_to_give(cli: Cli) -> None:
     _run_shards(cli, 2)
     cli("merge", "-o", "out.jsonl")
     done = cli("plan", "in.jsonl", "--like", "out.jsonl")
-    assert done.exit_code == 2 and "it was merged: give that of one of its shards" in done.err
+    assert done.exit_code == 2 and "it was merged: give one of its shards" in done.err
 
 
 @pytest.mark.parametrize("output", ["-", "out.csv"])

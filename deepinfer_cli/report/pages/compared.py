@@ -41,17 +41,17 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence on what is the same."""
+    """One sentence on how many answers are equal."""
     answers = comparison.answers
     if answers is None:
-        return "The answers are not compared: a result file is not there."
+        return "The answers are not compared: a result file does not exist."
     if not answers.in_both:
         return "The two runs have no row in common."
     if not answers.different:
-        return f"All {count(answers.in_both)} rows that both have are answered the same."
+        return f"All {count(answers.in_both)} common rows have the same answers."
     share = percent(answers.different / answers.in_both)
     shown = f"{count(answers.different)} of {count(answers.in_both)}"
-    return f"{shown} rows that both have ({share}) are answered differently."
+    return f"{shown} common rows ({share}) have different answers."
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -63,7 +63,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
         Table("Numbers", ("", "a", "b", "b / a"), metrics),
         _answers(comparison.answers),
         _changes("Settings that differ", comparison.settings),
-        _changes("What else differs", comparison.circumstances),
+        _changes("Other differences", comparison.circumstances),
         _examples(comparison.answers),
     ]
     return [table for table in tables if table.rows]

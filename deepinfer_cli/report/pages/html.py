@@ -88,7 +88,7 @@ def folded(table: Table) -> str:
 
 
 def stacked_bar(parts: Sequence[tuple[str, float, str, str]], hint: str) -> str:
-    """(label, value, shown value, css class) side by side, with a legend."""
+    """A bar of segments (label, value, shown value, css class), with a legend."""
     total = sum(value for _, value, _, _ in parts)
     shown = [part for part in parts if part[1] > 0]
     bars = (

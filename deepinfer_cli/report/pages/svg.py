@@ -42,7 +42,7 @@ def _tick(value: float) -> str:
 
 
 def area_chart(values: Sequence[float], ends: tuple[str, str], hint: str) -> str:
-    """A line over equal steps from ``ends[0]`` to ``ends[1]``, filled below."""
+    """An area chart of equally spaced values; ``ends``: labels of the axis."""
     top = _ceiling(max(values))
     step = _INNER_WIDTH / len(values)
     # A value is for an interval, not for a moment: draw steps.
@@ -70,7 +70,7 @@ def bar_chart(
     top: float | None = None,
     show: Callable[[float], str] | None = None,
 ) -> str:
-    """Bars side by side from 0 to ``top`` (default: a round number above the highest)."""
+    """A bar chart from 0 to ``top`` (default: a round number above the highest)."""
     top = _ceiling(max(bar.value for bar in bars)) if top is None else top
     step = _INNER_WIDTH / len(bars)
     width = min(step * 0.8, 64.0) if step < 30 else min(step - 6.0, 64.0)
