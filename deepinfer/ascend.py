@@ -15,7 +15,7 @@ def load_torch_npu() -> None:
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"device='npu' needs torch_npu, which does not load ({error}): install CANN, source "
-            "its set_env.sh, and install the torch-npu of this torch; or take device='cpu'"
+            "its set_env.sh, and install the torch-npu of this torch; or use device='cpu'"
         ) from error
     if find_spec("triton") is None or find_spec("triton.backends.ascend") is None:
         raise ConfigError(

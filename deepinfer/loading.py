@@ -82,7 +82,7 @@ def open_model(
     if tokenizer.size > vocab_size:
         raise CheckpointError(
             f"{checkpoint.folder}: tokenizer.json has ids up to {tokenizer.size - 1}, the model "
-            f"knows {vocab_size} (vocab_size); the two do not belong together"
+            f"knows {vocab_size} (vocab_size); use the tokenizer.json of this model"
         )
     engine_config, notes = resolve_engine_config(settings, checkpoint.config, device)
     engine_config = _with_expert_form(engine_config.with_environment(), checkpoint.config, rank)
@@ -226,7 +226,7 @@ def engram_token_map(tokenizer: Tokenizer, config: ModelConfig) -> Tensor | None
         raise CheckpointError(
             f"tokenizer.json has {count} distinct texts, but the config says "
             f"engram_compressed_vocab_size={config.engram_compressed_vocab_size}; "
-            "the two do not belong together"
+            "use the tokenizer.json of this model"
         )
     padding = compressed[config.pad_token_id].expand(config.vocab_size - len(compressed))
     return torch.cat([compressed, padding])

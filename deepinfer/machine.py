@@ -59,8 +59,8 @@ def check_flash_mla(enable: bool, device: str) -> None:
     ConfigError."""
     if not enable and not device.startswith("cpu"):
         raise ConfigError(
-            f"enable_flash_mla=False on {device}: there is only the fused attention; leave it on, "
-            "or take device='cpu' for the reference operations"
+            f"enable_flash_mla=False on {device}: only fused attention is available; leave it "
+            "on, or use device='cpu' for the reference operations"
         )
 
 

@@ -248,10 +248,10 @@ class OfflineEngine:
 
     def _open(self) -> Session:
         if self._session is None:
-            raise EngineError("this OfflineEngine is closed; make a new one")
+            raise EngineError("this OfflineEngine is closed; create a new one")
         if os.getpid() != self._process:
             raise EngineError(
-                "this OfflineEngine belongs to the process that made it; make one in each process"
+                "this OfflineEngine belongs to the process that created it; create one per process"
             )
         return self._session
 

@@ -43,7 +43,7 @@ class _NamesItself:
                 what = f"what follows {before}" if before.startswith("-") else "an argument"
                 raise UsageError(f"{what} is empty")
             if word in options:
-                raise UsageError(f"what follows {word} is empty")
+                raise UsageError(f"the value after {word} is empty")
 
 
 class Command(_NamesItself, TyperCommand):

@@ -33,7 +33,7 @@ class LocalRanks(RankProcesses):
         else:
             if sizes.has_roles:
                 raise ConfigError(
-                    "prefill_ranks and decode_ranks need processes of one machine: start the run "
+                    "prefill_ranks and decode_ranks need all ranks on one machine: start the run "
                     "without a launcher"
                 )
             self._store = found = meeting_place(place)

@@ -35,8 +35,8 @@ def effective_sampling(
     if sampling.min_tokens and row.constraint is not None:
         raise RowError(
             "invalid_value",
-            f"min_tokens={sampling.min_tokens}: the constraint of the answer says where it may "
-            "end; remove one of the two",
+            f"min_tokens={sampling.min_tokens}: cannot be combined with a constraint, which "
+            "determines where the answer may end; remove one of the two",
         )
     return sampling, notes
 

@@ -30,6 +30,6 @@ def check_run_sampling(
         )
     if shortest and is_constrained:
         raise ConfigError(
-            f"min_tokens={shortest}: the constraint of the answers says where they may end; "
-            "remove one of the two"
+            f"min_tokens={shortest}: cannot be combined with a constraint, which determines where "
+            "answers may end; remove one of the two"
         )

@@ -45,7 +45,7 @@ def build(request: BuildRequest, environment: Mapping[str, str] = os.environ) ->
     if request.stage not in STAGES:
         raise ConfigError(f"--stage {request.stage!r}: expected {' or '.join(STAGES)}")
     if request.stage != STAGES[-1] and accelerator != "ascend":
-        raise ConfigError(f"--stage {request.stage} goes with --accelerator ascend only")
+        raise ConfigError(f"--stage {request.stage} applies only to --accelerator ascend")
     if request.jobs is not None and request.jobs < 1:
         raise ConfigError(f"--jobs {request.jobs}: expected at least 1")
     jobs = request.jobs
@@ -99,7 +99,7 @@ def _targets(asked: str | None, accelerator: str) -> list[str]:
         return _machine_targets() or list(NVIDIA_TARGETS)
     names = list(dict.fromkeys(name.strip() for name in asked.split(",") if name.strip()))
     if not names:
-        raise ConfigError("--arch names nothing: give one or more of " + ", ".join(NVIDIA_TARGETS))
+        raise ConfigError("--arch is empty: give one or more of " + ", ".join(NVIDIA_TARGETS))
     check_targets(names, accelerator)
     return names
 

@@ -112,7 +112,7 @@ def disk_checks(folder: Path) -> Iterator[Check]:
     text += f"reads {size(_TEST_BYTES / read_s)}/s, sync {milliseconds(1_000 * sync_s)}"
     state, advice = OK, ""
     if free < _LITTLE_SPACE:
-        state, advice = WARNING, "a run keeps its results twice while it finishes: make room"
+        state, advice = WARNING, "a run keeps its results twice while it finishes: free some space"
     elif sync_s > _SLOW_SYNC_S:
         state, advice = WARNING, "finished rows are synced every second: a local disk is faster"
     yield Check(group="disk", name="results", state=state, text=text, advice=advice)

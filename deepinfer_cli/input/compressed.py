@@ -45,7 +45,7 @@ class _ZstdReader(io.RawIOBase):
         self._input = self._input or self._source.read(_ZSTD_BYTES)
         if not self._input:
             if self._frame is not None:
-                raise TruncatedError("the zstd data ends in the middle")
+                raise TruncatedError("the zstd data is truncated")
             return False
         self._frame = self._frame or self._make()
         self._output = memoryview(self._frame.decompress(self._input))

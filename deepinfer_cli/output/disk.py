@@ -24,7 +24,7 @@ def disk_full(error: OSError, folder: Path, needed_bytes: int | None) -> DiskFul
         return None
     reason = (error.strerror or "the disk is full").lower()
     need = "" if needed_bytes is None else f", about {_mb(needed_bytes)} more are needed"
-    return DiskFullError(f"{reason}: {folder} has {_free(folder)} free{need}; make room")
+    return DiskFullError(f"{reason}: {folder} has {_free(folder)} free{need}; free some space")
 
 
 def _free(folder: Path) -> str:

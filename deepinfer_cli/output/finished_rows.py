@@ -65,7 +65,7 @@ def _in_input_order(paths: OutputPaths, shard: Shard) -> Iterator[FinishedRow]:
     if error is not None:
         raise InputError(
             f"{paths.errors} has row {error.index}, but {paths.results} ends before row {index}; "
-            "the two are not of one run"
+            "they are not from the same run"
         )
 
 
@@ -76,13 +76,13 @@ def _sorted(paths: OutputPaths, end: int, shard: Shard, scratch: Path) -> Iterat
             if not 0 <= row.index < end:
                 raise InputError(f"{paths.results}: row {row.index} is not one of its {end:,} rows")
             if journal.finished(row.index) is not None:
-                raise InputError(f"{paths.results}: row {row.index} is there twice")
+                raise InputError(f"{paths.results}: row {row.index} occurs twice")
             journal.append(Record(row.index, b"", row.is_error, {}, row.payload))
         index, left = shard.number - 1, journal.num_rows
         while left:
             record = journal.record(index)
             if record is None:
-                raise InputError(f"{paths.results}: row {index} is missing, later ones are there")
+                raise InputError(f"{paths.results}: row {index} is missing, but later rows exist")
             yield FinishedRow(index, record.is_error, record.payload)
             index, left = index + shard.count, left - 1
 
@@ -92,7 +92,7 @@ def finished_report(paths: OutputPaths) -> Report:
     try:
         report = from_json(Report, read_json(paths.report.read_bytes()))
     except FileNotFoundError:
-        raise InputError(f"there is no {paths.report}, which says what made the rows") from None
+        raise InputError(f"there is no {paths.report}, which describes the run") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{paths.report} is not a report of this version: {error}") from None
     if report.status != "finished":

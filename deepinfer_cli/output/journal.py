@@ -117,7 +117,7 @@ class Journal:
         os.fsync(self._log)
         if self._folder is not None and os.fstat(self._log).st_nlink == 0:
             raise JournalGoneError(
-                f"somebody removed {self._folder} while this run was writing there: its "
+                f"{self._folder} was deleted while this run was writing to it: its "
                 f"{self._num_rows:,} finished rows are lost; run the command again"
             )
         self._unsynced = 0

@@ -54,6 +54,6 @@ def read_manifest(folder: Path) -> Basis | None:
     except (ValueError, RecursionError) as error:
         reason = str(error)
     raise ConfigError(
-        f"{path} cannot be used ({reason}), which says how the rows there were answered; "
+        f"{path} is unusable ({reason}), so that the rows there cannot be resumed; "
         f"move {folder} away to start over"
     )

@@ -152,7 +152,7 @@ def _check_same_run(first: ShardOutput, other: ShardOutput) -> None:
     names = (first.paths.results, other.paths.results)
     if first.shard.count != other.shard.count:
         raise InputError(
-            f"{names[0]} is shard {first.shard} and {names[1]} shard {other.shard}: of two runs"
+            f"{names[0]} is shard {first.shard}, {names[1]} shard {other.shard} of another run"
         )
     digests = [shard.report.input.digest for shard in (first, other)]
     if digests[0] != digests[1]:
@@ -185,12 +185,12 @@ def _named_after(output: Path) -> list[Path]:
     found = shards_beside(output)
     if not found:
         example = Shard(1, 8).path(output)
-        raise InputError(f"no shards of {output} are here, such as {example}; give their names")
+        raise InputError(f"no shards of {output} found, such as {example}; give their names")
     counts = sorted({shard.count for shard in found.values()})
     if len(counts) > 1:
         listed = ", ".join(map(str, counts))
         raise InputError(
-            f"shards of several runs are here (of {listed}); give the names of those to merge"
+            f"found shards of several runs (of {listed}); give the names of those to merge"
         )
     return list(found)
 
@@ -206,5 +206,5 @@ def _allow_files(number: int) -> None:
     if soft >= number or soft == resource.RLIM_INFINITY:
         return
     if hard != resource.RLIM_INFINITY and hard < number:
-        raise ConfigError(f"{number:,} files have to be open, the limit is {hard:,} (ulimit -n)")
+        raise ConfigError(f"merging opens {number:,} files, but the limit is {hard:,} (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))

@@ -70,8 +70,8 @@ class PartialFolder:
         changed = None if earlier is None else basis.changed_since(earlier)
         if changed is not None and not force:
             raise ConfigError(
-                f"{self.path} holds a run begun with {changed[0]}; "
-                f"{changed[1]} to continue it, or --force to start over"
+                f"{self.path} holds a run started with {changed[0]}; "
+                f"{changed[1]} to resume it, or --force to start over"
             )
         if earlier is not None and changed is None:
             with suppress(FileNotFoundError):  # the report of an earlier part
@@ -119,7 +119,7 @@ class PartialFolder:
         foreign = sorted({path.name for path in self.path.iterdir()} - OUR_FILES)
         if foreign:
             raise ConfigError(
-                f"{self.path} holds files of somebody else ({', '.join(foreign[:5])}); "
+                f"{self.path} holds files that are not from a run ({', '.join(foreign[:5])}); "
                 "move it away, or give another output (-o)"
             )
 

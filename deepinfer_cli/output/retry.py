@@ -40,12 +40,12 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
     if changed is not None:
         raise ConfigError(
             f"{paths.results} was made with {changed[0]}; {changed[1]} to retry its failed rows, "
-            "or --force to answer all rows anew"
+            "or --force to answer all rows again"
         )
     if report.rows.errors and not paths.errors.exists():
         raise InputError(
-            f"{paths.errors} is gone, which says which {report.rows.errors:,} rows have failed; "
-            "put it back, or --force to answer all rows anew"
+            f"{paths.errors} is missing, which lists the {report.rows.errors:,} failed rows; "
+            "restore it, or --force to answer all rows again"
         )
     folder.clear()
     try:
@@ -56,8 +56,8 @@ def reopen(folder: PartialFolder, reader: Reader, resolved: Resolved, basis: Bas
             if journal.num_rows != report.rows.results:
                 raise InputError(
                     f"{paths.results} holds {journal.num_rows:,} rows, {paths.report} counts "
-                    f"{report.rows.results:,}; put the files back as they were, or --force to "
-                    "answer all rows anew"
+                    f"{report.rows.results:,}; restore the files, or --force to "
+                    "answer all rows again"
                 )
             if meter.digest() != report.input.digest:
                 raise _foreign(paths, "its rows have another content")
@@ -130,5 +130,5 @@ def _kind(row: InputRow, settings: Settings) -> str:
 def _foreign(paths: OutputPaths, reason: str) -> InputError:
     return InputError(
         f"{paths.results} was made from another input ({reason}); give its errors file "
-        f"{paths.errors} to deepinfer run, or --force to answer all rows anew"
+        f"{paths.errors} to deepinfer run, or --force to answer all rows again"
     )

@@ -28,9 +28,7 @@ def output_format(path: Path, *, takes_stdout: bool = True) -> str:
         known = ", ".join(_ENDINGS) + (", or - for stdout" if takes_stdout else "")
         raise ConfigError(f"output {path}: expected a name that ends in {known}")
     if path.name.endswith(".errors.jsonl"):
-        raise ConfigError(
-            f"output {path}: error rows of another output have such a name; use another"
-        )
+        raise ConfigError(f"output {path}: this name is reserved for error rows; use another")
     return _ENDINGS[path.suffix]
 
 

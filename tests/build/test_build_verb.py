@@ -38,7 +38,10 @@ def _build(environment: Mapping[str, str] | None = None, **changed: Any) -> int:
         ({"arch": "sm90a", "accelerator": "ascend"}, "expected ascend950"),
         ({"accelerator": "amd"}, "--accelerator 'amd': expected auto, nvidia, ascend"),
         ({"stage": "ptx"}, "--stage 'ptx': expected linalg or middle-end or binary"),
-        ({"stage": "linalg", "arch": "sm90a"}, "--stage linalg goes with --accelerator ascend"),
+        (
+            {"stage": "linalg", "arch": "sm90a"},
+            "--stage linalg applies only to --accelerator ascend",
+        ),
         ({"jobs": 0}, "--jobs 0: expected at least 1"),
     ],
 )

@@ -63,7 +63,7 @@ def test_a_full_disk_at_any_time(
     full = process("run", "in.jsonl", "-o", output, "-q")
     assert full.exit_code == 1, full.err
     [line] = full.err.splitlines()
-    assert "no space left on device" in line and " free" in line and "make room" in line
+    assert "no space left on device" in line and " free" in line and "free some space" in line
     assert "more are needed" in line
     assert not output.exists()
     held = (folder / f"out.{ending}.partial/journal").read_bytes().count(b"\n")

@@ -184,7 +184,7 @@ def test_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.state == "problem" and "no such file" in check.text
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     (check,) = disk_checks(tmp_path)
-    assert check.state == "warning" and "make room" in check.advice
+    assert check.state == "warning" and "free some space" in check.advice
 
 
 def test_compilers_matter_on_a_gpu_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_run_and_status_say_the_same(stopped: Cli, text: str | None, reason: str
 def test_rows_without_it_are_not_thrown_away(stopped: Cli) -> None:
     MANIFEST.unlink()
     for done in (stopped("status", "out.jsonl"), stopped("run", "in.jsonl", "-o", "out.jsonl")):
-        assert_refused(done, 2, "run.json cannot be used (it is gone), which says how the rows")
+        assert_refused(done, 2, "run.json is unusable (it is gone), so that the rows")
 
 
 def test_what_a_finish_could_not_remove_is_no_run(stopped: Cli) -> None:

@@ -30,7 +30,7 @@ Process = Callable[..., Any]
         ("loop.jsonl", "is a link to"),
         ("hang.jsonl", "is a link to"),
         ("none/out.jsonl", "there is no folder none"),
-        ("out.jsonl.errors.jsonl", "error rows of another output have such a name"),
+        ("out.jsonl.errors.jsonl", "this name is reserved for error rows"),
         ("tty.jsonl", "already exists"),
         ("./in.jsonl", "in.jsonl is the input"),
         ("around/in.jsonl", "in.jsonl is the input"),

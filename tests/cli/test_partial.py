@@ -127,7 +127,7 @@ def test_what_another_verb_left_is_told_in_a_line(paths: OutputPaths) -> None:
     with PartialFolder(paths) as folder:
         assert folder.begin(Basis({}, verb="merge"), force=False) is False
         assert folder.begin(Basis({}, verb="merge"), force=False) is True
-        words = "begun with deepinfer merge; give deepinfer merge again to continue it, or --force"
+        words = "started with deepinfer merge; give deepinfer merge again to resume it, or --force"
         with pytest.raises(ConfigError, match=words):
             folder.begin(Basis(settings), force=False)
         assert folder.begin(Basis({}), force=True) is False

@@ -114,7 +114,7 @@ def test_the_order_of_the_rows_does_not_matter(
 @pytest.mark.parametrize(
     "edit, reason",
     [
-        (lambda lines: [*lines, lines[0]], "is there twice"),
+        (lambda lines: [*lines, lines[0]], "occurs twice"),
         (lambda lines: [lines[0].replace(b'{"row"', b'{"rwo"'), *lines[1:]], "does not say which"),
         (lambda lines: [b'{"row": 999999999999999, "id": "x"}', *lines[1:]], "is not one of its"),
         (lambda lines: [line for line in lines if not line.startswith(b'{"row": 5,')], "row 5 is"),

@@ -21,7 +21,7 @@ Cli = Callable[..., Any]
         (["--min-tokens", "4", "--max-tokens", "3"], "--min-tokens=4: expected 0 to --max-tok"),
         (["--min-tokens", "9k"], "--min-tokens=9000: expected 0 to 8191"),
         (["--min-tokens=9", "--max-model-len=9"], "8, since prompt and answer together"),
-        (["--min-tokens", "1", "--regex", "a*"], "--min-tokens=1: the constraint of the answers"),
+        (["--min-tokens", "1", "--regex", "a*"], "=1: cannot be combined with a constraint"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", [("run", "-o", "out.jsonl"), ("plan", "--calibrate", "0")])

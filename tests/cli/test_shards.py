@@ -147,7 +147,7 @@ def test_bad_shards_are_refused_with_the_reason(cli: Cli) -> None:
         ([*three, "copy.jsonl"], "are both shard 2/3"),
         ([three[0], "hot.2-of-3.jsonl", three[2]], "temperature is 1.0 and 0.5"),
         ([three[0], "plain.jsonl", three[2]], "plain.jsonl is not a shard"),
-        ([*three, "four.4-of-4.jsonl"], "of two runs"),
+        ([*three, "four.4-of-4.jsonl"], "of another run"),
         ([three[0], "other.2-of-3.jsonl", three[2]], "different inputs"),
         ([three[0], "cut.jsonl", three[2]], "cut.jsonl ends before row"),
         ([three[0], "more.jsonl", three[2]], "more.jsonl has more than its "),
@@ -197,7 +197,7 @@ def test_wrong_use_of_merge(cli: Cli) -> None:
     assert cli("merge", "-o", "out.jsonl", "--force").exit_code == 3
     _run_shards(cli, 3)
     several = cli("merge", "-o", "out.jsonl", "--force")
-    assert several.exit_code == 4 and "shards of several runs are here (of 2, 3)" in several.err
+    assert several.exit_code == 4 and "found shards of several runs (of 2, 3)" in several.err
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "1/0", "a/b", "1/2/3", "-1/2"])

@@ -151,7 +151,7 @@ def test_a_removed_folder_is_noticed_and_nothing_is_promised(start: Start) -> No
         path.unlink(missing_ok=True)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert b"somebody removed out.jsonl.partial" in err and b"are kept" not in err
+    assert b"out.jsonl.partial was deleted" in err and b"are kept" not in err
 
 
 def test_what_was_ignored_stays_ignored(in_tmp: Path, command: list[str]) -> None:
