@@ -1,16 +1,16 @@
-"""What constraints add to a decode step of a GPU.
+"""Overhead of constraints in a decode step on a GPU.
 
     python -m benchmarks.constraint_gpu [--step-ms 40 10] [--constraints "json schema" regex gbnf]
 
-64 requests, the V4 vocabulary of 129,280 tokens, real constraints: llguidance's masks for every
-position that is verified, its pushes, its drafts.  The model is a stand-in: matrix products in a
-CUDA graph that take as long as asked for, then logits of the real size in which the next token of
-an answer that matches is the largest by far.  Drafts are that answer's next tokens, three of four
-right.  All the rest is the engine's own.
+64 requests, the V4 vocabulary of 129,280 tokens, real constraints: llguidance computes masks for
+every verified position, and checks drafts and tokens.  The model is a stand-in: matrix products in
+a CUDA graph that take the requested time, then logits of the real size with a clear maximum at the
+next token of a valid answer.  Drafts are that answer's next tokens, three of four correct.
+Everything else is the engine's own code.
 
-Two ways take turns, some steps each: the same answers without constraints and with them; once
-without drafts, where a step is launched before the one before it is read, and once with five.  One
-JSON line for each case: milliseconds of a step, medians, and what the constraint adds.
+Runs with and without constraints, with the same answers, alternate every few steps: once without
+drafts, where a step is launched before the previous one is read, and once with five.  One JSON line
+per case: median milliseconds per step, and the overhead of the constraint.
 ``--device cpu`` with few ``--requests`` and ``--steps`` only shows that it runs.
 """
 
@@ -49,13 +49,13 @@ from deepinfer.recipes.tokenizer import Tokenizer
 
 VOCAB_SIZE, WIDTH, NUM_DRAFTS = 129_280, 5_120, 5
 WARM_STEPS, TURNS = 4, 3
-DRAFT_SHARE = 1 / 16  # of a step's time, for the draft stages
+DRAFT_SHARE = 1 / 16  # fraction of a step's time for the draft stages
 RIGHT_SHARE = 0.75
 LONGEST_ANSWER = 120
 
 
 def matching_answer(compiled: CompiledConstraint, tokenizer: Tokenizer, seed: int) -> list[int]:
-    """Tokens of one answer: a typical text as far as it is allowed, else chance."""
+    """Tokens of one answer: a typical text as far as it is allowed, then random tokens."""
     chance = random.Random(seed)
     matcher = compiled.new_matcher()
     rest, answer = TYPICAL, list[int]()
@@ -72,7 +72,7 @@ def matching_answer(compiled: CompiledConstraint, tokenizer: Tokenizer, seed: in
 
 @dataclass
 class StandInStep:
-    """What ``DecodeWorker`` uses of a ``DecodeStep``.  ``answers``: the tokens of each slot."""
+    """A stand-in with the interface of ``DecodeStep``.  ``answers``: the tokens of each slot."""
 
     device: str
     num_requests: int
@@ -87,7 +87,7 @@ class StandInStep:
         self.model = SimpleNamespace(model=None)
         self.newest = torch.zeros(self.num_requests, dtype=torch.int64, device=self.device)
         self.captured: dict[int, tuple[Callable[[], None], Any]] = {}
-        # Steps without constraints read their drafts first, too, so that only masks differ.
+        # Without graphs, steps without constraints also read drafts first, so only masks differ.
         self.graphs = SimpleNamespace(is_enabled=False)
         self.chance = random.Random(0)
         is_gpu = self.device != "cpu"
@@ -139,12 +139,12 @@ class StandInStep:
         pass
 
     def _token(self, slot: int, place: int) -> int:
-        """What comes after the token at ``place``; answers follow each other."""
+        """The token after position ``place``; answers are concatenated."""
         answer = self.answers[slot]
         return answer[place % len(answer)]
 
     def _graph(self, count: int) -> tuple[Callable[[], None], Any]:
-        """A step whose last products give ``count`` rows of logits; 0: the draft stages."""
+        """A graph of a step with ``count`` rows of logits; 0: of the draft stages."""
         if count not in self.captured:
             logits = self._model(count)
             replay: Callable[[], None] = lambda: None  # noqa: E731  on a CPU once is enough
@@ -164,7 +164,7 @@ class StandInStep:
 
 
 class Feed:
-    """One way of making steps; ``step`` gives its seconds."""
+    """Runs steps in one configuration; ``step`` returns seconds."""
 
     def __init__(
         self, step: StandInStep, compiled: CompiledConstraint | None, *, drafts: int
@@ -179,7 +179,7 @@ class Feed:
         self.drawn: DrawnDecode | None = None
 
     def step(self) -> float:
-        """As ``LLMEngine._run_ahead`` or ``DecodeWorker.run`` do it."""
+        """One step, as in ``LLMEngine._run_ahead`` or ``DecodeWorker.run``."""
         most = [min(self.drafts, self._left(state) - 1) for state in self.states]
         batch = DecodeBatch(states=self.states, num_drafts=most)
         begin = time.perf_counter()
@@ -215,7 +215,7 @@ class Feed:
                     self._restart(state)
 
     def _left(self, state: RequestState) -> int:
-        """Tokens until the end of this answer, or all of the next one at its end."""
+        """Tokens until the end of this answer; at its end, all of the next one."""
         length = len(self.answers[state.slot])
         return length - state.num_output_tokens % length
 
@@ -226,12 +226,12 @@ class Feed:
 
 
 def _any(stand_in: Any) -> Any:
-    """For where a type is asked that a stand-in has only the needed part of."""
+    """Type cast for stand-ins that implement only part of a type."""
     return stand_in
 
 
 class _Sure:
-    """Every draft survives, as far as the planner is told."""
+    """A calibration that predicts that every draft is accepted."""
 
     def survival(self, confidence: Tensor, logits: Tensor, is_greedy: object) -> Tensor:
         return confidence
@@ -256,7 +256,7 @@ def _seconds(work: Callable[..., object], *arguments: object, repeats: int = 10)
 
 
 def _kernels(rows: int) -> dict[str, float]:
-    """Microseconds of the parts that constraints add on the device, and of sampling."""
+    """Microseconds of the kernels that constraints add, and of sampling."""
     logits = torch.randn(rows, VOCAB_SIZE, device="cuda")
     row_ids = torch.arange(rows, device="cuda")
     half = torch.randint(-(2**31), 2**31, (rows, VOCAB_SIZE // 32), device="cuda").int()
@@ -273,7 +273,7 @@ def _kernels(rows: int) -> dict[str, float]:
 def measure(
     step: StandInStep, compiled: CompiledConstraint, drafts: int, num_steps: int
 ) -> dict[str, Any]:
-    """Both ways in turns of some steps, as a step ahead belongs to its way."""
+    """Alternate both configurations every few steps, as steps of one overlap."""
     ways = {"free": Feed(step, None, drafts=drafts), "held": Feed(step, compiled, drafts=drafts)}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(TURNS):

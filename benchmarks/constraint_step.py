@@ -1,10 +1,10 @@
-"""What constraints add to a decode step of a CPU: the real vocabulary, a small random model.
+"""Overhead of constraints in a decode step on a CPU: the real vocabulary, a small random model.
 
-Two engines with the same 64 requests take turns step by step, one of them with a constraint on
-every row; the model is random and small, so that the masks' share is larger than with a real one.
-Writes one JSON object per constraint: milliseconds per decode step (medians) and what is added, to
-the median and in all.  "cpu" is processor time of all threads, which other programs on the machine
-hardly change as long as threads do not wait for each other in loops (the variable below).
+Two engines with the same 64 requests alternate step by step, one of them with a constraint on every
+row; the model is random and small, so the relative overhead is larger than with a real one.
+Writes one JSON object per constraint: median milliseconds per decode step, and the overhead of the
+median and of the total.  "cpu" is CPU time of all threads, which other programs hardly affect as
+long as threads do not spin (hence the variable below).
 
 OMP_WAIT_POLICY=passive python -m benchmarks.constraint_step [--batch 64] [--threads 2]
 """
@@ -35,7 +35,7 @@ from deepinfer.recipes.token_compression import token_compression
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "goldens" / "tiny-a" / "checkpoint"
 NUM_STEPS = 48
-SKIPPED_STEPS = 4  # the first masks of a constraint compute what all later ones use
+SKIPPED_STEPS = 4  # the first masks of a constraint fill caches for all later ones
 
 
 def full_vocabulary_model() -> Model:
@@ -52,7 +52,7 @@ def full_vocabulary_model() -> Model:
 
 
 class Feed:
-    """An engine that always has ``batch`` requests; a finished one is replaced."""
+    """An engine that always has ``batch`` requests; finished ones are replaced."""
 
     def __init__(self, model: Model, batch: int, constraint: CompiledConstraint | None) -> None:
         self.decoded: list[DecodeResult] = []
@@ -75,7 +75,7 @@ class Feed:
         )  # fmt: skip
 
     def decode_step_s(self) -> tuple[float, float]:
-        """CPU and wall seconds of the next decode step, prefills before it left out."""
+        """CPU and wall seconds of the next decode step, without prefills before it."""
         while True:
             self.decoded.clear()
             cpu, wall = time.process_time(), time.perf_counter()

@@ -1,9 +1,9 @@
-"""Tokens per second of the embedded model at batch 1 and batch 64, as a ratio of one run.
+"""Tokens per second of the embedded model at batch sizes 1 and 64, and their ratio.
 
     python benchmarks/cpu_batching.py
 
-Every request decodes the same number of tokens, so that the batch stays full.  Rounds alternate
-between the two sizes; each size reports its median.  One JSON line per size, then the ratio.
+Every request decodes the same number of tokens, so the batch stays full.  Rounds alternate between
+the two sizes; the medians are reported.  One JSON line per size, then the ratio.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUBJECTS = ("a fox", "a cat", "a lost kite", "a boat", "the rain", "a king", "a 
 
 
 def tokens_per_s(engine: OfflineEngine, batch: int, num_tokens: int) -> float:
-    """Answer ``batch`` prompts of the same shape with ``num_tokens`` tokens each."""
+    """Answer ``batch`` similar prompts with ``num_tokens`` tokens each."""
     prompts = [f"Tell me a story about {SUBJECTS[i % len(SUBJECTS)]}." for i in range(batch)]
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     started = time.perf_counter()

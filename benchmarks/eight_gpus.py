@@ -1,12 +1,12 @@
-"""All GPUs of one host: answers, exchange, decode, prefill and balance of one engine.
+"""One engine on all GPUs of a host: answers, exchange, decode, prefill and expert balance.
 
     PYTHONPATH=. python benchmarks/eight_gpus.py                               eight GPUs, full size
     PYTHONPATH=. python benchmarks/eight_gpus.py --ranks 2 --layers 6          what two can hold
     PYTHONPATH=. python benchmarks/eight_gpus.py --device cpu --small          the same steps, gloo
 
-Needs torch, triton, numpy and safetensors only; at most ten minutes.  A JSON line per check or
-time, then a table; ``--json FILE`` keeps the lines.  Random weights have the released shapes and
-formats, and every rank really sends its tokens.  A part that fails says so; the exit code is 1.
+Needs only torch, triton, numpy and safetensors; takes at most ten minutes.  Prints a JSON line per
+check or time, then a table; ``--json FILE`` saves the lines.  Random weights with the released
+shapes and formats; the exchange between ranks is real.  If a part fails, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from deepinfer.kernels.testing import relative_error
 
 ROOT = Path(__file__).parents[1]
 DRAFTS, ACCEPTANCE = 5, 0.75
-LOOSE = 0.0363  # of a block on golden streams, see tests/gpu/test_full_width.py
+LOOSE = 0.0363  # tolerance of a block on golden streams, see tests/gpu/test_full_width.py
 ZIPF = 0.8
 
 
@@ -68,13 +68,13 @@ def share_of(
 
 
 def expect(share: RankShare, most_tokens: int) -> None:
-    """What ranks agree upon before a pass."""
+    """Announce the pass's largest number of tokens, as ranks do before a pass."""
     for layer in share.layers:
         layer.expect(most_tokens)
 
 
 def model_config(bench: Bench) -> ModelConfig:
-    """The released model, as deep as asked for; the embedded one in a dry run."""
+    """The released model with the requested number of layers; the embedded one in a dry run."""
     if bench.is_small:
         return open_checkpoint(ROOT / "recipes" / "tiny").config
     layers: int = bench.options.layers
@@ -83,7 +83,7 @@ def model_config(bench: Bench) -> ModelConfig:
 
 
 def shortened(config: ModelConfig, layers: int) -> ModelConfig:
-    """The same widths and experts in fewer layers: both kinds of source, reindex and reuse."""
+    """The same widths and experts with fewer layers, including every kind of layer."""
     document = config.to_dict()
     half = layers // 2
     document["text_config"] |= {
@@ -100,7 +100,7 @@ def shortened(config: ModelConfig, layers: int) -> ModelConfig:
 
 
 def check_full_width(bench: Bench) -> None:
-    """Six layers of the released widths: experts on all ranks against all of them on one."""
+    """Six layers of the released widths: experts divided over all ranks, compared with one rank."""
     if bench.is_small:
         config = model_config(bench)
     else:
@@ -126,7 +126,7 @@ def check_full_width(bench: Bench) -> None:
         runs = [logits_of(bench, config, tensors, share, token_ids) for _ in range(2)]
         error = bench.worst(float(relative_error(runs[0], expected).quantile(0.9)))
         repeats = bench.all_ok(torch.equal(*runs))
-        # The reduced form rounds otherwise, and routers of random weights follow every rounding.
+        # Reduced combine rounds differently, and routers with random weights amplify that.
         ok = repeats and (error <= LOOSE or not is_exact)
         name = "exact" if is_exact else "reduced"
         bench.say(check=f"six layers of full width, {name}", error=error, repeats=repeats, ok=ok)
@@ -135,7 +135,7 @@ def check_full_width(bench: Bench) -> None:
 def logits_of(
     bench: Bench, config: ModelConfig, tensors: dict[str, Tensor], share: Share, token_ids: Tensor
 ) -> Tensor:
-    """[T, V] of one prompt, in one pass of all layers."""
+    """Logits [T, V] of one prompt, in one pass."""
     token_map = torch.arange(config.vocab_size) % max(1, config.engram_compressed_vocab_size)
     model = Model(config, tensors, device=bench.device, token_map=token_map, share=share)
     cache = KVCache.allocate(config, num_blocks=2, block_size=64, num_slots=1, device=bench.device)
@@ -161,7 +161,7 @@ def logits_of(
 
 
 def time_decode(bench: Bench) -> None:
-    """Steps of drafting, verifying and drawing, all requests at the same length."""
+    """Time steps of drafting, verification and sampling; all requests have the same length."""
     config = model_config(bench)
     requests = (2,) if bench.is_small else (8, 60, 256)
     context = 256 if bench.is_small else bench.options.context
@@ -184,7 +184,7 @@ def time_decode(bench: Bench) -> None:
 
 
 def time_prefill(bench: Bench) -> None:
-    """Whole prompts in chunks, decoder layers on the last window only."""
+    """Time whole prompts in chunks, with the decoder layers on the last window only."""
     config = model_config(bench)
     counts = (64,) if bench.is_small else (4096, 65536)
     share = share_of(bench, min(max(counts), CHUNK_TOKENS))
@@ -221,7 +221,7 @@ def real_rank(
 
 
 def step_seconds(bench: Bench, call: Callable[[], object], rounds: int = 10) -> float:
-    """Median time of a step that all ranks begin together, of the slowest rank."""
+    """Median time of a step that all ranks start together, on the slowest rank."""
     times = []
     with torch.inference_mode():
         for number in range(3 + rounds):  # the first compiles, the second captures
@@ -235,7 +235,7 @@ def step_seconds(bench: Bench, call: Callable[[], object], rounds: int = 10) -> 
 
 
 def time_balance(bench: Bench) -> None:
-    """One layer under skewed routing, before and after its experts are placed by load."""
+    """Time one layer with skewed routing, before and after rebalancing its experts."""
     config = model_config(bench)
     plan = config.layers[-1]
     count = 64 if bench.is_small else 4096
@@ -277,7 +277,7 @@ PARTS = {
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """What was checked and measured, a line each."""
+    """One line per check and measurement."""
     lines = []
     for row in rows:
         name = row.get("check") or row.get("time")

@@ -1,9 +1,9 @@
-"""What the engine costs besides the model: scheduler, sampler and bookkeeping, µs per token.
+"""Overhead of the engine besides the model (scheduler, sampler, bookkeeping), in µs per token.
 
     python benchmarks/engine_overhead.py [--batch 64] [--steps 200] [--engine-only]
 
-The model is fake: it returns logits made before the clock starts.  One JSON line per case.
-Then pipeline_overhead.py measures what a row costs around the engine, and peak memory.
+The model is fake: it returns precomputed logits.  One JSON line per case.
+Then runs pipeline_overhead.py, for the overhead per row around the engine, and peak memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sizes:
 
 
 class FakeModel:
-    """Logits with the spread of a language model's, the same rows in every step."""
+    """Logits with the distribution of a language model's, the same rows in every step."""
 
     config = Sizes()
 

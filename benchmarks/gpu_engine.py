@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests/gpu python benchmarks/gpu_engine.py
 
-The embedded model, token ids of ``tests/gpu/data``, greedy.  Needs torch, triton, numpy and
-safetensors only.  Each line is the third run of the same requests, with the seconds of the first
-one and of what was captured before it.
+The embedded model on token ids of ``tests/gpu/data``, greedy.  Needs only torch, triton, numpy and
+safetensors.  Each line is the third run of the same requests, with the seconds of the first run and
+of capturing before it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 import gpu_models
 import torch
 
-AUTO = -1  # as many drafts as pay
+AUTO = -1  # as many drafts as pay off
 CASES = ((1, 0), (1, 5), (1, AUTO), (64, 0), (64, 5), (64, AUTO), (256, 0), (256, 5), (256, AUTO))
 NUM_TOKENS = 64
 NUM_STORED = 200
 
 
 def speed(num_requests: int, num_drafts: int, *, captures: bool) -> dict[str, list[int]]:
-    """Print one line; return the answers."""
+    """Print one line; returns the answers."""
     engine = gpu_models.make_engine(
         "embedded",
         "cuda",

@@ -1,9 +1,9 @@
-"""Finds out by trying what happens with each JSON-Schema keyword; writes the table of the docs.
+"""Tests how each JSON Schema keyword is handled; writes the table in the docs.
 
-For each case the schema is compiled for the embedded model's vocabulary.  *Enforced* means: values
-that the schema allows pass the masks, values that it forbids do not, and answers drawn at random
-through the masks validate.  *Refused* means: the row is answered with an error that names the
-keyword.  Anything else is a fault and ends the script.
+For each case the schema is compiled for the embedded model's vocabulary.  *Enforced* means that
+valid values pass the masks, invalid values do not, and answers sampled with the masks validate.
+*Refused* means that the row gets an error that names the keyword.  Anything else is a bug and ends
+the script.
 
     python benchmarks/json_schema_conformance.py            prints the table
     python benchmarks/json_schema_conformance.py --write    puts it into docs/structured-output.md
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "structured-output.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 NUM_WALKS, MAX_WALK_TOKENS = 12, 200
 
-# name, schema, values that must pass, values that must not
+# name, schema, valid values, invalid values
 Case = tuple[str, Any, list[Any], list[Any]]
 
 
@@ -188,7 +188,7 @@ CASES: list[Case] = [
 
 
 def run_case(compiler: ConstraintCompiler, tokenizer: Tokenizer, case: Case) -> tuple[str, str]:
-    """``enforced`` with the number of answers tried, or ``refused`` with the reason.
+    """``enforced`` with the number of answers tested, or ``refused`` with the reason.
 
     Raises: AssertionError if the schema is neither.
     """
@@ -205,7 +205,7 @@ def run_case(compiler: ConstraintCompiler, tokenizer: Tokenizer, case: Case) -> 
         assert matches(spec, json.dumps(value)), f"{name}: {value!r} is not valid"
     for value in bad:
         assert not _passes(compiled, tokenizer, value), f"{name}: the masks allow {value!r}"
-        # jsonschema knows some formats only with packages that are not installed here.
+        # jsonschema supports some formats only with packages that are not installed.
         is_known = "format" not in name
         assert not (is_known and matches(spec, json.dumps(value))), f"{name}: {value!r} is valid"
     answers = [_walk(compiled, tokenizer, seed) for seed in range(NUM_WALKS)]

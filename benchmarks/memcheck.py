@@ -1,11 +1,11 @@
-"""Bad memory accesses of the engine on a GPU, which ``compute-sanitizer --tool memcheck`` finds.
+"""Runs the engine on a GPU under ``compute-sanitizer --tool memcheck`` to find bad memory accesses.
 
     PYTHONPATH=.:tests/gpu python benchmarks/memcheck.py
 
-The embedded model answers two requests with two drafts, launched kernel by kernel, each tensor an
-allocation of its own; first without the tool, so that kernels are compiled, and the answers must be
-the same.  Needs torch, triton, numpy, safetensors and the tool, which comes with CUDA.  Returns 0
-if nothing was found.
+The embedded model answers two requests with two drafts, without graphs and with a separate
+allocation per tensor; first without the tool, to compile kernels.  The answers must be equal.
+Needs torch, triton, numpy, safetensors and the tool, which comes with CUDA.  Returns 0 if nothing
+was found.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 
 NUM_REQUESTS, NUM_DRAFTS, NUM_TOKENS = 2, 2, 6
 TOOL = "compute-sanitizer"
-FOUND = 9  # the tool's own exit code for errors
+FOUND = 9  # exit code by which the tool reports errors
 
 
 def answers() -> list[list[int]]:
-    """The embedded model's, on the GPU."""
+    """Answers of the embedded model on the GPU."""
     import gpu_models
 
     engine = gpu_models.make_engine(
@@ -38,7 +38,7 @@ def answers() -> list[list[int]]:
 
 
 def run(*before: str) -> tuple[int, str]:
-    """This file in a process of its own, as arguments of ``before``: its code, what it said."""
+    """Run this file in a process, prefixed by ``before``; returns exit code and output."""
     command = [*before, sys.executable, __file__, "answers"]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What FP8 inputs of the product after attention change: in the product, and in the answers.
+"""Effect of FP8 inputs of the output projection, on its result and on answers.
 
 ``PYTHONPATH=.:tests/gpu python benchmarks/output_projection.py``, on a CPU.
 """
@@ -18,7 +18,7 @@ NUM_PROMPTS, NUM_TOKENS, AT_ONCE = 200, 64, 20
 
 
 def product_error(x: Tensor) -> float:
-    """Of the released sizes: FP8 inputs against bf16 ones, in the Frobenius norm."""
+    """Relative error of FP8 against bf16 inputs, at the released sizes, in the Frobenius norm."""
     values = torch.randn(GROUPS, OUTPUTS, INPUTS).mul(60).clamp(-448, 448).to(torch.float8_e4m3fn)
     shape = (GROUPS, OUTPUTS // 32, INPUTS // 32)
     scales = torch.randint(118, 124, shape, dtype=torch.uint8).view(torch.float8_e8m0fnu)
@@ -28,7 +28,7 @@ def product_error(x: Tensor) -> float:
 
 
 def teacher_forced(*, output_as_fp8: bool) -> Tensor:
-    """Logits [prompts, 64, V] of the embedded model before each token of the stored answers."""
+    """Teacher-forced logits [prompts, 64, V] of the embedded model for the stored answers."""
     checkpoint = open_checkpoint(FOLDERS["embedded"])
     token_map = token_data()["map_embedded"]
     model = Model(

@@ -1,10 +1,10 @@
-"""What a row costs besides the engine: reading, encoding, parsing and writing; and peak memory.
+"""Overhead per row besides the engine (reading, encoding, parsing, writing), and peak memory.
 
     python benchmarks/pipeline_overhead.py [--rows 1000000] [--few 10000]
 
-The whole ``deepinfer run`` on raw prompts, in processes of their own on one core, with an engine
-that answers every request with the same tokens at once.  One JSON line per case: rows_per_s by
-the wall clock, rows_per_core_s by the processor time of the process.
+Runs ``deepinfer run`` on raw prompts, in a separate process per case on one core, with an engine
+that answers every request immediately with the same tokens.  One JSON line per case: rows_per_s by
+wall-clock time, rows_per_core_s by CPU time of the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BATCH = 64
 
 
 class InstantEngine:
-    """Finishes a batch of the waiting requests in every step."""
+    """An engine that finishes a batch of waiting requests in every step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._waiting: list[Request] = []
@@ -62,7 +62,7 @@ class InstantEngine:
 
 
 class Rows:
-    """What the command line needs of ``OfflineEngine``, around an ``InstantEngine``."""
+    """The interface of ``OfflineEngine`` that the command line uses, with an ``InstantEngine``."""
 
     def __init__(self, settings: Settings) -> None:
         tokenizer = Tokenizer.from_file(embedded_model_path() / "tokenizer.json")
@@ -103,7 +103,7 @@ class Rows:
 
 
 def run_once(num_rows: int, folder: Path) -> dict[str, float]:
-    """Write ``num_rows`` prompts, run them in this process, and say what it took."""
+    """Write ``num_rows`` prompts and run them in this process; returns the measurements."""
     source = folder / "prompts.jsonl"
     with source.open("w", encoding="utf-8") as file:
         for row in range(num_rows):

@@ -1,8 +1,8 @@
-"""Plans against the runs they foretell, on three files: wall clock, processor time, steps.
+"""Accuracy of plans, compared with the runs, on three files: wall-clock time, CPU time, steps.
 
-Each plan is followed at once by its run, so that both meet the same machine; one JSON object per
-pair, then the median of the ratios of each file.  An estimate is good where "wall" is between 0.8
-and 1.2.  Both are the command line itself, with the model inside the package.
+Each plan is followed immediately by its run, so that both see the same machine load; one JSON
+object per pair, then the median ratios per file.  An estimate is good if "wall" is between 0.8 and
+1.2.  Both use the command line, with the embedded model.
 
 python -m benchmarks.plan_accuracy [--repeats 3] [--files fixed mixed free] [--calibrate 20s]
 """
@@ -33,7 +33,7 @@ def fixed(chance: Random) -> Iterator[dict[str, Any]]:
 
 
 def mixed(chance: Random) -> Iterator[dict[str, Any]]:
-    """Prompts of 3 to 600 words, a few with a common beginning; three lengths of answers."""
+    """Prompts of 3 to 600 words, a few with a common prefix; three answer lengths."""
     start = " ".join(chance.choices(_WORDS, k=200))
     for number in range(300):
         words = " ".join(chance.choices(_WORDS, k=chance.choice((3, 40, 150, 600))))
@@ -42,7 +42,7 @@ def mixed(chance: Random) -> Iterator[dict[str, Any]]:
 
 
 def free(chance: Random) -> Iterator[dict[str, Any]]:
-    """Questions and stories whose answers end by themselves."""
+    """Questions and stories whose answers end with EOS."""
     for row in prompts("plan_accuracy", 400):
         yield row | {"max_tokens": 256}
 

@@ -1,6 +1,6 @@
-"""Layouts of ranks against one rank: the same greedy answers of the embedded model, token by token.
+"""Checks that parallel layouts give the same greedy answers as one rank, with the embedded model.
 
-Token ids only, so that it runs where the recipes' libraries are missing.
+Uses token ids only, so that it does not need the recipes' libraries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Answers = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``engines``: ranks of each engine if they are not those of ``sizes``."""
+    """``engines``: the ranks of each engine, by default those of ``sizes``."""
 
     name: str
     sizes: ParallelSizes
@@ -44,7 +44,7 @@ class Layout:
 
 
 def layouts(bench: Bench, kind: str) -> list[Layout]:
-    """Those that as many ranks can take."""
+    """The layouts that this number of ranks supports."""
     count, half = bench.size, bench.size // 2
     experts = ParallelSizes(expert_parallel_size=count)
     if kind == "peer memory":
@@ -126,7 +126,7 @@ def drain(
 
 
 def run_layout(bench: Bench, layout: Layout, wanted: Sequence[Request]) -> dict[str, Any]:
-    """This rank's part of the answers, and what it took; no answers from ranks without rows."""
+    """This rank's part of the answers, and its times; no answers from ranks without rows."""
     sizes = layout.sizes
     rank = Rank(
         sizes,
@@ -159,7 +159,7 @@ def run_layout(bench: Bench, layout: Layout, wanted: Sequence[Request]) -> dict[
 
 
 def serve_prompts(bench: Bench, rank: Rank, engine: LLMEngine) -> dict[str, Any]:
-    """Until all ranks that decode say that they are done."""
+    """Serve prefill jobs until all decoding ranks are done."""
     links = [_Link(bench.links[other]) for other in range(rank.sizes.decode_ranks)]
     server = PrefillServer(engine, links, rank.outboxes())
     while not all(link.has_stopped for link in links):
@@ -190,12 +190,12 @@ def check_answers(bench: Bench) -> None:
 
 
 def check_peer_answers(bench: Bench) -> None:
-    """Layouts that exchange through peer memory: for GPUs of their own."""
+    """Layouts that exchange through peer memory, which need one GPU per rank."""
     check_layouts(bench, layouts(bench, "peer memory"))
 
 
 def check_layouts(bench: Bench, wanted_layouts: Sequence[Layout]) -> None:
-    """Each against one rank."""
+    """Compare each layout with one rank."""
     wanted = requests(8 if bench.is_small else 32, 12 if bench.is_small else 48)
     expected = one_rank(bench, wanted)
     for layout in wanted_layouts:
@@ -203,6 +203,6 @@ def check_layouts(bench: Bench, wanted_layouts: Sequence[Layout]) -> None:
         answers = found.pop("answers")
         same = sum(expected[name] == tokens for name, tokens in answers.items())
         counts = bench.total([same, len(answers)])
-        # Replicas of the whole pipeline answer different rows: all are answered once.
+        # Data-parallel groups answer different rows; each row is answered once.
         bench.say(check=layout.name, drafts=layout.num_drafts, equal=counts[0], answers=counts[1],
                   ok=counts[0] == counts[1] == len(wanted), **found)  # fmt: skip

@@ -1,6 +1,7 @@
-"""Measurements of the exchange between ranks, in each of its forms.
+"""Measures the exchange between ranks, in each of its forms.
 
-Bandwidth counts the bytes that leave one rank; "copy" is a plain copy of as many in the same run.
+Bandwidth counts the bytes that leave one rank; "copy" is a plain copy of as many bytes in the same
+run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def random_fp4(bench: Bench, seed: int, rows: int, columns: int) -> Weight:
 
 
 class SomeExperts:
-    """FP4 experts from ``first`` on; narrow ones, since the exchange is what is looked at."""
+    """``count`` FP4 experts from ``first`` on; narrow ones, as only the exchange is measured."""
 
     def __init__(self, bench: Bench, first: int, count: int) -> None:
         inner = 64 if bench.hidden < 1024 else 256
@@ -70,7 +71,7 @@ class SomeExperts:
 
 
 class NoExperts(SomeExperts):
-    """Returns what it gets: leaves the exchange alone."""
+    """Experts that return their input, to measure only the exchange."""
 
     def __init__(self) -> None:
         pass
@@ -134,7 +135,7 @@ def routed_sum(routed: PeerExperts, x: Tensor, ids: Tensor, weights: Tensor) -> 
 
 
 def check_exchange(bench: Bench) -> None:
-    """Both forms against all experts on one rank; zero tokens on one rank too."""
+    """Compare both forms with all experts on one rank; also with zero tokens on one rank."""
     half = bench.num_experts // bench.size
     whole = SomeExperts(bench, 0, bench.num_experts)
     local = PresentExperts(SomeExperts(bench, bench.rank * half, half))
@@ -150,7 +151,7 @@ def check_exchange(bench: Bench) -> None:
 
 
 def peer_copy_us(bench: Bench, num_bytes: int) -> float:
-    """A plain copy from each rank to the next: device to device, or by gloo on a CPU."""
+    """Time of a plain copy from each rank to the next: device to device, or by gloo on a CPU."""
     if bench.on_gpu:
         source = torch.empty(num_bytes, dtype=torch.uint8, device=bench.device)
         other = torch.device("cuda", (bench.rank + 1) % bench.size)
@@ -170,7 +171,7 @@ def peer_copy_us(bench: Bench, num_bytes: int) -> float:
 
 
 def send_to_next(bench: Bench, rows: Tensor) -> None:
-    """Every rank sends ``rows`` to the next and receives as much."""
+    """Every rank sends ``rows`` to the next, and receives as many."""
     received = torch.empty_like(rows)
     target, source = (bench.rank + 1) % bench.size, (bench.rank - 1) % bench.size
     operations = [dist.P2POp(dist.isend, rows, target), dist.P2POp(dist.irecv, received, source)]
@@ -179,7 +180,7 @@ def send_to_next(bench: Bench, rows: Tensor) -> None:
 
 
 def time_all_to_all(bench: Bench) -> None:
-    """All-to-all of the bytes that dispatch and combine move, beside a copy of as many."""
+    """Time all-to-all with the bytes of dispatch and combine, and a plain copy of as many bytes."""
     for count in (4, 16) if bench.is_small else (128, 4096):
         for name, width in (
             ("dispatch", payload_bytes(bench.hidden, CHOSEN)),
@@ -196,7 +197,7 @@ def time_all_to_all(bench: Bench) -> None:
 
 
 def time_forms(bench: Bench) -> None:
-    """The forms over ``torch.distributed``, with nothing for experts to do."""
+    """Time the forms over ``torch.distributed``, with experts that do nothing."""
     for count in (4, 16) if bench.is_small else (128, 4096):
         for capacity in (0, count):
             for is_exact in (True, False):
@@ -210,8 +211,8 @@ def time_forms(bench: Bench) -> None:
 
 
 def time_peer_exchange(bench: Bench) -> None:
-    """Each way through peer memory as part of a graph, beside a plain copy of as many bytes;
-    results by a kernel of their own, as where the experts' last product does not send them."""
+    """Time dispatch and combine through peer memory in a graph, and a plain copy of as many bytes;
+    results are sent by a separate kernel, as when the experts' last GEMM does not send them."""
     table = RoutingTable.of(plain_placement(1, bench.num_experts, bench.size), 0, bench.device)
     for count in (16,) if bench.is_small else (128, 256, 1024, 4096):
         time_peer_ways(bench, peer_channel(bench, count), table, bench.tokens(count))
@@ -270,7 +271,7 @@ def time_peer_ways(
 
 
 def time_kv_transfer(bench: Bench) -> None:
-    """Blocks of one long prompt and its rings: gathered, sent, put in place at the other rank."""
+    """Time the KV transfer of one long prompt: blocks and rings are gathered, sent and stored."""
     kv_tokens = 512 if bench.is_small else 65536
     block_size, per_block = 64, 64 * KV_BYTES_PER_TOKEN
     num_blocks = kv_tokens // block_size

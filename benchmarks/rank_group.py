@@ -1,6 +1,6 @@
-"""What the benchmarks of several GPUs share: ranks, clocks, data, and parts that fail alone.
+"""Common code of the multi-GPU benchmarks: ranks, clocks, data, isolated parts.
 
-A part runs on fresh processes, so that one which fails or hangs costs its own time only.
+Each part runs in new processes, so that one that fails or hangs does not affect the others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bench:
         self.wait()
 
     def microseconds(self, call: Callable[[], object]) -> float:
-        """Median wall time of a call that all ranks make, begun together; launches count."""
+        """Median wall time, including launches, of a call that all ranks start together."""
         for _ in range(3):
             call()
         times = []
@@ -80,11 +80,11 @@ class Bench:
         return statistics.median(times)
 
     def device_us(self, call: Callable[[], object], repeats: int = 50) -> float:
-        """Time of a call as part of a CUDA graph, the mean of many in a row; on a CPU as above."""
+        """Time of a call in a CUDA graph, as the mean of many; on a CPU, like ``microseconds``."""
         if not self.on_gpu:
             return self.microseconds(call)
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # what came before may change its operands
+        stream.wait_stream(torch.cuda.current_stream())  # earlier work may write its operands
         with torch.cuda.stream(stream):
             for _ in range(3):
                 call()
@@ -120,7 +120,7 @@ class Bench:
         return float(found.max())
 
     def tokens(self, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Activations and choices of ``count`` tokens of this rank."""
+        """Activations, expert ids and weights of ``count`` tokens of this rank."""
         generator = torch.Generator().manual_seed(1000 * seed + self.rank)
         x = torch.randn(count, self.hidden, generator=generator).bfloat16()
         order = torch.rand(count, self.num_experts, generator=generator).argsort(-1)[:, :CHOSEN]
@@ -142,7 +142,7 @@ def run_rank(
     device = f"cuda:{number}" if options.device == "cuda" else "cpu"
     if options.device == "cuda":
         torch.cuda.set_device(number)
-    # Without a device of its own a rank gets gloo alone: NCCL refuses two ranks on one GPU.
+    # Ranks that share a GPU use gloo only, as NCCL refuses two ranks on one GPU.
     linked = "cpu" if options.one_gpu else device
     join(connect("127.0.0.1", port), rank, options.ranks, facts={}, device=linked, timeout_s=60)
     part(Bench(rank, device, options, mailbox, links))
@@ -155,8 +155,8 @@ def run_parts(
     options: argparse.Namespace,
     rows: list[dict[str, Any]] | None = None,
 ) -> int:
-    """Run each part on ranks of its own, print what they say and add it to ``rows``; returns the
-    number of failures."""
+    """Run each part on new ranks, print their results and add them to ``rows``; returns the number
+    of failures."""
     rows = [] if rows is None else rows
 
     def show(values: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def run_parts(
 def run_part(
     part: Part, options: argparse.Namespace, show: Callable[[Mapping[str, Any]], None]
 ) -> int:
-    """Failed checks of one part.  Raises: DeepInferError if a rank fails or takes too long."""
+    """Number of failed checks of one part.  Raises: DeepInferError if a rank fails or times out."""
     store = host_store()
     failures = num_done = 0
     deadline = time.monotonic() + options.part_s
@@ -200,12 +200,12 @@ def run_part(
                 failures += message.get("ok") is False
                 show({k: _short(v) for k, v in message.items()})
             if not messages and time.monotonic() > deadline:
-                raise DeepInferError(f"no end after {options.part_s} s; the ranks were stopped")
+                raise DeepInferError(f"timed out after {options.part_s} s; the ranks were stopped")
     return failures
 
 
 def all_links(count: int) -> list[dict[int, Connection]]:
-    """By rank, its end of a connection to each other one."""
+    """For each rank, its ends of the connections to all other ranks."""
     links: list[dict[int, Connection]] = [{} for _ in range(count)]
     for one, other in combinations(range(count), 2):
         links[one][other], links[other][one] = make_link()

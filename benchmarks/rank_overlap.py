@@ -1,10 +1,9 @@
-"""How much of the exchange hides behind the experts of one layer, at the released model's sizes.
+"""How much of the exchange overlaps with the experts of one layer, at the released model's sizes.
 
-The layer's MoE as the engine runs it, with weights of random codes, is timed with its exchange
-(both); on the tokens of the same exchange as they lie in memory, with nothing sent (products); the
-same with ranks that wait for each other in every turn, less that wait alone (in step); and without
-products, results sent by a kernel of their own (exchange).  Graphs take turns, nine times; medians,
-and how far apart the products were.
+The layer's MoE, as the engine runs it and with random weights, is timed with its exchange (both);
+with the tokens of that exchange but nothing sent (products); the same with a barrier between ranks
+in every turn, minus the barrier (in step); and without the GEMMs, with results sent by a separate
+kernel (exchange).  Graphs alternate nine times; prints medians and the spread of the products.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _REPLAYS = 3  # in a turn
 
 
 class SomeHere(WholeModel):
-    """A share with some of the experts, which nobody asks for others."""
+    """A share with only the experts ``members``; tokens must not choose others."""
 
     def __init__(self, members: Sequence[int]) -> None:
         self.members = members
@@ -50,7 +49,7 @@ class SomeHere(WholeModel):
 
 
 class Exchange:
-    """The steps of one layer's exchange, without what computes in between."""
+    """The steps of one layer's exchange, without the computation in between."""
 
     def __init__(self, routed: PeerExperts, rows: NormedRows, ids: Tensor, weights: Tensor) -> None:
         self.local, self.channel, self.table = routed.local, routed.channel, routed.table
@@ -58,7 +57,7 @@ class Exchange:
         self.tokens = sendable(rows), ids, weights
         self.arrivals = Arrivals(self.buffers, self.tokens[0], self.most)
         self.received = self._there()
-        # As if all tokens came from here: nothing leaves.
+        # Pretend that all tokens are local, so that nothing is sent.
         home = torch.full_like(self.buffers.homes, self.buffers.results.data_ptr())
         self.kept = replace(self.arrivals, buffers=replace(self.buffers, homes=home))
         self.row = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
@@ -73,7 +72,7 @@ class Exchange:
         self._back()
 
     def meet(self) -> None:
-        """Wait for all ranks, with nothing to send."""
+        """A barrier between all ranks."""
         end_round(self.buffers)
 
     def _there(self) -> tuple[Tensor, Tensor]:
@@ -85,7 +84,7 @@ class Exchange:
         self.channel.end()
 
     def begin(self, rows: NormedRows, ids: Tensor, weights: Tensor) -> Steps:
-        """In place of the routed experts: those here on what lies here, at once."""
+        """Replaces the routed experts: runs the local experts on the tokens in the buffers."""
 
         def compute() -> tuple[Tensor, Tensor]:
             self.local.send_back(self.kept, *self.received)
@@ -95,7 +94,7 @@ class Exchange:
 
 
 def time_overlap(bench: Bench) -> None:
-    """At up to 256 requests of each rank, one position of each and six."""
+    """For up to 256 requests per rank, with one and with six positions each."""
     config = ModelConfig.flash()
     plan = config.layers[-1]
     table = RoutingTable.of(plain_placement(1, plan.n_routed_experts, bench.size), 0, bench.device)
@@ -146,13 +145,13 @@ def layer_calls(
 def in_turns(
     bench: Bench, calls: Mapping[str, Callable[[], object]]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds of the slower rank: the median of each, and how far apart they were."""
+    """Median microseconds of the slower rank for each call, and their spread."""
     graphs = {name: captured(bench, call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(_TURNS + 1):
         for name, graph in graphs.items():
             us = replayed_us(bench, graph)
-            if turn:  # the first one warms up
+            if turn:  # the first one is warm-up
                 times[name].append(us)
     slower = {}
     for name, found in times.items():

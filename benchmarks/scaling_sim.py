@@ -26,13 +26,13 @@ Counts = NDArray[np.int64]
 
 
 def zipf_popularity(exponent: float, generator: np.random.Generator) -> NDArray[np.float64]:
-    """[LAYERS, EXPERTS] shares, in another order in each layer."""
+    """Fractions [LAYERS, EXPERTS], in another order in each layer."""
     shares = np.arange(1, EXPERTS + 1) ** -exponent
     return np.stack([generator.permutation(shares) for _ in range(LAYERS)])
 
 
 def recorded_popularity() -> NDArray[np.float64]:
-    """The loads of the embedded model's skewed layers, stretched to [LAYERS, EXPERTS]."""
+    """The loads of the embedded model's skewed layers, interpolated to [LAYERS, EXPERTS]."""
     loads = np.sort(record_embedded(), axis=1)
     loads = loads[loads.max(1) >= SKEWED * loads.mean(1)]
     places = np.linspace(0, loads.shape[1] - 1, EXPERTS)
@@ -75,7 +75,7 @@ def record_embedded() -> Counts:
 
 
 class Recorder:
-    """Routed experts that add up in ``counts`` [E] how often each is chosen."""
+    """Routed experts that count in ``counts`` [E] how often each is chosen."""
 
     def __init__(self, routed: Any, counts: Counts) -> None:
         self.routed = routed
@@ -87,7 +87,7 @@ class Recorder:
 
 
 def sample(popularity: NDArray[np.float64], tokens: int, generator: np.random.Generator) -> Counts:
-    """[LAYERS, EXPERTS] choices of ``tokens`` tokens."""
+    """Loads [LAYERS, EXPERTS] of ``tokens`` tokens."""
     shares = popularity / popularity.sum(1, keepdims=True)
     return generator.multinomial(tokens * CHOSEN, shares)
 

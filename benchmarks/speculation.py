@@ -1,9 +1,9 @@
 """Speculation on held-out prompts: accepted length, calibration, speed with and without it.
 
-Writes one JSON object per line.  Paired runs take turns step by step, and the median of their
-ratios counts, so that other programs on the machine weigh on both alike; times are of engine steps,
-prefill included.  "scheduled" verifies by confidence on an
-imagined device, where a block of five drafts takes 1.5 times as long as a step without them.
+Writes one JSON object per line.  Paired runs alternate step by step, and the median of their ratios
+is reported, so that other programs affect both equally; times are of engine steps, including
+prefill.  "scheduled" verifies by confidence on a hypothetical device, on which a step with a block
+of five drafts takes 1.5 times as long as one without.
 
 python -m benchmarks.speculation [--pairs 3]
 """
@@ -44,7 +44,7 @@ def answer(
     temperature: float = 0.0,
     profile_path: Path | None = None,
 ) -> tuple[float, EngineStats, list[tuple[int, ...]]]:
-    """Tokens per second of the whole run without loading, the counters, and the answers."""
+    """Tokens per second of the whole run except loading, the counters, and the answers."""
     with OfflineEngine(
         num_speculative_tokens=drafts, max_num_seqs=num_seqs, profile_path=profile_path
     ) as engine:
@@ -58,7 +58,7 @@ def answer(
 
 
 def imagined_profile() -> StepProfile:
-    """Large batches on a large model: drafting is cheap, verification takes its share."""
+    """The profile of a hypothetical device: drafting is cheap, verification is not."""
     return StepProfile(
         device=device_name("cpu"), block_size=5, num_requests=(1,),
         draft_s=(0.05,), first_s=(0.05,), seed_s=(1e-6,), single_s=(1.0,), block_s=(BLOCK_S,),
@@ -66,7 +66,7 @@ def imagined_profile() -> StepProfile:
 
 
 def draft_facts(stats: EngineStats) -> dict[str, Any]:
-    """The counters of a run in the report's words."""
+    """The counters of a run, named as in the report."""
     blocks = max(stats.num_draft_blocks, 1)
     pairs = zip(stats.accepted_per_position, stats.verified_per_position, strict=True)
     return {
@@ -79,7 +79,7 @@ def draft_facts(stats: EngineStats) -> dict[str, Any]:
 
 
 def paired(rows: list[dict[str, Any]], num_seqs: int, pairs: int) -> dict[str, Any]:
-    """Auto against no drafts, step by step in turns.  Ratios are of tokens per second."""
+    """``auto`` compared with no drafts, alternating step by step.  Ratios of tokens per second."""
     runs = [_pair(rows, num_seqs) for _ in range(pairs)]
     cpu = [pair["off"].cpu / pair["auto"].cpu for pair, _, _ in runs]
     wall = [pair["off"].wall / pair["auto"].wall for pair, _, _ in runs]
@@ -100,7 +100,8 @@ def paired(rows: list[dict[str, Any]], num_seqs: int, pairs: int) -> dict[str, A
 
 
 def _pair(rows: list[dict[str, Any]], num_seqs: int) -> tuple[dict[str, Seconds], EngineStats, int]:
-    """Times of both runs, counters of the one with drafts, tokens of each.  Answers are equal."""
+    """Times of both runs, counters of the one with drafts, tokens of each.  Checks that answers are
+    equal."""
     answers: dict[str, dict[int, tuple[int, ...]]] = {"off": {}, "auto": {}}
     settings = {"off": {"num_speculative_tokens": 0}, "auto": {}}
     loaded = {

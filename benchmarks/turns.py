@@ -1,4 +1,4 @@
-"""Runs in one process that take turns step by step: what else the machine does weighs on all."""
+"""Runs that alternate step by step in one process, so that other load affects all equally."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass
 class Seconds:
-    """cpu: of the thread that runs the steps; wall: what passed meanwhile.  Both over all steps."""
+    """Totals of all steps.  cpu: CPU time of their thread; wall: wall-clock time."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -23,13 +23,13 @@ class Seconds:
 
 @dataclass
 class Turns:
-    """The run that has used the least CPU time makes the next step."""
+    """The run that has used the least CPU time runs the next step."""
 
     used: dict[str, Seconds] = field(default_factory=dict)
     _change: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self, work: dict[str, tuple[LLMEngine, Callable[[], None]]]) -> None:
-        """Do all the work, each in a thread of its own; one of their engines steps at a time."""
+        """Do all the work, each in its own thread; only one engine steps at a time."""
         self.used = {name: Seconds() for name in work}
         running = set(work)
 

@@ -1,12 +1,11 @@
-"""Two ranks of one host: is the exchange right, and how fast is it beside a plain copy?
+"""Two ranks of one host: correctness of the exchange, and its speed compared with a plain copy.
 
     PYTHONPATH=. python benchmarks/two_gpus.py                       two GPUs, NCCL, full width
     PYTHONPATH=. python benchmarks/two_gpus.py --device cpu --small  the same steps with gloo
 
-With ``--one-gpu`` both ranks are on one GPU and exchange through host memory: for the checks only.
-
-Needs torch, triton, numpy and safetensors only.  One JSON line per check or time, from rank 0; a
-step that fails says so and the exit code is 1.  Bandwidth counts the bytes that leave one rank.
+With ``--one-gpu`` both ranks share a GPU and exchange through host memory, for the checks only.
+Needs only torch, triton, numpy and safetensors.  One JSON line per check or time, from rank 0; if
+one fails, the exit code is 1.  Bandwidth counts the bytes that leave one rank.
 """
 
 from __future__ import annotations

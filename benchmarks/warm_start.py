@@ -2,10 +2,9 @@
 
     python benchmarks/warm_start.py
 
-Needs an NVIDIA GPU.  Each start is a process of its own; the Triton cache of the first two is
-empty, "again" has that of "warm": up to Triton 3.6 it holds small host programs, one for each
-signature, which are no part of a bundle.  Prints a JSON line for each: seconds, and the kernels
-that were compiled on the way.
+Needs an NVIDIA GPU.  Each start is a new process; the first two have an empty Triton cache, "again"
+has that of "warm": up to Triton 3.6 it contains small host launchers, one per signature, which are
+not part of a bundle.  Prints a JSON line for each: seconds, and the kernels that were compiled.
 """
 
 from __future__ import annotations
