@@ -103,7 +103,7 @@ class TimedEngine:
             if self.num_steady >= (_FEW_STEPS if is_late else _ENOUGH_STEPS):
                 self.stage, self.stage_began, self.num_steady = self.stage + 1, self.clock(), 0
                 # A run starts with full batches: forget what was learned from small ones.
-                self.engine.plan_drafts_anew()
+                self.engine.reset_draft_planner()
         elif self.first_wave is None and self.num_steady:
             begun = self.engine.unfinished_lengths().items()
             self.first_wave = {name for name, length in begun if length} - self.endless

@@ -40,7 +40,7 @@ class _NamesItself:
         options = {f"{name}=" for param in self.params for name in param.opts}
         for before, word in zip(["", *args], args, strict=False):
             if not word:
-                what = f"what follows {before}" if before.startswith("-") else "an argument"
+                what = f"the value after {before}" if before.startswith("-") else "an argument"
                 raise UsageError(f"{what} is empty")
             if word in options:
                 raise UsageError(f"the value after {word} is empty")

@@ -133,17 +133,17 @@ def main(arguments: Sequence[str] | None = None, make_engine: MakeEngine = load_
         return _fail(_usage_message(error), _USAGE)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer has caught it first
-            return _nobody_reads()
+            return _reader_is_gone()
         raise
     except BrokenPipeError:
-        return _nobody_reads()
+        return _reader_is_gone()
     except Exception as error:
         if "--debug" in given:
             raise
         return _fail(_message(error), exit_code(error))
 
 
-def _nobody_reads() -> int:
+def _reader_is_gone() -> int:
     # Otherwise Python reports the broken pipe again when it closes stdout.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return _CLOSED_PIPE

@@ -205,7 +205,7 @@ class LLMEngine:
         """Whether all unfinished requests are waiting for prefill on other ranks."""
         return len(self.scheduler.transferring) == len(self._states) > 0
 
-    def plan_drafts_anew(self) -> None:
+    def reset_draft_planner(self) -> None:
         """Plan drafts as a new engine would: forget what was learned from earlier steps."""
         self._open_workers()[1].drafter.planner = self._new_planner()
 

@@ -1,4 +1,4 @@
-"""Names of fields that a row may have: which mean something where, which are refused."""
+"""The known fields of rows: which have an effect in which kind of row, and which are refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .constraints.fields import CONSTRAINT_FIELDS
 from .sampling_fields import SAMPLING_FIELDS
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-# In the order in which the recipe reads them: which of two mistakes is named must not depend on
-# the order of a set, which differs from process to process.
+# In the order in which the recipe reads them: which of two errors is reported must not depend on
+# the order of a set, which differs between processes.
 CHAT_FIELDS = ("tools", "tool_choice", "response_format", "reasoning_effort", "thinking")
 _ID_FIELDS = frozenset({"id", "custom_id"})
 _BATCH_FIELDS = _ID_FIELDS | {"method", "url", "body"}
@@ -20,8 +20,8 @@ _BATCH_FIELDS = _ID_FIELDS | {"method", "url", "body"}
 _WITHOUT_EFFECT = frozenset(
     {"model", "user", "metadata", "store", "stream", "stream_options", "service_tier"}
 )
-# Fields that would change the answer if they were honoured; dropping them would be a lie.  What
-# other tools call a constraint stands with our name for it.
+# Fields that would change the answer but are not supported, so they must not be ignored; with the
+# field to use instead, if there is one.
 _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("functions", "function_call"), "tools and tool_choice"),
     **dict.fromkeys(("guided_json", "json_schema"), "response_format"),
@@ -39,19 +39,19 @@ KNOWN_IN_TEXT = frozenset({*_EVERYWHERE, "prompt", "prompt_token_ids", "raw", "p
     "suffix",
     "best_of",
 }
-# All names by which a row can change its answer.
+# All fields by which a row can change its answer.
 KNOWN_FIELDS = frozenset(
     {*PROMPT_FIELDS, *CHAT_FIELDS, *SAMPLING_FIELDS, *CONSTRAINT_FIELDS, "raw", "parse_special"}
 )
 
 
 def unknown_fields(fields: Mapping[str, Any], known: Iterable[str]) -> tuple[str, ...]:
-    """Those that have no effect, in their order; null is as good as absent."""
+    """Fields without effect, in their order; null counts as absent."""
     return tuple(str(n) for n in fields if n not in known and fields[n] is not None)
 
 
 def refuse_unsupported(fields: Mapping[str, Any], *, is_completion: bool = False) -> None:
-    """Raises: RowError ``unsupported`` for a field that asks for what cannot be done."""
+    """Raises: RowError ``unsupported`` if a field that is not supported is set."""
     unsupported = {**_UNSUPPORTED, **(_NOT_IN_COMPLETIONS if is_completion else {})}
     for name, instead in unsupported.items():
         if _asks(fields, name):
@@ -60,7 +60,7 @@ def refuse_unsupported(fields: Mapping[str, Any], *, is_completion: bool = False
 
 
 def refuse_calls(fields: Mapping[str, Any]) -> None:
-    """Raises: RowError ``unsupported`` if plain text or token ids are to be answered by a call."""
+    """Raises: RowError ``unsupported`` if a row of plain text or token ids requires tool calls."""
     tools = fields.get("tools")
     functions = [t.get("function") for t in _items(tools) if isinstance(t, Mapping)]
     is_strict = any(isinstance(f, Mapping) and f.get("strict") for f in functions)
@@ -68,19 +68,19 @@ def refuse_calls(fields: Mapping[str, Any]) -> None:
     if is_strict or choice == "required" or isinstance(choice, Mapping):
         name = "tools" if is_strict else "tool_choice"
         raise RowError(
-            "unsupported", f"{name}: only a chat (prompt or messages) is answered by tool calls"
+            "unsupported", f"{name}: only chat rows (prompt or messages) support tool calls"
         )
 
 
 def beside_body(line: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields of a batch line beside its body, which have no effect.
+    """Fields without effect of a batch line, outside of its body.
 
-    Raises: RowError ``invalid_value`` for one that says what the answer must be.
+    Raises: RowError ``invalid_value`` for one that would constrain the answer.
     """
     for name in (*CONSTRAINT_FIELDS, "tools", "tool_choice", *_UNSUPPORTED):
         if _asks(line, name):
             raise RowError(
-                "invalid_value", f"{name} beside the body of a batch line; put it into it"
+                "invalid_value", f"{name} is outside the body of a batch line; move it there"
             )
     return unknown_fields(line, _BATCH_FIELDS | _WITHOUT_EFFECT | _UNSUPPORTED.keys())
 

@@ -60,9 +60,9 @@ _OF_A_RANK = ("--steps", "--modes", "--routing", "--expert-weights", "--seed")
 _OF_LIMITS = ("--ep", "--context", "--tokens", "--acceptance")
 
 AUTO_NOTE = (
-    "auto: random weights know no confidence, so the chance of each draft is drawn anew, with the "
-    "acceptance as its mean (u ** (1 / mean - 1) of an even u); the planner sees these chances, "
-    "and tokens are counted by those of the drafts that it verified"
+    "auto: random weights have no meaningful confidence, so each draft's acceptance probability is "
+    "drawn at random, with the acceptance as its mean (u ** (1 / mean - 1), u uniform); the "
+    "planner sees these probabilities, and tokens are counted by those of the verified drafts"
 )
 
 

@@ -169,7 +169,7 @@ def _lines(state: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append(("failed", kinds))
             if state["errors"].keys() - _PASSING:
                 mended = "correct the rows in its .errors.jsonl and give that file to deepinfer run"
-                lines.append(("mend", mended))
+                lines.append(("fix", mended))
             if state["errors"].keys() & _PASSING:
                 again = "the same command again with --retry-failed"
                 if state["is_merged"]:

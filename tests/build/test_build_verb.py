@@ -33,7 +33,7 @@ def _build(environment: Mapping[str, str] | None = None, **changed: Any) -> int:
         ({"arch": "sm_100"}, "did you mean sm100a"),
         ({"arch": "sm90a,H100"}, "--arch 'H100' is not known; did you mean sm90a?"),
         ({"arch": "xyz"}, "--arch 'xyz' is not known. Known: sm90a, sm100a"),
-        ({"arch": " , "}, "--arch names nothing"),
+        ({"arch": " , "}, "--arch is empty"),
         ({"arch": "ascend950", "accelerator": "nvidia"}, "is not of --accelerator nvidia"),
         ({"arch": "sm90a", "accelerator": "ascend"}, "expected ascend950"),
         ({"accelerator": "amd"}, "--accelerator 'amd': expected auto, nvidia, ascend"),

@@ -62,7 +62,7 @@ def test_flags_are_what_a_row_would_say(
         (["--json-schema", "dates.gbnf"], "dates.gbnf: invalid_schema: json_schema: not JSON at"),
         (["--json-schema", "list.json"], "list.json: invalid_schema"),
         (["--json-schema", "latin.json"], "latin.json is not UTF-8"),
-        (["--regex", ""], "what follows --regex is empty"),
+        (["--regex", ""], "the value after --regex is empty"),
     ],
 )
 def test_what_is_wrong_with_a_flag_ends_the_run_at_once(
@@ -136,7 +136,7 @@ _WRONG_FLAGS = [
     ("--grammar", "undefined.gbnf", "invalid_grammar: .*line 2.*nothing"),
     ("--grammar", "open.gbnf", "invalid_grammar: .*line 1"),
     ("--grammar", "undefined.lark", "invalid_grammar: .*nothing"),
-    ("--grammar", "huge.gbnf", "invalid_grammar: .*line 1, column 15: a repetition"),
+    ("--grammar", "huge.gbnf", "invalid_grammar: .*line 1, column 15: more than"),
     ("--regex", "(a{1000}){1000}", "constraint_too_complex: "),
 ]
 # Each form with one verb, and with the others one of each flag.

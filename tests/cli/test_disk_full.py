@@ -91,7 +91,7 @@ def test_a_disk_without_room_for_a_beginning(
     full = process("run", "in.jsonl", "-o", folder / "out.jsonl")
     assert full.exit_code == 1 and not list(folder.iterdir())
     [line] = full.err.splitlines()
-    assert line.startswith(f"deepinfer: no space left on device: {folder} has 0.0 MB free; make")
+    assert line.startswith(f"deepinfer: no space left on device: {folder} has 0.0 MB free; free")
 
 
 def test_what_was_measured_survives_a_full_disk(

@@ -76,10 +76,10 @@ def test_an_option_without_its_value_names_its_own_page() -> None:
         page = " ".join(["deepinfer", *verb, "--help"])
         message = f"option '{name}' requires an argument; see {page}"
         assert _usage_error(program, [*verb, name]) == message
-        message = f"what follows {name} is empty; see {page}"
+        message = f"the value after {name} is empty; see {page}"
         assert _usage_error(program, [*verb, name, ""]) == message
         if name.startswith("--"):
-            message = f"what follows {name}= is empty; see {page}"
+            message = f"the value after {name}= is empty; see {page}"
             assert _usage_error(program, [*verb, f"{name}="]) == message
 
 

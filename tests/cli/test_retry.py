@@ -320,7 +320,7 @@ def test_lost_error_rows_are_told(cli: Cli, place: int) -> None:
     kept = Path("out.jsonl").read_bytes()
     Path("out.jsonl.errors.jsonl").unlink()
     done = cli(*run, "--retry-failed")
-    assert done.exit_code == 4 and "out.jsonl.errors.jsonl is gone" in done.err
+    assert done.exit_code == 4 and "out.jsonl.errors.jsonl is missing" in done.err
     Path("out.jsonl").write_bytes(kept[: kept.index(b"\n") + 1])
     Path("out.jsonl.errors.jsonl").write_bytes(b"")
     done = cli(*run, "--retry-failed")

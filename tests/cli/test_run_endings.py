@@ -56,7 +56,7 @@ def test_the_input_is_never_overwritten(cli: Cli) -> None:
         (["run"], 2, "missing argument 'INPUT'; see deepinfer run --help"),
         (["config"], 2, "missing command"),
         (["run", "in.jsonl", "-o", "/proc/x.jsonl"], 2, "cannot write /proc/x.jsonl"),
-        (["run", "in.jsonl", "-o", ""], 2, "what follows -o is empty"),
+        (["run", "in.jsonl", "-o", ""], 2, "the value after -o is empty"),
         (["run", "in.jsonl", "-o", "x" * 250 + ".jsonl"], 2, "file name too long"),
         (["run", "in.jsonl", "--max-row-bytes", "9999999TiB"], 2, "=9999999TiB: expected a size"),
         (["run", ""], 2, "an argument is empty"),

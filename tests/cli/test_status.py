@@ -117,7 +117,7 @@ def test_a_finished_run(cli: Cli) -> None:
         assert (state["state"], state["exit_code"]) == ("finished", 3)
         assert state["rows"]["done"] == 4 and state["rows"]["failed"] == 1
     told = cli("status", "in.jsonl").out.decode()
-    assert "mend" in told and ".errors.jsonl" in told and "--retry-failed" not in told
+    assert "correct the rows" in told and ".errors.jsonl" in told and "--retry-failed" not in told
 
 
 def test_rows_that_the_engine_gave_up_may_be_tried_again(cli: Cli) -> None:
@@ -129,7 +129,7 @@ def test_rows_that_the_engine_gave_up_may_be_tried_again(cli: Cli) -> None:
     said["errors"] = {"engine_error": 1}
     report.write_text(json.dumps(said))
     told = cli("status", "in.jsonl").out.decode()
-    assert "--retry-failed" in told and "mend" not in told
+    assert "--retry-failed" in told and "correct the rows" not in told
 
 
 def test_failed_rows_of_merged_shards_are_tried_again_as_said(cli: Cli) -> None:
@@ -177,7 +177,7 @@ def test_shards_are_named(cli: Cli) -> None:
     Path("in.jsonl").write_bytes(_prompts(4))
     cli("run", "in.jsonl", "-o", "out.jsonl", "--shard", "2/3")
     done = cli("status", "out.jsonl")
-    assert done.exit_code == 2 and "but shards: out.2-of-3.jsonl" in done.err
+    assert done.exit_code == 2 and "only shards: out.2-of-3.jsonl" in done.err
     assert _state(cli, "out.2-of-3.jsonl")["state"] == "finished"
 
 

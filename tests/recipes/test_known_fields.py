@@ -100,7 +100,7 @@ def test_a_name_of_another_tool_is_told_ours(name: str) -> None:
 def test_what_stands_beside_a_body_is_named() -> None:
     row = {**_LINE, "body": {"messages": _USER, "colour": "red"}, "max_tokens": 3, "user": "me"}
     assert parse_row(row, 0).ignored == ("colour", "max_tokens")
-    with pytest.raises(RowError, match="regex beside the body of a batch line; put it into"):
+    with pytest.raises(RowError, match="regex is outside the body of a batch line; move it"):
         parse_row({**row, "regex": "a"}, 0)
 
 
