@@ -65,7 +65,8 @@ class HalvesOf:
 
     def __init__(self, model: Model) -> None:
         self.config = model.config
-        self.encode, self.narrow, self.finish = model.encode, model.narrow, model.finish
+        self.encode, self.enter_decoder = model.encode, model.enter_decoder
+        self.finish = model.finish
 
 
 def test_the_same_bits_from_memory_that_stays(
