@@ -91,8 +91,9 @@ def attention_gluon_kernel(
             ),
         ],
         [4, 4],
-        # The remaining 88 registers suffice for the producer to hold and decode a unit.
-        [208, 208],
+        # The remaining 88 registers suffice for the producer to hold and decode a unit; where it
+        # only copies, 72 do.
+        [216 if COPIES else 208, 216 if COPIES else 208],
     )  # fmt: skip
 
 

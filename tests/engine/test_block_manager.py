@@ -111,7 +111,7 @@ def test_damage_is_noticed() -> None:
     slot = slots.allocate()
     slots.check_integrity([slot])
     for held in ([], [slot, slot], [1 - slot]):
-        with pytest.raises(EngineError, match="slots"):
+        with pytest.raises(EngineError, match="state slot"):
             slots.check_integrity(held)
     slots.allocate()
     with pytest.raises(EngineError, match="no free state slot"):

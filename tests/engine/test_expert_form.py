@@ -79,9 +79,9 @@ def test_more_bytes_are_what_recast_weights_take() -> None:
     values = torch.zeros(1, 128, 256, dtype=torch.int8)
     scales = torch.full((1, 128, 16), 120, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     packed = prepare_weight(Weight(values, scales))
-    assert packed is not None and packed.steps is not None
+    assert packed is not None and packed.exponents is not None
     recast = recast_weight(packed)
-    more = recast.values.nbytes - packed.values.nbytes - packed.steps.nbytes
+    more = recast.values.nbytes - packed.values.nbytes - packed.exponents.nbytes
     specs = dict(fp4_linear("w", 128, 512))
     codes, steps = specs["w.weight"].num_bytes, specs["w.scale"].num_bytes
     assert more == codes - steps
