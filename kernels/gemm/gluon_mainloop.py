@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import store_tile
+from deepinfer.kernels.gluon_names import store_tile, thread_barrier
 
 
 @gluon.jit
@@ -117,6 +117,9 @@ def skip_stages(tiles, step, groups):
     x_tiles, w_tiles, s_tiles, full, empty = tiles
     for _ in range(groups):
         stage = _wait_full(tiles, step)
+        # One thread arrives for all: without MMAs a warp could miss this phase once the stage is
+        # refilled, and deadlock.
+        thread_barrier()
         mbarrier.arrive(empty.index(stage), count=1)
         step += 1
 
