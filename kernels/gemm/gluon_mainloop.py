@@ -18,7 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import store_tile, thread_barrier
+from deepinfer.kernels.gluon_names import store_tile
+
+from .gluon_pipeline import wait_full
 
 
 @gluon.jit
@@ -34,14 +36,14 @@ def mainloop_columns(tiles, step, groups, FIRST: gl.constexpr, layout: gl.conste
     right = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
     last = step + groups - 1
-    stage = _wait_full(tiles, step)
+    stage = wait_full(full, step)
     scales = _scales(tiles, stage, FIRST, layout)
     for _ in range(groups):
         step = gl.minimum(step + 1, last)
         part = warpgroup_mma_wait(0, [_issue_mma(tiles, stage, FIRST, 0, zero, False)])
         left = warpgroup_mma_wait(0, [left + part * scales[:, None]])
         begun = _issue_mma(tiles, stage, FIRST, 128, zero, False)
-        next_stage = _wait_full(tiles, step)
+        next_stage = wait_full(full, step)
         next_scales = _scales(tiles, next_stage, FIRST, layout)
         part = warpgroup_mma_wait(0, [begun])
         mbarrier.arrive(empty.index(stage), count=1)
@@ -89,7 +91,7 @@ def mainloop_first_rows(tiles, step, groups, FIRST: gl.constexpr, layout: gl.con
     first = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
     for _ in range(groups):
-        stage = _wait_full(tiles, step)
+        stage = wait_full(full, step)
         scales = _scales(tiles, stage, FIRST, layout)
         part = warpgroup_mma_wait(0, [_issue_mma(tiles, stage, FIRST, 0, zero, False)])
         mbarrier.arrive(empty.index(stage), count=1)
@@ -112,28 +114,15 @@ def mainloop(tiles, step, groups, FIRST: gl.constexpr, UNROLL: gl.constexpr, lay
 
 
 @gluon.jit
-def skip_stages(tiles, step, groups):
-    """Leave the stages of a tile to the other consumer."""
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    for _ in range(groups):
-        stage = _wait_full(tiles, step)
-        # One thread arrives for all: without MMAs a warp could miss this phase once the stage is
-        # refilled, and deadlock.
-        thread_barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
-        step += 1
-
-
-@gluon.jit
 def _accumulate(tiles, acc, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layout: gl.constexpr):
     """COUNT pipelined k-steps: each is promoted while the MMA of the next one runs."""
     x_tiles, w_tiles, s_tiles, full, empty = tiles
-    stage = _wait_full(tiles, step)
+    stage = wait_full(full, step)
     scales = _scales(tiles, stage, FIRST, layout)
     done = gl.zeros([64, 128], gl.float32, layout)
     part = _issue_mma(tiles, stage, FIRST, 0, done, False)
     for ahead in gl.static_range(1, COUNT):
-        next_stage = _wait_full(tiles, step + ahead)
+        next_stage = wait_full(full, step + ahead)
         next_scales = _scales(tiles, next_stage, FIRST, layout)
         # use_acc is never true, so nothing is added.  The compiler does not know that, and
         # therefore reuses the registers of the result before the last.
@@ -149,15 +138,6 @@ def _accumulate(tiles, acc, step, FIRST: gl.constexpr, COUNT: gl.constexpr, layo
     mbarrier.arrive(empty.index(stage), count=1)
     acc += done * scales[:, None]
     return acc
-
-
-@gluon.jit
-def _wait_full(tiles, step):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    stage = step % STAGES
-    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-    return stage
 
 
 @gluon.jit

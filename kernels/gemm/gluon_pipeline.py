@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from deepinfer.kernels.gluon_names import load_tile
+from deepinfer.kernels.gluon_names import load_tile, thread_barrier
 
 
 @gluon.jit
@@ -26,6 +26,29 @@ def wait_empty(empty, step):
     phase before its first, so the first round does not block."""
     STAGES: gl.constexpr = empty.shape[0]
     mbarrier.wait(empty.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
+
+
+@gluon.jit
+def wait_full(full, step):
+    """Wait until the stage of ``step`` is loaded; returns its index."""
+    STAGES: gl.constexpr = full.shape[0]
+    stage = step % STAGES
+    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+    return stage
+
+
+@gluon.jit
+def skip_stages(full, empty, step, groups):
+    """Release the stages of a tile that is left to the other consumer warpgroups.
+
+    One thread arrives for all: without MMAs, which keep the warps of a group in step, a warp that
+    has not observed a phase could miss it once the stage is refilled, and deadlock.
+    """
+    for _ in range(groups):
+        stage = wait_full(full, step)
+        thread_barrier()
+        mbarrier.arrive(empty.index(stage), count=1)
+        step += 1
 
 
 @gluon.jit

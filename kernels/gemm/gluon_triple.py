@@ -16,10 +16,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gluon_names import load_tile, thread_barrier
+from deepinfer.kernels.gluon_names import load_tile
 
 from .gluon_mainloop import prefetch_scales, scale_columns, store_subtile
-from .gluon_pipeline import barriers, first_input, tile_coordinates, wait_empty, weight_row
+from .gluon_pipeline import (
+    barriers,
+    first_input,
+    skip_stages,
+    tile_coordinates,
+    wait_empty,
+    wait_full,
+    weight_row,
+)
 from .gluon_quantize import store_quantized_tile
 
 SUBTILES = gl.constexpr(3)
@@ -127,7 +135,7 @@ def _consume(
             else:
                 store_subtile(out, buffer, acc, row, column * 128)
         else:
-            _pass_by(tiles, step, groups)
+            skip_stages(full, empty, step, groups)
         step += groups
     tma.store_wait(0)
 
@@ -139,7 +147,7 @@ def _mainloop(tiles, step, groups, SUBTILE: gl.constexpr, layout: gl.constexpr):
     acc = gl.zeros([64, 128], gl.float32, layout)
     zero = gl.zeros([64, 128], gl.float32, layout)
     for _ in range(groups):
-        stage = _wait_full(tiles, step)
+        stage = wait_full(full, step)
         place = stage * SUBTILES + SUBTILE
         scales = s_tiles.index(place).load(gl.SliceLayout(1, layout))
         columns = w_tiles.index(stage).permute((1, 0))
@@ -149,27 +157,6 @@ def _mainloop(tiles, step, groups, SUBTILE: gl.constexpr, layout: gl.constexpr):
         acc += part * scales[:, None]
         step += 1
     return acc
-
-
-@gluon.jit
-def _pass_by(tiles, step, groups):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    for _ in range(groups):
-        stage = _wait_full(tiles, step)
-        # One thread arrives for all: a warp that has not observed this phase yet would miss it once
-        # the stage is refilled, and deadlock.  With MMAs the warps of a group stay in step.
-        thread_barrier()
-        mbarrier.arrive(empty.index(stage), count=1)
-        step += 1
-
-
-@gluon.jit
-def _wait_full(tiles, step):
-    x_tiles, w_tiles, s_tiles, full, empty = tiles
-    STAGES: gl.constexpr = w_tiles.shape[0]
-    stage = step % STAGES
-    mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-    return stage
 
 
 @gluon.jit

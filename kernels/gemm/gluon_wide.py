@@ -31,7 +31,6 @@ from .gluon_mainloop import (
     mainloop_rows,
     prefetch_scales,
     scale_columns,
-    skip_stages,
     store_subtile,
 )
 from .gluon_packed import decode, produce_packed
@@ -40,6 +39,7 @@ from .gluon_pipeline import (
     first_input,
     load_rows,
     num_work_units,
+    skip_stages,
     tile_coordinates,
     tile_of_unit,
     wait_empty,
@@ -218,7 +218,7 @@ def _consume(
         place = w_scales + w_row + gl.arange(0, 128, gl.SliceLayout(0, layout))
         if SQUARE:
             if is_half & (half != HALF):
-                skip_stages(tiles, step, groups)
+                skip_stages(full, empty, step, groups)
             else:
                 w_scale = prefetch_scales(w_scales, w_row)
                 acc = mainloop(tiles, step, groups, FIRST, UNROLL, layout)
