@@ -28,6 +28,24 @@ def on_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def json_name(value: object) -> str:
+    """What a value of a row is, in the words of JSON; for other values, the name of their type."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+    return type(value).__name__
+
+
 class DeepInferError(Exception):
     """Base of all errors meant for a user.  Exit code 1: the engine failed."""
 

@@ -36,6 +36,7 @@ _STAGES: tuple[tuple[ThinkingInitialStage, ThinkingStage], ...] = (
     (ThinkingInitialStage.ReasoningContinuation, "reasoning_continuation"),
     (ThinkingInitialStage.ContentContinuation, "content_continuation"),
 )
+_CALL_AFTER_THINKING = "Thinking mode does not support this tool_choice"
 T = TypeVar("T")
 
 
@@ -45,15 +46,16 @@ def convert(body: Mapping[str, Any]) -> ConversationRequest:
         # Passed as text: the wheel's JSON reader guards against deep nesting and odd values.
         text = json.dumps({**body, "model": MODEL_NAME}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RowError("invalid_value", f"not a JSON value: {str(error)[:200]}") from error
+        message = f"{_unwritable(body)}: not a JSON value: {str(error)[:200]}"
+        raise RowError("invalid_value", message) from error
     if "\\ud" in text:
         _check_surrogates(body)
     try:
-        request = guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
+        request = _converted(text)
     except RowError as error:
         if str(error).startswith("Invalid json schema"):
             _check_schema(body)
-        raise
+        raise _with_field(error, body) from error
     if any(message.image_sources for message in request.conversation.messages):
         raise RowError("unsupported", "images are not supported; send text only")
     return request
@@ -125,6 +127,38 @@ def guarded(call: Callable[[], T]) -> T:
         if type(error).__module__ != "pyo3_runtime":
             raise
         raise RowError("unsupported", f"the recipe failed on this row: {error}") from error
+
+
+def _converted(text: str) -> ConversationRequest:
+    return guarded(lambda: ChatCompletionRequest(text).convert(_OPTIONS))
+
+
+def _with_field(error: RowError, body: Mapping[str, Any]) -> RowError:
+    """``error`` that begins with the field at fault, which the API's message does not name: the
+    first one that alone fails in the same way."""
+    message = str(error).removeprefix("invalid request body: ").removeprefix(".messages")
+    if message == _CALL_AFTER_THINKING:
+        advice = 'set "thinking": "off" in the row, or give --thinking off'
+        return RowError(error.kind, f"tool_choice: {message}; {advice}")
+    for name, value in body.items():
+        alone = {"messages": [{"role": "user", "content": "?"}], name: value, "model": MODEL_NAME}
+        try:
+            _converted(json.dumps(alone))
+        except RowError as other:
+            if str(other) == str(error):
+                separator = "" if message.startswith("[") else ": "
+                return RowError(error.kind, f"{name}{separator}{message}")
+    return error
+
+
+def _unwritable(body: Mapping[str, Any]) -> str:
+    """The first field whose value JSON cannot hold."""
+    for name, value in body.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return name
+    return "the row"
 
 
 def _check_surrogates(body: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepinfer.errors import RowError
+from deepinfer.errors import RowError, json_name
 
 from .constraints.fields import CONSTRAINT_FIELDS, field_constraint, schema_format
 from .constraints.spec import ConstraintSpec
@@ -93,7 +93,7 @@ def parse_row(
     Raises: RowError.
     """
     if not isinstance(row, Mapping):
-        raise RowError("invalid_type", f"expected a JSON object, got {type(row).__name__}")
+        raise RowError("invalid_type", f"expected a JSON object, got {json_name(row)}")
     parsed = _parse(row, row_id(row, number), raw, thinking)
     nameless = tuple(n for n in _ID_FIELDS if row.get(n) is not None and _id_text(row[n]) is None)
     return replace(parsed, ignored=(*nameless, *parsed.ignored))
@@ -161,7 +161,7 @@ def _parse_batch_line(
 ) -> ParsedRow:
     present = [field for field in PROMPT_FIELDS if row.get(field) is not None]
     if present:
-        raise RowError("ambiguous_kind", f"{present[0]} besides the body of a batch line; keep one")
+        raise RowError("ambiguous_kind", f"{present[0]} beside the body of a batch line; keep one")
     beside = beside_body(row)
     parsed = _parse_body(row, identity, thinking)
     return replace(parsed, ignored=(*parsed.ignored, *beside))
@@ -172,7 +172,7 @@ def _parse_body(row: Mapping[str, Any], identity: str, thinking: Thinking | None
     if body is None:
         raise RowError("missing_field", "a batch line needs a body")
     if not isinstance(body, Mapping):
-        raise RowError("invalid_type", f"body: expected an object, got {type(body).__name__}")
+        raise RowError("invalid_type", f"body: expected an object, got {json_name(body)}")
     if row.get("method") not in (None, "POST"):
         raise RowError("invalid_value", f"method: expected POST, got {str(row['method'])[:40]!r}")
     url = row.get("url")
@@ -204,13 +204,13 @@ def _completion_row(body: Mapping[str, Any], identity: str) -> ParsedRow:
         raise RowError(
             "unsupported", "prompt: several prompts in one line; write one line for each"
         )
-    raise RowError("invalid_type", f"prompt: expected a string, got {type(prompt).__name__}")
+    raise RowError("invalid_type", f"prompt: expected a string, got {json_name(prompt)}")
 
 
 def _text_row(fields: Mapping[str, Any], identity: str, kind: RowKind) -> ParsedRow:
     text = fields["prompt"]
     if not isinstance(text, str):
-        raise RowError("invalid_type", f"prompt: expected a string, got {type(text).__name__}")
+        raise RowError("invalid_type", f"prompt: expected a string, got {json_name(text)}")
     if not text:
         raise RowError("empty_prompt", "prompt is the empty string")
     prompt = TextPrompt(text, _flag(fields, "parse_special", False))
@@ -220,7 +220,7 @@ def _text_row(fields: Mapping[str, Any], identity: str, kind: RowKind) -> Parsed
 def _token_row(fields: Mapping[str, Any], identity: str, kind: RowKind, ids: Any) -> ParsedRow:
     if not _is_list(ids):
         raise RowError(
-            "invalid_type", f"prompt_token_ids: expected a list of ids, got {type(ids).__name__}"
+            "invalid_type", f"prompt_token_ids: expected a list of ids, got {json_name(ids)}"
         )
     if not all(type(token_id) is int for token_id in ids):
         raise RowError("invalid_type", "prompt_token_ids: expected whole numbers only")
@@ -247,7 +247,7 @@ def _chat_row(
 
 def _user_text(prompt: object) -> str:
     if not isinstance(prompt, str):
-        raise RowError("invalid_type", f"prompt: expected a string, got {type(prompt).__name__}")
+        raise RowError("invalid_type", f"prompt: expected a string, got {json_name(prompt)}")
     if not prompt:
         raise RowError("empty_prompt", "prompt is the empty string")
     return prompt
@@ -258,7 +258,7 @@ def _messages(fields: Mapping[str, Any]) -> Sequence[Any]:
     if messages is None:
         raise RowError("missing_field", "messages is missing")
     if not _is_list(messages):
-        raise RowError("invalid_type", f"messages: expected a list, got {type(messages).__name__}")
+        raise RowError("invalid_type", f"messages: expected a list, got {json_name(messages)}")
     if not messages:
         raise RowError("empty_prompt", "messages is empty")
     return messages
@@ -291,9 +291,7 @@ def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise RowError(
-            "invalid_type", f"{name}: expected true or false, got {type(value).__name__}"
-        )
+        raise RowError("invalid_type", f"{name}: expected true or false, got {json_name(value)}")
     return value
 
 

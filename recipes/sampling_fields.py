@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deepinfer.errors import RowError
+from deepinfer.errors import RowError, json_name
 
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 64
@@ -123,7 +123,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _wrong_type(name: str, value: Any, expected: str) -> RowError:
-    return RowError("invalid_type", f"{name}: expected {expected}, got {type(value).__name__}")
+    return RowError("invalid_type", f"{name}: expected {expected}, got {json_name(value)}")
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {

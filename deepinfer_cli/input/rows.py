@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepinfer.errors import RowError
+from deepinfer.errors import RowError, json_name
 from deepinfer.recipes.rows import row_id
 from deepinfer_cli.strict_json import refuse_constant
 
@@ -20,8 +20,6 @@ _SPREAD_OUT = "if an object goes over several lines, put it on one: jq -c . FILE
 _PLAIN_TEXT = "if each line is a prompt, make it an object: jq -Rc '{prompt: .}' FILE"
 _STRING = "if each line is a prompt, make it an object: jq -c '{prompt: .}' FILE"
 _TOO_DEEP = "the JSON is nested too deeply"
-_NAMES = {list: "a list", str: "a string", int: "a number", float: "a number"}
-_NAMES |= {bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ def make_row(index: int, line: int, raw: bytes) -> InputRow:
 def _expect_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         kind = type(value)
-        message = f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {_NAMES[kind]}'
+        message = f'a row must be a JSON object such as {{"prompt": "Hi"}}, not {json_name(value)}'
         hint = _ARRAY if kind is list else _STRING if kind is str else ""
         raise RowError("invalid_type", f"{message}; {hint}" if hint else message)
     return value

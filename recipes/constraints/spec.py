@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from deepinfer.errors import RowError
+from deepinfer.errors import RowError, json_name
 
 ConstraintKind = Literal[
     "json_object", "json_schema", "regex", "lark", "gbnf", "tool_call", "tool_call_required"
@@ -51,7 +51,7 @@ def json_schema(schema: str | bool | Mapping[str, Any]) -> ConstraintSpec:
     if not isinstance(value, Mapping | bool):
         raise RowError(
             "invalid_schema",
-            f"json_schema: expected an object or a boolean, got {type(value).__name__}",
+            f"json_schema: expected an object or a boolean, got {json_name(value)}",
         )
     return ConstraintSpec("json_schema", compact_json(value))
 
@@ -168,7 +168,7 @@ def _text_spec(kind: ConstraintKind, text: str) -> ConstraintSpec:
 
 def _check_text(kind: str, text: Any) -> None:
     if not isinstance(text, str):
-        raise RowError("invalid_type", f"{kind}: expected a string, got {type(text).__name__}")
+        raise RowError("invalid_type", f"{kind}: expected a string, got {json_name(text)}")
     if not text:
         raise RowError("invalid_value", f"{kind}: empty, which is no constraint; remove it")
     if any(0xD800 <= ord(character) < 0xE000 for character in text):

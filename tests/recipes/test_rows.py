@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from deepinfer.errors import RowError
+from deepinfer.recipes.chat import convert
 from deepinfer.recipes.rows import ChatPrompt, TextPrompt, TokenPrompt, parse_row, row_id
 
 USER = [{"role": "user", "content": "hi"}]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
 
 def batch(url="/v1/chat/completions", **fields):
@@ -171,3 +175,41 @@ def test_fields_without_meaning_are_reported():
     assert parse_row(row, 0).ignored == ("topic", "temprature")
     assert parse_row({"prompt": "a", "raw": True, "tools": []}, 0).ignored == ("tools",)
     assert parse_row({"messages": USER, "echo": True}, 0).ignored == ("echo",)
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("tools", 5, "tools: invalid type: integer `5`"),
+        ("reasoning_effort", "x", "reasoning_effort: unknown variant `x`"),
+        ("messages", [{"role": "user"}], "messages: missing field `content`"),
+        ("messages", [{"role": "user", "content": [IMAGE]}], "messages[0]: Unsupported image_url"),
+        ("thinking", {}, "thinking: missing field `type`"),
+        ("response_format", float("inf"), "response_format: not a JSON value: "),
+    ],
+)
+def test_a_field_that_the_recipe_refuses_is_named(field, value, message):
+    """The official messages do not say which field they are about."""
+    with pytest.raises(RowError) as caught:
+        convert({"messages": USER, field: value})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [(None, "null"), (True, "true"), ({}, "an object"), ("5", "a string"), ([1], "a list")],
+)
+def test_a_wrong_type_is_told_in_the_words_of_json(value, words):
+    with pytest.raises(RowError, match=f"stop_token_ids: expected .*, got {words}$"):
+        parse_row({"prompt": "hi", "stop_token_ids": [value]}, 1)
+
+
+def test_a_call_that_thinking_excludes_is_told_how_to_be_had():
+    """``messages`` think by default, and the official recipe then refuses to require a call."""
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    required = {"messages": USER, "tools": [tool], "tool_choice": "required"}
+    with pytest.raises(
+        RowError, match='tool_choice: .*; set "thinking": "off" in the row, or give'
+    ):
+        convert(required)
+    convert({**required, "thinking": {"type": "disabled"}})

@@ -54,7 +54,7 @@ def test_kind_is_part_of_the_digest() -> None:
         (lambda: spec.regex("a" * 300_000), "constraint_too_complex", "limit"),
         (lambda: spec.gbnf("a" * 40_000), "constraint_too_complex", "limit is 32768"),
         (lambda: spec.regex(""), "invalid_value", "empty"),
-        (lambda: spec.regex(None), "invalid_type", "NoneType"),
+        (lambda: spec.regex(None), "invalid_type", "got null"),
         (lambda: spec.grammar(5), "invalid_type", "grammar: expected a string"),
         (lambda: spec.grammar(""), "invalid_value", "grammar: empty"),
         (lambda: spec.gbnf("\ud800"), "invalid_value", "surrogate"),
