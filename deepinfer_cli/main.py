@@ -35,6 +35,15 @@ _USAGE = 2
 _CLOSED_PIPE = 141
 _SHOWN_NAME = 200  # characters of a file name
 
+# What to do instead, by the beginning of a usage error.
+_ADVICE = {
+    "deepinfer run: no such option: --dry-run": "deepinfer plan says what a run would do",
+    "deepinfer: no such command 'resume'": "to resume a run, give its command again",
+} | {
+    f"deepinfer {verb}: got unexpected extra argument": "give one input, or - for cat A B |"
+    for verb in ("run", "plan", "bench run")
+}
+
 Config = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="Settings file; default ./deepinfer.yaml."),
@@ -164,8 +173,13 @@ def _message(error: Exception) -> str:
 
 def _usage_message(error: Any) -> str:
     message = " ".join(str(error.format_message()).split()).rstrip(".")
+    message = message[:1].lower() + message[1:].replace(". Did you mean", "; did you mean")
     command = error.ctx.command_path if error.ctx is not None else "deepinfer"
-    return f"{message[:1].lower()}{message[1:]}; see {command} --help"
+    asked = f"{command}: {message}"
+    message += next(
+        (f"; {advice}" for begin, advice in _ADVICE.items() if asked.startswith(begin)), ""
+    )
+    return f"{message}{' See' if message.endswith('?') else '; see'} {command} --help"
 
 
 def _fail(message: str, exit_code: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from deepinfer.errors import DeepInferError
+from deepinfer.errors import DeepInferError, InputError
 from deepinfer_cli.report.report import Report
 from deepinfer_cli.run.console import Console
 from deepinfer_cli.typed_json import from_json, to_json
@@ -47,7 +47,7 @@ def run_often(
     """Answer ``source`` ``rounds`` times, into files that are deleted.
 
     ``run_once`` takes the output path and returns the exit code of a run.
-    Raises: RoundError.
+    Raises: RoundError; InputError if no row was answered.
     """
     reports = []
     with tempfile.TemporaryDirectory(prefix="deepinfer-bench-") as folder:
@@ -59,6 +59,8 @@ def run_often(
                 raise RoundError(number, code)
             text = output.with_name(output.name + ".report.json").read_text(encoding="utf-8")
             reports.append(from_json(Report, json.loads(text)))
+            if not reports[-1].rows.results:
+                raise InputError(f"{source}: no row was answered, so there is nothing to time")
     return FileRuns(source=source, reports=tuple(reports))
 
 

@@ -75,7 +75,7 @@ def bench(request: BenchRequest, console: Console) -> int:
     flash = ModelConfig.flash()
     device = _device(request.device)
     if request.output is not None:
-        request.output.mkdir(parents=True, exist_ok=True)
+        _make_folder(request.output)
     is_on_gpu = device.startswith("cuda") and request.model is None
     unused = () if is_on_gpu else tuple(_unused(request.flags))
     for note in unused:
@@ -174,13 +174,23 @@ def _links(plan: BenchPlan) -> str:
     return "; ".join(found)
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"-o {folder}: cannot make this folder: {reason}; give another"
+        ) from error
+
+
 def _unused(flags: Sequence[str]) -> Iterator[str]:
     """What a user might miss in the measurement of a whole engine."""
     rank, limits = ([f for f in flags if f in known] for known in (_OF_A_RANK, _OF_LIMITS))
     if rank:
-        yield f"of use only where a GPU measures a rank, not here: {', '.join(rank)}"
+        yield f"used only when a GPU measures a rank, without effect here: {', '.join(rank)}"
     if limits:
-        yield f"of use only for the limits, not for what is measured here: {', '.join(limits)}"
+        yield f"used only for the limits, without effect on measurements here: {', '.join(limits)}"
 
 
 def _notes(plan: BenchPlan, limits: Sequence[LimitRow]) -> Iterator[str]:

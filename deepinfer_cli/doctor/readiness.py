@@ -124,7 +124,7 @@ def _how(dry_run: DryRun) -> str:
     drafts = "no drafts"
     if config.num_speculative_tokens:
         most = f"up to {config.num_speculative_tokens} drafts"
-        drafts = f"{most}, as many as pay" if config.schedule_drafts else most
+        drafts = f"{most}, as many as pay off" if config.schedule_drafts else most
     parts = [
         f"on {config.device}",
         f"{config.max_num_seqs} answers at a time",

@@ -118,8 +118,8 @@ def _estimate_lines(found: Estimate) -> Iterator[tuple[str, str]]:
         low, high = (seconds(found.load_s + s) for s in (found.answer_low_s, found.answer_high_s))
         yield (
             "range",
-            f"{low} to {high} in {NUM_DRAWS} draws of answer lengths, which are known from "
-            f"{counted(found.num_lengths, 'answer')}; what else this machine does comes on top",
+            f"{low} to {high} in {NUM_DRAWS} draws from the lengths of "
+            f"{counted(found.num_lengths, 'answer')}; other work on this machine adds to it",
         )
     yield "measured", f"by {found.basis}"
 

@@ -130,7 +130,7 @@ def progress_words(now: Snapshot) -> list[str]:
     if now.tokens_per_s:
         words.append(f"{now.tokens_per_s:,.0f} tokens/s")
     else:
-        words.append(f"{now.running:,} in work" if now.running else "starting")
+        words.append(f"{now.running:,} in progress" if now.running else "starting")
     if now.is_stopping and now.running:
         words.append(f"{counted(now.running, 'row')} to finish before it stops")
     elif now.eta_s is not None:

@@ -113,13 +113,13 @@ def test_what_a_whole_engine_has_no_use_for_is_said(
     outcome = cli("bench", "--device", "cpu", *arguments, *drafts)
     text = outcome.out.decode()
     for said in (
-        "of use only where a GPU measures a rank, not here: --routing, --steps\n",
-        "of use only for the limits, not for what is measured here: --context\n",
+        "used only when a GPU measures a rank, without effect here: --routing, --steps\n",
+        "used only for the limits, without effect on measurements here: --context\n",
     ):
         assert f"warning: {said}" in outcome.err and f"* {said}" in text
     assert plans == [EnginePlan(requests=(3,), drafts=(2, None))]
     assert made[0]["output_projection"] == "fp8" and made[0]["num_speculative_tokens"] == 2
-    assert "of use only" not in cli("bench", "--device", "cpu", "--requests", "3").err
+    assert "used only" not in cli("bench", "--device", "cpu", "--requests", "3").err
     assert plans[1:] == [EnginePlan(requests=(3,))]
 
 
@@ -154,6 +154,11 @@ def test_what_a_whole_engine_has_no_use_for_is_said(
         (["--device", "npu"], "--device='npu': bench measures NVIDIA GPUs and CPUs; expected auto"),
         (["--device", "cuda:99"], "--device='cuda:99': torch sees"),
         (["--plots"], "--plots needs a folder"),
+        (
+            ["-o", "empty.jsonl"],
+            "-o empty.jsonl: cannot make this folder: file exists; give another",
+        ),
+        (["-o", "/proc/x"], "-o /proc/x: cannot make this folder: "),
         (["--compare", "nowhere"], "nowhere: no such file"),
         (["--prompts", "empty.jsonl"], "empty.jsonl has no prompts"),
         (["--prompts", "nowhere.jsonl"], "cannot read nowhere.jsonl: no such file"),
@@ -228,6 +233,7 @@ def test_rounds_that_are_stopped_end_as_a_run_does(cli, in_tmp: Path) -> None:
     "arguments, message",
     [
         (["none.jsonl"], "none.jsonl"),
+        (["failing.jsonl"], "failing.jsonl: no row was answered, so there is nothing to time"),
         (["in.jsonl", "--rounds", "0"], "expected 1 or more"),
         (["in.jsonl", "-o", "none/runs.json"], "--output none/runs.json: there is no folder none"),
         (["in.jsonl", "-o", "."], "--output .: it is a folder"),
@@ -235,6 +241,7 @@ def test_rounds_that_are_stopped_end_as_a_run_does(cli, in_tmp: Path) -> None:
 )
 def test_what_cannot_be_run_often(cli, in_tmp: Path, arguments: list[str], message: str) -> None:
     (in_tmp / "in.jsonl").write_text('{"prompt": "one"}\n')
+    (in_tmp / "failing.jsonl").write_text('{"prompt": 1}\n')
     outcome = cli("bench", "run", *arguments)
     assert outcome.exit_code not in (0, 3) and message in outcome.err
 

@@ -97,6 +97,26 @@ def test_a_usage_error_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments, advice",
+    [
+        (["run", "in.jsonl", "--dry-run"], "; deepinfer plan says what a run would do; see"),
+        (["run", "a.jsonl", "b.jsonl"], "; give one input, or - for cat A B |; see deepinfer run"),
+        (
+            ["plan", "a.jsonl", "b.jsonl"],
+            "; give one input, or - for cat A B |; see deepinfer plan",
+        ),
+        (["resume", "in.jsonl"], "; to resume a run, give its command again; see deepinfer --help"),
+        (["statsu"], "; did you mean 'status'? See deepinfer --help"),
+    ],
+)
+def test_a_usage_error_says_what_to_do_instead(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], advice: str
+) -> None:
+    assert main(arguments) == 2
+    assert advice in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
     "words, expected",
     [("deepinfer re", ["report"]), ("deepinfer plan --top-", ["--top-p", "--top-k"])],
 )

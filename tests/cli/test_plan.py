@@ -232,7 +232,7 @@ def test_the_range_of_an_estimate(real: Callable[..., Any]) -> None:
     assert estimate["answer_low_s"] <= estimate["answer_s"] <= estimate["answer_high_s"]
     assert estimate["num_lengths"] is not None
     words = " ".join(real("plan", "in.jsonl", *calibrate)[1].decode().split())
-    assert re.search(r"range [\w. ]+ to [\w. ]+ in 40 draws of answer lengths", words)
+    assert re.search(r"range [\w. ]+ to [\w. ]+ in 40 draws from the lengths of", words)
 
 
 @pytest.mark.parametrize("measured, rows", [(12, 8), (30, 50), (100, 400)])

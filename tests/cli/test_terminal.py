@@ -163,7 +163,7 @@ def test_progress_words_leave_out_what_nobody_knows() -> None:
     assert progress_words(now) == ["3 rows", "12 tokens/s"]
     assert now.share is None
     early = dataclasses.replace(now, rows=0, total_rows=1_000, running=64, tokens_per_s=0.0)
-    assert progress_words(early) == ["0 of 1,000 rows", "64 in work"]
+    assert progress_words(early) == ["0 of 1,000 rows", "64 in progress"]
     late = dataclasses.replace(
         early, is_estimate=True, running=0, errors=2, acceptance=0.5, eta_s=90
     )
@@ -172,5 +172,5 @@ def test_progress_words_leave_out_what_nobody_knows() -> None:
     ]  # fmt: skip
     stopping = dataclasses.replace(late, running=1, errors=1, acceptance=None, is_stopping=True)
     assert progress_words(stopping) == [
-        "0 of about 1,000 rows", "1 in work", "1 row to finish before it stops", "1 error",
+        "0 of about 1,000 rows", "1 in progress", "1 row to finish before it stops", "1 error",
     ]  # fmt: skip
