@@ -29,8 +29,6 @@ PROMPTS = (
     "Tell me a story about an owl.",
 )
 
-_DRAFTS = {0: "no drafts", None: "drafts as pay"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
@@ -110,13 +108,19 @@ def _rows(
         for size in plan.requests:
             batch = [subjects[i % len(subjects)] for i in range(size)]
             for drafts in dict.fromkeys(plan.drafts):
-                name = f"{size} requests, {_DRAFTS.get(drafts, f'{drafts} drafts')}"
+                name = _name(size, drafts)
                 yield _Row(name, "decode", engines[drafts], batch, plan.num_tokens)
     if "prefill" in plan.phases:
         for words in plan.prompt_words:
             text = " ".join(subjects[i % len(subjects)] for i in range(words))
             text = " ".join(text.split()[:words])
             yield _Row(f"prompt of {words} words", "prefill", engines[0], [text], 1)
+
+
+def _name(num_requests: int, drafts: int | None) -> str:
+    """``drafts`` None: as many as the planner chooses, ``--drafts auto``."""
+    kind = {None: "auto", 0: "no drafts", 1: "1 draft"}.get(drafts, f"{drafts} drafts")
+    return f"{num_requests} request{'s' * (num_requests != 1)}, {kind}"
 
 
 def _run(row: _Row) -> tuple[EngineStats, int]:

@@ -17,7 +17,7 @@ def page(record: BenchRecord) -> str:
     """The whole page."""
     parts = [_head(record)]
     if record.measurements:
-        parts.append(f"## Measured on {record.device}\n")
+        parts.append(f"## Measured on {_device(record)}\n")
         kinds = dict.fromkeys((row.phase, row.ranks) for row in record.measurements)
         parts += [
             _measured(record, [r for r in record.measurements if (r.phase, r.ranks) == kind])
@@ -47,12 +47,16 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "| " + " | ".join(padded) + " |"
 
 
+def _device(record: BenchRecord) -> str:
+    return record.device.replace(" 1 threads", " 1 thread")
+
+
 def _head(record: BenchRecord) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     status = "" if record.is_complete else "\n\n**Stopped early: rows are missing.**"
     return (
         f"# deepinfer bench\n\n`{record.command}`\n\n{record.created}, {record.host.cpu}, "
-        f"{record.host.cores} cores; device {record.device}"
+        f"{record.host.cores} cores; device {_device(record)}"
         f"{f', driver {record.driver}' if record.driver else ''}; seed {record.plan.seed}\n\n"
         f"{versions}{status}\n"
     )

@@ -76,7 +76,7 @@ class StopSwitch:
                 self.exit_code = self.exit_code or STOPPED_EARLY
             elif number == signal.SIGINT and self.exit_code is None and is_running():
                 self.exit_code = 128 + number
-                say("Finishing the rows that are running; Ctrl-C again exits at once.")
+                say("Finishing the rows in progress; Ctrl-C again exits at once.")
             else:
                 raise StopNow(128 + number)
             if self._is_waiting:

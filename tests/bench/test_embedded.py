@@ -38,7 +38,7 @@ def test_rows_say_what_the_engine_counted() -> None:
     assert len(heard) == 3 * 4 + 4 and heard[0] == "round 0 of 2: 2 requests, no drafts"
     assert plain.num_tokens == 2 and plain.accepted_length == 1 and plain.num_drafts == 0
     assert drafting.accepted_length is not None and drafting.accepted_length >= 1
-    assert one.name == "2 requests, 1 drafts" and 0 < one.num_drafts <= 1
+    assert one.name == "2 requests, 1 draft" and 0 < one.num_drafts <= 1
     assert prompt.num_tokens == prompt.context > 20
     for row in rows:
         assert {"attention", "gemm", "norm", OTHER} < set(row.parts_s)

@@ -40,8 +40,8 @@ def test_the_verb_measures_and_writes(
     assert outcome.exit_code == 0, outcome.err
     record = BenchRecord.load(in_tmp / "found")
     assert [row.name for row in record.measurements] == [
-        "1 requests, no drafts",
-        "1 requests, drafts as pay",
+        "1 request, no drafts",
+        "1 request, auto",
     ]
     assert [row.ranks for row in record.limits] == [64]
     assert outcome.out.decode() == (in_tmp / "found" / "bench.md").read_text() == page(record)
