@@ -38,10 +38,9 @@ _SHOWN_NAME = 200  # characters of a file name
 # What to do instead, by the beginning of a usage error.
 _ADVICE = {
     "deepinfer run: no such option: --dry-run": "deepinfer plan says what a run would do",
+    "deepinfer run: got unexpected extra argument": "join the inputs: cat A B | deepinfer run -",
+    "deepinfer plan: got unexpected extra argument": "join the inputs: cat A B | deepinfer plan -",
     "deepinfer: no such command 'resume'": "to resume a run, give its command again",
-} | {
-    f"deepinfer {verb}: got unexpected extra argument": "give one input, or - for cat A B |"
-    for verb in ("run", "plan", "bench run")
 }
 
 Config = Annotated[

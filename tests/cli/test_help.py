@@ -100,10 +100,10 @@ def test_a_usage_error_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     "arguments, advice",
     [
         (["run", "in.jsonl", "--dry-run"], "; deepinfer plan says what a run would do; see"),
-        (["run", "a.jsonl", "b.jsonl"], "; give one input, or - for cat A B |; see deepinfer run"),
+        (["run", "a.jsonl", "b.jsonl"], "; join the inputs: cat A B | deepinfer run -; see"),
         (
             ["plan", "a.jsonl", "b.jsonl"],
-            "; give one input, or - for cat A B |; see deepinfer plan",
+            "; join the inputs: cat A B | deepinfer plan -; see",
         ),
         (["resume", "in.jsonl"], "; to resume a run, give its command again; see deepinfer --help"),
         (["statsu"], "; did you mean 'status'? See deepinfer --help"),
