@@ -162,7 +162,8 @@ def _message(error: Exception) -> str:
     if isinstance(error, DeepInferError):
         what = str(error)
     elif isinstance(error, OSError) and error.strerror:
-        name = str(error.filename or "")
+        # A file that cannot be moved: it is the place for it that has to be looked at.
+        name = str(error.filename2 or error.filename or "")
         shown = name if len(name) <= _SHOWN_NAME else f"{name[:_SHOWN_NAME]}…"
         what = error.strerror.lower() + (f": {shown}" if shown else "")
     else:

@@ -15,6 +15,7 @@ from deepinfer_cli.input.reader import Reader
 from deepinfer_cli.input.sharding import Shard
 from deepinfer_cli.output.journal import Journal, Record
 from deepinfer_cli.report.build import Facts, build_report
+from deepinfer_cli.report.pages.words import counted
 from deepinfer_cli.report.parts import with_earlier
 from deepinfer_cli.report.report import Report
 from deepinfer_cli.report.summary import Summary
@@ -124,7 +125,7 @@ class Job:
             self.pipeline.total = self.total
         self._num_recovered = self.journal.num_rows
         if self.journal.num_rows:
-            self._console.say(f"resuming after {self.journal.num_rows:,} finished rows")
+            self._console.say(f"resuming after {counted(self.journal.num_rows, 'finished row')}")
         if failed:
             self._console.say(f"failed rows to answer again: {len(failed):,}")
 

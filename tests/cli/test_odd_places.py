@@ -225,6 +225,27 @@ def test_no_name_of_a_file_controls_the_terminal_or_breaks_a_line(cli: Cli, name
     assert all(re.match("[a-z]+ ", line) for line in texts[1].splitlines())
 
 
+def test_an_output_that_cannot_be_replaced_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``chattr +i``; the rows are kept, and the same command puts them in place later."""
+    write_rows("in.jsonl", prompts(2))
+    Path("out.jsonl").write_text("old")
+    replace = Path.replace
+
+    def refuse(self: Path, target: Path) -> Path:
+        if Path(target).name == "out.jsonl":
+            raise PermissionError(1, "Operation not permitted", str(self), None, str(target))
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        done = cli("run", "in.jsonl", "-o", "out.jsonl", "--force")
+    assert done.exit_code == 2 and Path("out.jsonl").read_text() == "old"
+    assert "deepinfer: operation not permitted: out.jsonl; 2 finished rows are kept" in done.err
+    assert cli("run", "in.jsonl", "-o", "out.jsonl", "--force").exit_code == 0
+
+
 def test_where_a_link_leads_is_told(cli: Cli) -> None:
     Path("dangling.jsonl").symlink_to("gone.jsonl")
     Path("loop.jsonl").symlink_to("loop.jsonl")
