@@ -11,6 +11,7 @@ from deepinfer.errors import ConfigError
 from .checks import is_number, is_whole
 
 BATCH_INVARIANT_VARIABLE = "DEEPINFER_BATCH_INVARIANT"
+_MOST_SPARE_SLOTS = 16
 EXPERT_WEIGHTS = ("auto", "fp4", "fp8")
 OUTPUT_PROJECTION = ("bf16", "fp8")
 
@@ -93,6 +94,14 @@ class EngineConfig:
     def most_snapshots(self) -> int:
         """Maximum number of saved ring states."""
         return 2 * self.max_num_seqs if self.num_snapshots is None else self.num_snapshots
+
+    @property
+    def num_spare_slots(self) -> int:
+        """Slots that no request gets: a prefill pass fills them with rings to be saved.  Without
+        one, a chunk must end where rings are saved; so in exact mode, where those of the decoder
+        layers are saved, too."""
+        saves = self.batch_invariant and not self.exact and self.enable_prefix_caching
+        return min(_MOST_SPARE_SLOTS, self.most_snapshots) if saves else 0
 
     def with_environment(self, environment: Mapping[str, str] | None = None) -> EngineConfig:
         """This configuration, batch-invariant if ``DEEPINFER_BATCH_INVARIANT`` says so.

@@ -105,6 +105,7 @@ class LLMEngine:
             snapshots=snapshots,
             transfer=self.transfer,
             window=window,
+            spare_slots=range(num_slots, cache.num_slots)[: self.config.num_spare_slots],
         )
         chooses = self.config.schedule_drafts and num_drafts > 0
         self._counters = Counters()

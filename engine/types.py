@@ -227,7 +227,7 @@ class MemoryPlan:
     weight_bytes    tensors as stored in the checkpoint, routed experts as kept by the engine
     block_bytes     one block of ``block_size`` tokens of the global KV
     slot_bytes      the window rings and histories of one request
-    snapshot_bytes  maximum of saved rings for exact prefix hits
+    snapshot_bytes  maximum of saved rings for exact prefix hits, and of spare slots to fill
     """
 
     weight_bytes: int

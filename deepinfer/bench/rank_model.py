@@ -29,6 +29,7 @@ from .rank_share import SliceShare
 from .rank_tensors import HOST_TABLE_BYTES, RandomTensors, rank_config
 
 BLOCK_SIZE = 64
+_SPARE_SLOTS = 16  # as in the engine, for batch-invariant mode
 # Number of different cache rows, a prime, so that no two requests have the same ones.
 _DIFFERENT_ROWS = 65_521
 
@@ -92,7 +93,7 @@ class RankModel:
             config,
             num_blocks=num_slots * blocks_each,
             block_size=BLOCK_SIZE,
-            num_slots=num_slots,
+            num_slots=num_slots + _SPARE_SLOTS,
             device=device,
         )
         _fill(cache, config, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from deepinfer.engine.cache.prefix_hit import snapshot_boundaries
 from deepinfer.engine.execution.prefill import PrefillWorker
@@ -50,7 +50,8 @@ def _row(
     if mode == "batch-invariant":
         for state in states:
             state.boundaries = snapshot_boundaries(0, state.decoder_start, BLOCK_SIZE)
-    passes = list(batches(states))
+    spare_slots = range(rank.num_slots, rank.cache.num_slots)
+    passes = list(batches(states, spare_slots if mode == "batch-invariant" else ()))
     with_decoder = sum(any(c.end > c.state.decoder_start for c in p.chunks) for p in passes)
     exchanges = len(passes) * rank.config.num_encoder_layers
     exchanges += with_decoder * rank.config.num_decoder_layers
@@ -67,25 +68,20 @@ def _row(
     return measured_row(name, row, timed, plan, exchanges, parts, rank.present)
 
 
-def batches(states: Sequence[RequestState]) -> Iterator[PrefillBatch]:
-    """Whole prompts in passes of at most ``CHUNK_TOKENS``; as in the scheduler, a chunk also ends
-    where rings are saved (``boundaries``)."""
+def batches(
+    states: Sequence[RequestState], spare_slots: Iterable[int] = ()
+) -> Iterator[PrefillBatch]:
+    """Whole prompts in passes of at most ``CHUNK_TOKENS``, as the scheduler makes them."""
     chunks: list[PrefillChunk] = []
-    room = CHUNK_TOKENS
+    room, spare = CHUNK_TOKENS, list(spare_slots)
     for state in states:
-        start, length = 0, len(state.token_ids)
-        while start < length:
-            end = min([start + room, length, *(b for b in state.boundaries if b > start)])
-            is_saved = end in state.boundaries
-            chunks.append(
-                PrefillChunk(
-                    state=state, start=start, end=end, is_first=start == 0, is_saved=is_saved
-                )
-            )
-            room -= end - start
-            start = end
-            if not room or start < length:
+        start = 0
+        while start < len(state.token_ids):
+            chunks.append(PrefillChunk.next_of(state, start, room, spare, is_first=start == 0))
+            start = chunks[-1].end
+            room -= start - chunks[-1].start
+            if not room or not chunks[-1].is_last:
                 yield PrefillBatch(chunks=chunks)
-                chunks, room = [], CHUNK_TOKENS
+                chunks, room, spare = [], CHUNK_TOKENS, list(spare_slots)
     if chunks:
         yield PrefillBatch(chunks=chunks)

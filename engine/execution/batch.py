@@ -23,6 +23,16 @@ from torch import Tensor
 from .staging import send_all
 
 
+@dataclass(frozen=True, slots=True)
+class RingSave:
+    """Tokens ``begin`` to ``end`` (exclusive) of a pass, which are consecutive ones of a request,
+    leave their state also in the rings of ``slot``: the request's state before its next token."""
+
+    begin: int
+    end: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """T tokens of R requests.  The tokens of a request are consecutive and ascending in position.
@@ -42,6 +52,7 @@ class ForwardBatch:
     write_start    [R] i64    global KV before this position is already cached: read, never written
     logit_rows     [N] i64    indices into the T tokens whose logits are wanted
     may_have_images           False if it is known that no token belongs to an image
+    ring_saves                what the encoder layers also store in other slots
     piece_keys                split of a query's keys: this many per program, None: no split
     logits_out     [N, V] f32 buffer for the logits, None: the model allocates it
     """
@@ -61,6 +72,7 @@ class ForwardBatch:
     write_start: Tensor
     logit_rows: Tensor
     may_have_images: bool = True
+    ring_saves: tuple[RingSave, ...] = ()
     piece_keys: int | None = None
     logits_out: Tensor | None = None
 
@@ -76,6 +88,7 @@ class ForwardBatch:
         decoder_start: ArrayLike,
         write_start: ArrayLike,
         logit_rows: ArrayLike,
+        ring_saves: Sequence[RingSave] = (),
         device: torch.device | str = "cpu",
         image_token_id: int | None = None,
     ) -> ForwardBatch:
@@ -111,6 +124,7 @@ class ForwardBatch:
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(ends.tolist()),
             decoder_lens=tuple(np.clip(ends - np.maximum(begins, starts), 0, None).tolist()),
+            ring_saves=tuple(ring_saves),
             may_have_images=image_token_id is not None and bool((ids == image_token_id).any()),
         )
 

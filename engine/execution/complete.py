@@ -18,12 +18,12 @@ def complete_prefill(
     """Record chunks and append first tokens; returns the requests that ended with them."""
     now = time.monotonic()
     finished = []
-    for chunk, tokens, logprobs, snapshot in zip(
+    for chunk, tokens, logprobs, snapshots in zip(
         batch.chunks, result.tokens, result.logprobs, result.snapshots, strict=True
     ):
         state = chunk.state
         state.scheduled_s = state.scheduled_s or started_s
-        scheduler.prefilled(chunk, snapshot)
+        scheduler.prefilled(chunk, snapshots)
         if tokens:
             state.first_token_s = state.first_token_s or now
             state.logprobs += logprobs

@@ -11,9 +11,10 @@ from torch import Tensor
 from deepinfer.engine.sampling.sampler import new_logprobs
 from deepinfer.engine.sampling.step_masks import StepMasks
 from deepinfer.engine.scheduling.request_state import RequestState
-from deepinfer.engine.scheduling.schedule import PrefillBatch
+from deepinfer.engine.scheduling.schedule import PrefillBatch, PrefillChunk
 from deepinfer.engine.types import TokenLogprobs
 
+from .batch import RingSave
 from .decode_step import DecodeStep
 from .replay_graphs import ReplayGraphs
 from .staging import send
@@ -22,11 +23,11 @@ from .staging import send
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
     """Per chunk: a list with the first token (empty if more chunks follow), its log-probabilities
-    and a ring snapshot, if requested."""
+    and the ring snapshots of its ``saves``."""
 
     tokens: list[list[int]]
     logprobs: list[list[TokenLogprobs]]
-    snapshots: list[object]
+    snapshots: list[list[object]]
 
 
 class PrefillWorker:
@@ -50,9 +51,9 @@ class PrefillWorker:
                 tokens[i], logprobs[i] = new, values
         return PrefillResult(tokens=tokens, logprobs=logprobs, snapshots=snapshots)
 
-    def compute(self, batch: PrefillBatch) -> tuple[Tensor, list[int], list[object]]:
+    def compute(self, batch: PrefillBatch) -> tuple[Tensor, list[int], list[list[object]]]:
         """Logits [N, V] f32 after the N chunks that end a prompt, the indices of these chunks, and
-        the ring snapshot of each chunk, None if it was not requested."""
+        the ring snapshots of each chunk."""
         chunks = batch.chunks
         self.begin([chunk.state for chunk in chunks if chunk.is_first])
         for chunk in chunks:
@@ -67,12 +68,12 @@ class PrefillWorker:
             [t for c in chunks for t in c.state.token_ids[c.start : c.end]],
             lens,
             np.cumsum(lens)[last] - 1,
+            self._ring_saves(chunks),
         )
         raw = self.model.prefill(forward_batch, self._graphs).logits
         self.model.note(forward_batch.state_slots)
-        cache = self.model.cache
-        saved = [cache.snapshot(c.state.slot) if c.is_saved else None for c in chunks]
-        return raw, last, saved
+        snapshot = self.model.cache.snapshot
+        return raw, last, [[snapshot(save.slot) for save in chunk.saves] for chunk in chunks]
 
     def begin(self, states: Sequence[RequestState]) -> None:
         """Set up the slots of requests that start."""
@@ -80,6 +81,22 @@ class PrefillWorker:
             self.table.assign(state)
         if states:
             self.sampler.assign(states)
+
+    def _ring_saves(self, chunks: Sequence[PrefillChunk]) -> list[RingSave]:
+        """The rings that the pass must leave in spare slots; those of earlier chunks are copied
+        there, since the pass stores only its own tokens."""
+        found = []
+        begin = 0
+        for chunk in chunks:
+            for save in chunk.saves:
+                if save.slot == chunk.state.slot:
+                    continue
+                if chunk.start:
+                    cache = self.model.cache
+                    cache.restore(save.slot, cache.snapshot(chunk.state.slot))
+                found.append(RingSave(begin, begin + save.position - chunk.start, save.slot))
+            begin += chunk.end - chunk.start
+        return found
 
     def first_tokens(
         self, raw: Tensor, states: Sequence[RequestState]

@@ -15,6 +15,9 @@ from .batch import DraftOutput, ForwardBatch, ForwardOutput
 class Cache(Protocol):
     """Packed state of one device."""
 
+    @property
+    def num_slots(self) -> int: ...
+
     def snapshot(self, slot: int) -> object:
         """A copy of one slot's rings."""
         ...

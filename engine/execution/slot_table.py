@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepinfer.engine.scheduling.request_state import RequestState
 
-from .batch import ForwardBatch
+from .batch import ForwardBatch, RingSave
 from .staging import send
 
 _LEAST_CONTEXT = 512
@@ -52,6 +52,7 @@ class SlotTable:
         token_ids: Sequence[int] | NDArray[np.int64],
         query_lens: Sequence[int],
         logit_rows: NDArray[np.int64],
+        ring_saves: Sequence[RingSave] = (),
     ) -> ForwardBatch:
         """The batch of ``query_lens[i]`` tokens from position ``starts[i]`` for request i."""
         self.send_new_blocks(states)
@@ -68,6 +69,7 @@ class SlotTable:
             decoder_start=decoder_start,
             write_start=write_start,
             logit_rows=logit_rows,
+            ring_saves=ring_saves,
             device=self.device,
             image_token_id=self.image_token_id,
         )

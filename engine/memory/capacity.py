@@ -88,12 +88,12 @@ def _allocate(sizes: ModelConfig, config: EngineConfig, num_blocks: int) -> KVCa
             sizes,
             num_blocks=num_blocks,
             block_size=config.block_size,
-            num_slots=config.max_num_seqs,
+            num_slots=config.max_num_seqs + config.num_spare_slots,
             device=config.device,
         )
     except (RuntimeError, MemoryError) as error:  # what torch raises on CPU and GPU alike
         num_bytes = num_blocks * block_bytes(sizes, config.block_size)
-        num_bytes += config.max_num_seqs * slot_bytes(sizes)
+        num_bytes += (config.max_num_seqs + config.num_spare_slots) * slot_bytes(sizes)
         raise ConfigError(
             f"caches for num_blocks={num_blocks} and max_num_seqs={config.max_num_seqs} need "
             f"{num_bytes / 2**30:,.1f} GiB, which {config.device} does not have: lower them, or "

@@ -45,7 +45,7 @@ def bytes_for_blocks(sizes: ModelConfig, config: EngineConfig, memory: DeviceMem
     """
     limit = int(memory.total_bytes * config.gpu_memory)
     used = memory.total_bytes - memory.free_bytes
-    rings = config.max_num_seqs * slot_bytes(sizes)
+    rings = (config.max_num_seqs + config.num_spare_slots) * slot_bytes(sizes)
     step = step_bytes(sizes, config)
     left = limit - used - rings - step
     if left <= 0:

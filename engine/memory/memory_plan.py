@@ -18,6 +18,7 @@ def memory_plan(
     ranks if ``num_expert_ranks`` split the routed experts."""
     assert config.num_blocks is not None and config.max_model_len is not None
     has_snapshots = config.enable_prefix_caching and config.restores_snapshots
+    num_saved = config.most_snapshots + config.num_spare_slots
     weights = weight_bytes(sizes)
     experts = weights.experts
     if config.expert_weights == "fp8":
@@ -29,6 +30,6 @@ def memory_plan(
         block_size=config.block_size,
         slot_bytes=slot_bytes(sizes),
         max_num_seqs=config.max_num_seqs,
-        snapshot_bytes=config.most_snapshots * slot_bytes(sizes) if has_snapshots else 0,
+        snapshot_bytes=num_saved * slot_bytes(sizes) if has_snapshots else 0,
         max_model_len=config.max_model_len,
     )

@@ -18,9 +18,10 @@ from deepinfer.kernels.norm import rms_norm
 from .block import Block
 from .layer_tensors import LayerTensors
 from .residual import Residual, Settled
+from .ring_writes import ring_writes
 from .rotary import Rotary, rope_key
 from .streams import embedded_streams
-from .tokens import Tokens, newest_tokens
+from .tokens import Tokens
 from .window import block_window
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ class DraftModel:
     ) -> None:
         """Store each stage's window rows for verified tokens; see ``Model.seed_draft``."""
         size = ring_size(self.config)
-        kept = newest_tokens(query_lens, size, positions.device)
+        kept, slots = ring_writes(slots, query_lens, (), size)
         if kept is not None:
-            main_hidden, positions, slots = main_hidden[kept], positions[kept], slots[kept]
+            main_hidden, positions = main_hidden[kept], positions[kept]
         projected = quantized_linear(main_hidden, self.main_proj)
         context = rms_norm(projected, self.main_norm, self.config.rms_norm_eps)
         index = slots * size + positions % size

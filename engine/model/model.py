@@ -240,6 +240,7 @@ class Model:
             start=start,
             slots=batch.state_slots,
             query_lens=batch.query_lens,
+            ring_saves=batch.ring_saves,
             width=self.config.sliding_window,
             ring_size=ring_size(self.config),
         )

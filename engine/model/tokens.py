@@ -5,16 +5,16 @@ Made once per pass, twice if the decoder layers compute fewer tokens; shared by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from deepinfer.engine.execution.batch import ForwardBatch, last_tokens
+from deepinfer.engine.execution.batch import ForwardBatch, RingSave, last_tokens
 from deepinfer.engine.execution.staging import send
 
+from .ring_writes import ring_writes
 from .rotary import RopeTables, Rotary
 from .window import Window
 
@@ -25,7 +25,7 @@ class Tokens:
 
     positions, request_rows, places [T] i64 as in ``ForwardBatch``; offsets [T] i64: index of a
     token among those of its request in this pass; slots [T] i64; query_lens: R ints; is_image
-    [T, 1] bool, or None if there are no images; piece_keys as in ``ForwardBatch``.
+    [T, 1] bool, or None if there are no images; ring_saves and piece_keys as in ``ForwardBatch``.
     """
 
     positions: Tensor
@@ -37,6 +37,7 @@ class Tokens:
     rope: RopeTables
     window: Window
     is_image: Tensor | None = None
+    ring_saves: tuple[RingSave, ...] = ()
     piece_keys: int | None = None
 
     def num_visible(self, ratio: int) -> Tensor:
@@ -79,10 +80,11 @@ class Tokens:
 
     def store_newest(self, ring: Tensor, values: Tensor) -> None:
         """Store values [T, ...] of each request's last tokens in ``ring`` [slots, size, ...]."""
-        slots, places = self.slots, self.positions % ring.shape[1]
-        kept = newest_tokens(self.query_lens, ring.shape[1], slots.device)
+        size = ring.shape[1]
+        kept, slots = ring_writes(self.slots, self.query_lens, self.ring_saves, size)
+        places = self.positions % size
         if kept is not None:
-            slots, places, values = slots[kept], places[kept], values[kept]
+            places, values = places[kept], values[kept]
         ring[slots, places] = values
 
     @classmethod
@@ -108,23 +110,17 @@ class Tokens:
             rope=rotary.tables(batch.positions),
             window=window,
             is_image=is_image,
+            ring_saves=batch.ring_saves,
             piece_keys=batch.piece_keys,
         )
-
-
-def newest_tokens(query_lens: Sequence[int], count: int, device: torch.device) -> Tensor | None:
-    """Indices of each request's last ``count`` tokens in a pass of these lengths; None if these
-    are all tokens."""
-    if max(query_lens, default=0) <= count:
-        return None
-    return send(last_tokens(query_lens, [count] * len(query_lens)), device)
 
 
 def narrow_batch(batch: ForwardBatch) -> tuple[ForwardBatch, Tensor | None]:
     """Reduce a batch to the tokens that the decoder layers run on.
 
     Returns the smaller batch and the kept tokens' indices, or the batch itself and None if all are
-    kept.  ``logit_rows`` of the smaller batch are indices into it.
+    kept.  ``logit_rows`` of the smaller batch are indices into it.  It has no ``ring_saves``: they
+    end before ``decoder_start``.
     """
     if batch.decoder_lens == batch.query_lens:
         return batch, None
@@ -138,5 +134,6 @@ def narrow_batch(batch: ForwardBatch) -> tuple[ForwardBatch, Tensor | None]:
         query_lens=batch.decoder_lens,
         first=torch.maximum(batch.first, batch.decoder_start),
         logit_rows=torch.searchsorted(kept, batch.logit_rows),
+        ring_saves=(),
     )
     return narrowed, kept

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepinfer.engine.execution.batch import last_tokens
-from deepinfer.engine.execution.staging import send
+from deepinfer.engine.execution.batch import RingSave
+
+from .ring_writes import ring_writes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class Copies:
     previous     [R * (W - 1)] i64 into the flat ring: the rows before this pass, which come first
                  in the copy
     own_rows     [T] i64 in the copy: the rows of this pass's tokens
-    newest_rows  [n] i64 in the copy: the rows to be written to the ring
+    newest_rows  [n] i64 in the copy: the rows to be written to the rings
     """
 
     previous: Tensor
@@ -35,8 +36,9 @@ class Window:
     """Reads and writes of one layer's ring, the same for all layers with the same start.
 
     read_index    [T, W] i64 into the rows that ``begin`` returns, oldest first, -1 = no such key
-    write_index   [n] i64 into the flat ring: of all tokens, or with ``copies`` of the newest ones
-    copies        set for a long pass, whose rows would overwrite ring rows that are still needed
+    write_index   [n] i64 into the flat ring: of all tokens, or with ``copies`` of the newest rows
+    copies        set for a pass that writes fewer rows than it has (they would overwrite rows that
+                  are still needed) or more (``ForwardBatch.ring_saves``)
 
     The position of a key in its list depends only on its distance to the token, so no result
     depends on how a prompt was chunked.
@@ -61,7 +63,7 @@ class Window:
         return rows, own
 
     def end(self, ring: Tensor, rows: Tensor) -> None:
-        """Store the newest rows in the ring, if they are not there already."""
+        """Store the newest rows in the rings, if they are not there already."""
         if self.copies is not None:
             newest = rows.index_select(0, self.copies.newest_rows)
             ring.view(-1, ring.shape[-1]).index_copy_(0, self.write_index, newest)
@@ -75,6 +77,7 @@ def causal_window(
     start: Tensor,
     slots: Tensor,
     query_lens: Sequence[int],
+    ring_saves: Sequence[RingSave] = (),
     width: int,
     ring_size: int,
 ) -> Window:
@@ -91,7 +94,7 @@ def causal_window(
     keys = positions[:, None] - lookback
     absent = keys < start.clamp(min=0)[request_rows][:, None]
     ring_base = token_slots * ring_size
-    if max(query_lens, default=0) + width - 1 <= ring_size:
+    if not ring_saves and max(query_lens, default=0) + width - 1 <= ring_size:
         read_index = ring_base[:, None] + keys % ring_size
         return Window(
             read_index=read_index.masked_fill_(absent, -1),
@@ -104,13 +107,13 @@ def causal_window(
     before = request_rows[:, None] * num_before + num_before + keys - token_first[:, None]
     read_index = torch.where(keys >= token_first[:, None], in_pass, before)
     old = first[:, None] - num_before + torch.arange(num_before, device=positions.device)
-    write_index, newest_rows = ring_base + positions % ring_size, own_rows
-    if max(query_lens) > ring_size:
-        newest = send(last_tokens(query_lens, [ring_size] * len(query_lens)), positions.device)
-        write_index, newest_rows = write_index[newest], own_rows[newest]
+    newest, newest_slots = ring_writes(token_slots, query_lens, ring_saves, ring_size)
+    places, newest_rows = positions % ring_size, own_rows
+    if newest is not None:
+        places, newest_rows = places[newest], own_rows[newest]
     return Window(
         read_index=read_index.masked_fill_(absent, -1),
-        write_index=write_index,
+        write_index=newest_slots * ring_size + places,
         copies=Copies(
             previous=(slots[:, None] * ring_size + old % ring_size).flatten(),
             own_rows=own_rows,

@@ -77,8 +77,8 @@ class PrefillServer:
             return False
         assert isinstance(batch, PrefillBatch), "requests leave when they are prefilled"
         raw, last, snapshots = worker.compute(batch)
-        for chunk, snapshot in zip(batch.chunks, snapshots, strict=True):
-            scheduler.prefilled(chunk, snapshot)
+        for chunk, saved in zip(batch.chunks, snapshots, strict=True):
+            scheduler.prefilled(chunk, saved)
             self._send_blocks(chunk)
         for row, place in zip(raw, last, strict=True):
             state = batch.chunks[place].state

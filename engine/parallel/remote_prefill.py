@@ -85,7 +85,7 @@ class RemotePrefillWorker:
             self._send(state, open_ones or self._mailboxes)
         nothing: list[list[int]] = [[] for _ in batch.chunks]
         return PrefillResult(
-            tokens=nothing, logprobs=[[] for _ in nothing], snapshots=[None for _ in nothing]
+            tokens=nothing, logprobs=[[] for _ in nothing], snapshots=[[] for _ in nothing]
         )
 
     def arrived(self, transferring: Sequence[RequestState]) -> list[RequestState]:

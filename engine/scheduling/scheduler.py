@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 
 from deepinfer.engine.cache.block_manager import BlockManager, block_digests
 from deepinfer.engine.cache.kv_transfer import KVTransfer
@@ -25,7 +26,10 @@ from .schedule import Batch, DecodeBatch, PrefillBatch, PrefillChunk
 
 
 class Scheduler:
-    """``schedule`` returns the next batch; the engine runs it and reports what was computed."""
+    """``schedule`` returns the next batch; the engine runs it and reports what was computed.
+
+    ``spare_slots``: slots that no request gets; a prefill pass fills them with rings to be saved.
+    """
 
     def __init__(
         self,
@@ -36,12 +40,14 @@ class Scheduler:
         snapshots: SnapshotStore,
         transfer: KVTransfer,
         window: int,
+        spare_slots: Sequence[int] = (),
     ) -> None:
         self.config = config
         self.blocks = blocks
         self.slots = slots
         self.snapshots = snapshots
         self.transfer = transfer
+        self.spare_slots = spare_slots
         self.sharing = PrefixSharing(config, blocks, snapshots, window)
         self.num_preemptions = 0
         self.max_running = config.max_num_seqs
@@ -70,13 +76,14 @@ class Scheduler:
             return self._schedule_decode()
         return None
 
-    def prefilled(self, chunk: PrefillChunk, snapshot: object = None) -> None:
-        """Record that a chunk was computed: share its blocks, store the snapshot of its rings."""
+    def prefilled(self, chunk: PrefillChunk, snapshots: Sequence[object]) -> None:
+        """Record that a chunk was computed: share its blocks, store the snapshots of its rings
+        (one for each of ``chunk.saves``, or none)."""
         state = chunk.state
         state.num_computed_tokens = chunk.end
         self._publish(state)
-        if chunk.is_saved:
-            self.snapshots.put(state.digests[chunk.end // self.config.block_size - 1], snapshot)
+        for save, snapshot in zip(chunk.saves, snapshots, strict=False):
+            self.snapshots.put(state.digests[save.position // self.config.block_size - 1], snapshot)
         if chunk.is_last:
             self._move(state, Phase.TRANSFERRING)
 
@@ -129,18 +136,26 @@ class Scheduler:
 
     def _schedule_prefill(self) -> list[PrefillChunk]:
         budget = self.max_tokens
+        spare_slots = list(self.spare_slots)
         chunks: list[PrefillChunk] = []
         for state in self.prefilling:
             if budget == 0:
                 return chunks
-            chunks.append(self._chunk(state, budget))
+            chunks.append(
+                PrefillChunk.next_of(state, state.num_computed_tokens, budget, spare_slots)
+            )
             budget -= chunks[-1].end - chunks[-1].start
         while budget and self._may_start() and (waiting := self._peek_waiting()):
             hit = self._admit(waiting)
             if hit is None:
                 break
             self._next.popleft()
-            chunks.append(self._chunk(waiting, budget, hit))
+            chunks.append(
+                PrefillChunk.next_of(
+                    waiting, waiting.num_computed_tokens, budget, spare_slots,
+                    is_first=True, restore=hit.snapshot,
+                )
+            )  # fmt: skip
             budget -= chunks[-1].end - chunks[-1].start
         return chunks
 
@@ -183,21 +198,6 @@ class Scheduler:
             state.num_cached_tokens = hit.num_tokens
         self._move(state, Phase.PREFILLING)
         return hit
-
-    def _chunk(
-        self, state: RequestState, budget: int, hit: PrefixHit | None = None
-    ) -> PrefillChunk:
-        start = state.num_computed_tokens
-        end = min(len(state.token_ids), start + budget)
-        end = min([end, *(b for b in state.boundaries if b > start)])
-        return PrefillChunk(
-            state=state,
-            start=start,
-            end=end,
-            is_first=hit is not None,
-            restore=None if hit is None else hit.snapshot,
-            is_saved=end in state.boundaries,
-        )
 
     def _publish(self, state: RequestState) -> None:
         """Make blocks that have become full available for prefix hits."""

@@ -23,6 +23,7 @@ from deepinfer.bench.rank_steps import measure_rank
 from deepinfer.bench.rank_tensors import RandomTensors, rank_config
 from deepinfer.engine.memory.weight_bytes import weight_bytes
 from deepinfer.engine.model.config import ModelConfig
+from deepinfer.engine.scheduling.schedule import PrefillBatch, Save
 from deepinfer.errors import ConfigError
 
 FLASH = ModelConfig.flash()
@@ -99,18 +100,27 @@ def test_rows_stand_beside_the_limit_of_their_form_of_experts() -> None:
         assert fp4.limit.work.weight_bytes < fp8.limit.work.weight_bytes
 
 
-def test_chunks_end_where_rings_are_saved() -> None:
-    """As in the scheduler: every token once, and a pass ends at each boundary."""
+def test_chunks_end_where_rings_are_saved_without_spare_slots() -> None:
+    """As in the scheduler: every token once."""
     rank = RankModel.make(TINY, ranks=1, context=300, num_slots=2, seed=0, device="cpu")
     states = rank.prompts([300, 300], None)
     for state in states:
         state.boundaries = (128,)
     found = list(batches(states))
-    spans = [[(c.start, c.end, c.is_saved) for c in batch.chunks] for batch in found]
-    assert spans == [
-        [(0, 128, True)], [(128, 300, False), (0, 128, True)], [(128, 300, False)],
+    first, second = [Save(128, 0)], [Save(128, 1)]
+    assert _spans(found) == [
+        [(0, 128, first)], [(128, 300, []), (0, 128, second)], [(128, 300, [])],
     ]  # fmt: skip
     assert all(chunk.is_last for chunk in found[-1].chunks)
+    [both] = _spans(list(batches(states, [7, 8])))
+    assert both == [(0, 300, [Save(128, 8)]), (0, 300, [Save(128, 7)])]
+    assert _spans(list(batches(states, [7]))) == [
+        [(0, 300, [Save(128, 7)]), (0, 128, second)], [(128, 300, [])],
+    ]  # fmt: skip
+
+
+def _spans(batches: list[PrefillBatch]) -> list[list[tuple[int, int, list[Save]]]]:
+    return [[(c.start, c.end, list(c.saves)) for c in batch.chunks] for batch in batches]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class FakeCache:
         self, config: FakeConfig, num_blocks: int, block_size: int, num_slots: int
     ) -> None:
         self.block_size = block_size
+        self.num_slots = num_slots
         self.blocks = torch.full((num_blocks, block_size), EMPTY)
         self.ring_size = config.sliding_window + 6
         self.rings = torch.full((3, num_slots, self.ring_size), EMPTY)
@@ -90,6 +91,9 @@ class FakeModel:
                 assert int(batch.positions[row]) == position
                 assert int(batch.request_rows[row]) == r
                 self._write(batch, cache, r, position, int(batch.token_ids[row]))
+                for save in batch.ring_saves:
+                    if save.begin <= row < save.end:
+                        cache.rings[0, save.slot, position % cache.ring_size] = batch.token_ids[row]
                 self._check_windows(batch, cache, r, position)
                 if row in wanted:
                     logits.append(self._read(batch, cache, r, position))
@@ -212,7 +216,8 @@ def make_engine(
     config = EngineConfig(**(values | settings))  # type: ignore[arg-type]
     assert config.num_blocks is not None
     model = model or FakeModel()
-    cache = FakeCache(model.config, config.num_blocks, config.block_size, config.max_num_seqs)
+    num_slots = config.max_num_seqs + config.num_spare_slots
+    cache = FakeCache(model.config, config.num_blocks, config.block_size, num_slots)
     return LLMEngine(model, config, cache, overlaps_steps=overlaps_steps)  # type: ignore[arg-type]
 
 

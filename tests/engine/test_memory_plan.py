@@ -17,6 +17,7 @@ _FOLDER = Path(__file__).parents[1] / "goldens" / "tiny-a" / "checkpoint"
 
 
 def test_the_plan_is_what_is_stored_and_allocated() -> None:
+    """In batch-invariant mode with 6 snapshots, and as many spare slots to fill."""
     checkpoint = open_checkpoint(_FOLDER)
     config = size_cache(
         checkpoint.config, EngineConfig(max_num_seqs=3, num_blocks=40, batch_invariant=True)
@@ -28,7 +29,7 @@ def test_the_plan_is_what_is_stored_and_allocated() -> None:
     rings = [cache.window, cache.draft, cache.history, *cache.partial.values()]
     assert plan.num_blocks * plan.block_bytes == sum(tensor.nbytes for tensor in blocks)
     assert plan.max_num_seqs * plan.slot_bytes == sum(tensor.nbytes for tensor in rings)
-    assert plan.snapshot_bytes == 6 * cache.snapshot(0).num_bytes
+    assert plan.snapshot_bytes == (6 + 6) * cache.snapshot(0).num_bytes
     assert plan.cache_tokens == 2560
 
 

@@ -72,6 +72,15 @@ def test_preemption() -> None:
     assert_same(done)
 
 
+def test_prefix_hits() -> None:
+    """Rings that a pass saved on its way through a prompt continue the same prompt later."""
+    engine = make_engine("embedded", "cuda", **(BASE | {"block_size": 16}))
+    for _ in range(2):
+        done = ask(engine, mixed_requests(64))
+        assert_same(done)
+    assert sum(completion.num_cached_tokens for completion in done.values()) > 0
+
+
 @pytest.mark.parametrize("drafts", [2, 5])
 def test_speculation(drafts: int) -> None:
     fields = BASE | {"num_speculative_tokens": drafts, "max_num_seqs": 16}

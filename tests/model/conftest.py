@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from deepinfer.engine.cache.kv_cache import KVCache
 from deepinfer.engine.checkpoint.weights import open_checkpoint
-from deepinfer.engine.execution.batch import ForwardBatch
+from deepinfer.engine.execution.batch import ForwardBatch, RingSave
 from deepinfer.engine.model.model import Model
 from deepinfer.recipes.token_compression import token_compression
 from deepinfer.recipes.tokenizer import Tokenizer
@@ -49,7 +50,12 @@ class Fleet:
         self.tables = torch.randperm(count * BLOCKS_EACH, generator=generator).view(count, -1)
         self.slots = torch.randperm(count, generator=generator)
 
-    def run(self, parts: list[tuple[int, int]], wanted: list[int] | None = None) -> None:
+    def run(
+        self,
+        parts: list[tuple[int, int]],
+        wanted: list[int] | None = None,
+        ring_saves: Sequence[RingSave] = (),
+    ) -> None:
         """One pass over the next ``count`` tokens of each (request, count); logits of the
         ``wanted`` tokens of the pass, by default of all that the decoder layers compute."""
         rows, ids, positions, reached = [], [], [], []
@@ -75,6 +81,7 @@ class Fleet:
                 decoder_start=[seen.decoder_start for seen in members],
                 write_start=[seen.write_start for seen in members],
                 logit_rows=wanted,
+                ring_saves=ring_saves,
                 image_token_id=self.model.config.image_token_id,
             ),
             self.cache,

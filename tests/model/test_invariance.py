@@ -7,6 +7,8 @@ import random
 import pytest
 import torch
 
+from deepinfer.engine.cache.kv_cache import ring_size
+from deepinfer.engine.execution.batch import RingSave
 from deepinfer.engine.model import indexer
 
 LENGTHS = (1, 5, 33, 70, 150)
@@ -133,6 +135,34 @@ def test_snapshot_continues_in_another_slot(model, new_fleet):
     for position in range(41, 90):
         expected = whole.requests[0].logits[position]
         assert torch.equal(fleet.requests[1].logits[position], expected)
+
+
+@pytest.mark.parametrize("begin, end", [(0, 41), (0, 5), (30, 31), (30, 43), (36, 60)])
+def test_rings_saved_within_a_pass_continue_in_another_slot(model, new_fleet, begin, end):
+    """A pass from ``begin`` to 90 also stores the rings before token ``end`` in another slot, as a
+    pass that ends there would, and changes nothing else; decoder layers run from 60 on."""
+    prompt = make_prompts(model, 1, random.Random(9))[0].repeat(90)[:90]
+    whole, ended, fleet = (new_fleet(model, [prompt] * 3, [60] * 3, seed=1) for _ in range(3))
+    for each in (whole, ended, fleet):
+        if begin:
+            each.run([(0, begin)])
+    whole.run([(0, 90 - begin)])
+    ended.run([(0, end - begin)])
+    slot, spare, _ = fleet.slots.tolist()
+    fleet.cache.restore(spare, fleet.cache.snapshot(slot))
+    fleet.run([(2, 7), (0, 90 - begin)], ring_saves=[RingSave(7, 7 + end - begin, spare)])
+    assert_same(fleet, whole, 0)
+    for ring, expected in zip(fleet.rings(0), whole.rings(0), strict=True):
+        assert torch.equal(ring, expected)
+    size, layers = ring_size(model.config), model.config.num_encoder_layers
+    rows = torch.arange(max(0, end - size), end) % size
+    saved, expected = (c.window[:layers, s] for c, s in ((fleet.cache, spare), (ended.cache, slot)))
+    assert torch.equal(saved[:, rows], expected[:, rows])
+    fleet.tables[1] = fleet.tables[0]
+    fleet.requests[1].num_done = end
+    fleet.run([(1, 90 - end)])
+    for position in range(60, 90):
+        assert torch.equal(fleet.requests[1].logits[position], whole.requests[0].logits[position])
 
 
 def test_the_tokens_scored_at_a_time_do_not_matter(model, new_fleet, monkeypatch):

@@ -136,7 +136,7 @@ def test_a_replay_reads_no_value(model: Model, launches: list[str], context: int
     with pytest.MonkeyPatch.context() as patch:  # the encoder layers may send constants
         ints = {"dtype": torch.int64, "device": "meta"}
         patch.setattr(
-            "deepinfer.engine.model.tokens.send",
+            "deepinfer.engine.model.ring_writes.send",
             lambda values, device: torch.empty(len(values), **ints),
         )
         start = model.enter_decoder(model.encode(whole, cache), cache)
