@@ -97,7 +97,7 @@ def test_words_fit_the_terminal_and_say_what_json_says(
     for num in (0, 1):  # lengths that are all a guess have no range
         estimate = dataclasses.replace(plan.estimate, num_lengths=num)
         told = dict(plan_lines(dataclasses.replace(plan, estimate=estimate)))
-        assert ("known from 1 answer;" in told.get("range", "")) == ("range" in told) == (num == 1)
+        assert ("lengths of 1 answer;" in told.get("range", "")) == ("range" in told) == (num == 1)
 
 
 def test_without_calibration_nothing_is_loaded(
