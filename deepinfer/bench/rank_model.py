@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 
 from deepinfer.engine.cache.kv_cache import KVCache
+from deepinfer.engine.config import EngineConfig
 from deepinfer.engine.execution.bound_model import BoundModel
 from deepinfer.engine.execution.decode_step import DecodeStep, pieces_for
 from deepinfer.engine.execution.runner import Runner
@@ -29,7 +30,7 @@ from .rank_share import SliceShare
 from .rank_tensors import HOST_TABLE_BYTES, RandomTensors, rank_config
 
 BLOCK_SIZE = 64
-_SPARE_SLOTS = 16  # as in the engine, for batch-invariant mode
+_SPARE_SLOTS = EngineConfig(batch_invariant=True).num_spare_slots
 # Number of different cache rows, a prime, so that no two requests have the same ones.
 _DIFFERENT_ROWS = 65_521
 

@@ -16,7 +16,9 @@ class Cache(Protocol):
     """Packed state of one device."""
 
     @property
-    def num_slots(self) -> int: ...
+    def num_slots(self) -> int:
+        """Slots for the rings of requests, and spare ones."""
+        ...
 
     def snapshot(self, slot: int) -> object:
         """A copy of one slot's rings."""
